@@ -51,12 +51,12 @@ class RewardsAndEnvironments:
 
     def save(self) -> dict[str, str]:
         """Return the states of rewards, for a checkpoint that is written now."""
-        self._environments.notes.saved()
+        self._environments.notes.on_save()
         return self._rewards.save()
 
     def evaluated(self) -> None:
         """Note that an evaluation of all sets has ended."""
-        self._environments.notes.evaluated()
+        self._environments.notes.on_evaluation_end()
 
     def metrics(self) -> Metrics:
         """Return `reward/*` and `environment/*`, counted since the last call."""

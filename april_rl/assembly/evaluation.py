@@ -13,7 +13,7 @@ from april_rl.evaluation.evaluator import CountingOutside, Evaluator
 from april_rl.evaluation.held_out import AnswerOf, HeldOut
 from april_rl.evaluation.settings import set_sampling
 from april_rl.planning.sizes import tick_steps
-from april_rl.rewards.extraction import extract_answer, normalised
+from april_rl.rewards.extraction import extract_answer, normalise
 from april_rl.rewards.functions import RewardFunction, reward_functions
 from april_rl.rollout.ports import Engines
 
@@ -104,6 +104,6 @@ def _answer_reader(function: RewardFunction, how: str) -> AnswerOf | None:
         if wants_number:
             is_anywhere = stated is None and how == "auto"
             stated = extract_answer(response if is_anywhere else stated or "", "last_number")
-        return None if stated is None else normalised(stated)
+        return None if stated is None else normalise(stated)
 
     return answer_of

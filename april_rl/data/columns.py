@@ -11,7 +11,7 @@ import datasets
 import pyarrow as pa
 
 from april_rl.data.errors import DataError
-from april_rl.data.json_faults import shown
+from april_rl.data.json_faults import describe
 
 
 class PathError(ValueError):
@@ -38,14 +38,16 @@ class Column:
 
     def _fields(self, given: object, name: str) -> Mapping[str, Any]:
         if isinstance(given, str):
-            given = self._parsed(given, name)
+            given = self._parse(given, name)
         if isinstance(given, Mapping):
             return given
         if given is None:
             return {}
-        raise PathError(f"{self.setting} leads through {name}, which is {shown(given)}, no struct")
+        raise PathError(
+            f"{self.setting} leads through {name}, which is {describe(given)}, no struct"
+        )
 
-    def _parsed(self, text: str, name: str) -> object:
+    def _parse(self, text: str, name: str) -> object:
         try:
             return json.loads(text)
         except ValueError:

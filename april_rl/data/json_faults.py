@@ -60,9 +60,9 @@ def _fault_of(text: str, *, where: str, first_line: int) -> str | None:
         return f"{where}:{first_line}: has half of a surrogate pair, which is no character"
     if isinstance(value, (dict, list)):
         return None
-    return f"{where}:{first_line}: every line must be a JSON object, got {shown(value)}"
+    return f"{where}:{first_line}: every line must be a JSON object, got {describe(value)}"
 
 
-def shown(value: object) -> str:
+def describe(value: object) -> str:
     """Return the type and the first 80 characters of a value, for messages."""
     return f"{type(value).__name__} {str(value)[:80]}"

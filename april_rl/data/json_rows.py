@@ -17,7 +17,7 @@ import datasets
 import pyarrow as pa
 from datasets.features.features import register_feature
 
-from april_rl.data.json_faults import shown
+from april_rl.data.json_faults import describe
 
 _CHUNK_CHARACTERS = 2**24
 _SAFE_DIGITS = 15  # a float keeps as many, whatever they are
@@ -46,14 +46,14 @@ with warnings.catch_warnings(action="ignore"):  # the library calls the function
     register_feature(MixedJson, "MixedJson")
 
 
-def stored(values: list[Any], kind: object) -> list[Any]:
+def to_storage(values: list[Any], kind: object) -> list[Any]:
     """Return the values of a column in the form in which a table of `datasets` stores them."""
     if not isinstance(kind, datasets.Json):
         return values
     return [None if value is None else json.dumps(value) for value in values]
 
 
-def published(table: datasets.Dataset) -> datasets.Dataset:
+def to_public_types(table: datasets.Dataset) -> datasets.Dataset:
     """Return the table with classes of columns that every user of `datasets` has."""
     kinds = {
         name: datasets.Json() if isinstance(kind, MixedJson) else kind
@@ -133,7 +133,7 @@ def _stored_array(values: list[Any], feature: Any) -> pa.Array | None:  # noqa: 
     """Return the values as the Arrow array of a feature, or None if they do not fit."""
     if not isinstance(feature, MixedJson):
         return _array(values, datasets.Features({"": feature}).arrow_schema.field(0).type)
-    texts = pa.array(stored(values, feature), type=pa.string())
+    texts = pa.array(to_storage(values, feature), type=pa.string())
     return pa.ExtensionArray.from_storage(feature.pa_type, texts)
 
 
@@ -180,7 +180,7 @@ def _objects(values: list[Any], *, first: int) -> Rows:
         if not isinstance(value, Mapping):
             raise ValueError(
                 f"row {number} must be a JSON object, whose names are the columns, got "
-                f"{shown(value)}; docs/data.md shows how to convert a list of lists"
+                f"{describe(value)}; docs/data.md shows how to convert a list of lists"
             )
     return values
 

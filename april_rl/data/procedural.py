@@ -50,7 +50,7 @@ def draw_rows(
             "run's seed, and the split test has the same rows in every run; remove it"
         )
     size = int(args.get("size", _NUM_ROWS[split]))
-    entries = _drawn(task, where=where, split=split, size=size, args=dict(args), seed=seed)
+    entries = _draw(task, where=where, split=split, size=size, args=dict(args), seed=seed)
     check_verifier(task, entries, where=where)
     return {
         "prompt": [str(entry["question"]) for entry in entries],
@@ -92,7 +92,7 @@ def _library(where: str) -> Any:  # noqa: ANN401  # the module
         ) from error
 
 
-def _drawn(
+def _draw(
     task: str, *, where: str, split: str, size: int, args: dict[str, Any], seed: int
 ) -> list[dict[str, Any]]:
     """Return `size` entries of the split, or fewer if the task does not have that many."""

@@ -207,7 +207,7 @@ def _notes(path: str, tokenized: TokenizedTable, tokenizer: Tokenizer) -> Iterat
     if tokenized.unknown_frac <= _MANY_UNKNOWN:
         return
     row = tokenized.unknown_row
-    seen = tokenizer.text_seen(tokenized.table[row]["token_ids"])[:_SHOWN_CHARACTERS]
+    seen = tokenizer.show_text(tokenized.table[row]["token_ids"])[:_SHOWN_CHARACTERS]
     yield (
         f"{path}: {tokenized.unknown_frac:.0%} of the tokens of these prompts are unknown to the "
         f"model, which reads {_source(tokenized, row)} as {seen!r}; use prompts that it can read, "

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from april_rl.config.choices import Template
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
-from april_rl.data.json_rows import stored
+from april_rl.data.json_rows import to_storage
 from april_rl.data.messages import place_of_question
 from april_rl.data.rows import Row, RowReader
 from april_rl.data.sources import RowNames
@@ -103,7 +103,10 @@ class Renderer:
             messages = list(row.prompt)
         if self._instruction:
             at = place_of_question(messages)
-            messages[at] = {**messages[at], "content": self._instructed(messages[at]["content"])}
+            messages[at] = {
+                **messages[at],
+                "content": self._add_instruction(messages[at]["content"]),
+            }
         if not self._system_prompt:
             return messages
         if messages[0]["role"] == "system":
@@ -119,9 +122,9 @@ class Renderer:
                 f"{self._names.name(place)}: the prompt is a list of chat messages; "
                 "data.template=plain and agents take text only"
             )
-        return self._plain_template.replace("{prompt}", self._instructed(row.prompt))
+        return self._plain_template.replace("{prompt}", self._add_instruction(row.prompt))
 
-    def _instructed(self, question: str) -> str:
+    def _add_instruction(self, question: str) -> str:
         instruction = self._instruction
         return f"{question}\n\n{instruction}" if instruction else question
 
@@ -144,7 +147,7 @@ class BatchTokenizer:
         self._reader, self._renderer = reader, renderer
         self._tokenizer, self._places = tokenizer, places
         ends = {*special_tokens_after_turn(tokenizer), *tokenizer.end_ids}
-        self._ends = {token_id: tokenizer.text_seen([token_id]) for token_id in ends}
+        self._ends = {token_id: tokenizer.show_text([token_id]) for token_id in ends}
 
     def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         """Return the columns of a prompt table.
@@ -165,7 +168,7 @@ class BatchTokenizer:
             "answer": [row.answer for row in rows],
             "place": places,
             **{
-                f"{EXTRA}{name}": stored(batch[name], kind)
+                f"{EXTRA}{name}": to_storage(batch[name], kind)
                 for name, kind in self._reader.columns.items()
             },
         }

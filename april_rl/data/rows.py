@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.columns import PathError, column_of, texts_of_json, unsaved_type
 from april_rl.data.errors import DataError
-from april_rl.data.json_faults import shown
+from april_rl.data.json_faults import describe
 from april_rl.data.messages import conversation, has_role, messages_of_text, place_of_question
-from april_rl.data.sources import RawTable, RowNames, mapped_anew
+from april_rl.data.sources import RawTable, RowNames, map_again
 from april_rl.data.unread import media_columns, placeholder
 from april_rl.types import Message
 
@@ -63,7 +63,7 @@ class RowReader:
         self._answer_pattern = re.compile(chosen.answer_pattern) if chosen.answer_pattern else None
 
     @property
-    def columns_needed(self) -> list[str]:
+    def needed_columns(self) -> list[str]:
         """Return the names of all columns that are read."""
         return sorted({self._prompt.path[0], self._answer.path[0], *self.columns})
 
@@ -85,7 +85,7 @@ class RowReader:
 
     def _is_answered(self, value: object) -> bool:
         try:
-            return self._found(self._answer.value(value)) is not None
+            return self._find(self._answer.value(value)) is not None
         except ValueError:
             return False
 
@@ -123,7 +123,7 @@ class RowReader:
 
     def _gold(self, value: object, place: int) -> str:
         """Return the answer as text, after applying the pattern."""
-        answer = self._found(value)
+        answer = self._find(value)
         if answer is None:
             raise UnansweredError(self._complaint(value, place))
         if isinstance(answer, str):
@@ -131,10 +131,10 @@ class RowReader:
         remedy = "; give a JSON file itself as data.path" if isinstance(answer, date | time) else ""
         raise DataError(
             f"{self._names.name(place)}: {self._answer.setting} must be text, a number or a list "
-            f"with one of these, got {shown(answer)}{remedy}"
+            f"with one of these, got {describe(answer)}{remedy}"
         )
 
-    def _found(self, value: object) -> object:
+    def _find(self, value: object) -> object:
         """Return the answer after applying the pattern to text; None if there is none."""
         text = _to_answer(value)
         if not isinstance(text, str):
@@ -193,7 +193,7 @@ def _batches(raw: RawTable, reader: RowReader) -> Iterator[tuple[range, dict[str
     """Yield the table's rows as Python values, one batch at a time, with their indices."""
     for first in range(0, len(raw.table), _MAPPED_ROWS):
         last = min(first + _MAPPED_ROWS, len(raw.table))
-        mapped = mapped_anew(raw.table).select_columns(reader.columns_needed)
+        mapped = map_again(raw.table).select_columns(reader.needed_columns)
         part = mapped.select(range(first, last))
         for start, batch in enumerate(part.iter(batch_size=_BATCH_ROWS)):
             place = first + start * _BATCH_ROWS
@@ -229,7 +229,7 @@ def _to_prompt(value: object) -> str | tuple[Message, ...]:
     if value is None or value in ("", []):
         raise ValueError("is missing or empty in this row")
     raise ValueError(
-        f"must be text or a list of messages with role and content, got {shown(value)}"
+        f"must be text or a list of messages with role and content, got {describe(value)}"
     )
 
 

@@ -130,7 +130,7 @@ def _root_cause(error: BaseException, *, num_lines: int = 1) -> str:
     return " ".join((str(error).strip() or type(error).__name__).splitlines()[:num_lines])
 
 
-def mapped_anew(table: datasets.Dataset) -> datasets.Dataset:
+def map_again(table: datasets.Dataset) -> datasets.Dataset:
     """Return the table on a fresh mapping of its files.
 
     Pages read through the old mapping count as memory of the process until the mapping is released.

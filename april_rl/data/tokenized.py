@@ -27,7 +27,7 @@ from april_rl.data.rows import RowReader, check_rows, first_places
 from april_rl.data.sources import (
     RawTable,
     RowNames,
-    mapped_anew,
+    map_again,
     open_source,
     quiet,
     row_names,
@@ -87,16 +87,16 @@ class TableMaker:
         )
         if folder is None:
             with TemporaryDirectory() as work:
-                return self._made(Path(work), into=None)
+                return self._make(Path(work), into=None)
         if not folder.is_dir():
             with TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as work:
                 made = Path(work) / folder.name
                 made.mkdir()
-                self._made(Path(work), into=made)
+                self._make(Path(work), into=made)
                 publish(made, folder)
         return self._read(folder)
 
-    def _made(self, work: Path, *, into: Path | None) -> TokenizedTable:
+    def _make(self, work: Path, *, into: Path | None) -> TokenizedTable:
         """Read, check and tokenize the rows; `work` is a folder for the source's own Arrow file."""
         raw = open_source(self._chosen, key=self._key, seed=self._seed, folder=work)
         renderer = Renderer(self._chosen, self._tokenizer, raw.names)
@@ -108,18 +108,18 @@ class TableMaker:
             places = np.arange(len(raw.table), dtype=np.int64)
         tokenize = BatchTokenizer(reader, renderer, tokenizer=self._tokenizer, places=places)
         with quiet():
-            table = self._mapped(raw, reader, tokenize=tokenize, places=places, into=into)
+            table = self._map(raw, reader, tokenize=tokenize, places=places, into=into)
         info: dict[str, Any] = {
             "num_rows": len(raw.table),
             "fingerprint": fingerprint(table),
             **_unknown(table, self._tokenizer.unknown_id),
-            "notes": [*unread_notes(raw, reader.columns_needed)],
+            "notes": [*unread_notes(raw, reader.needed_columns)],
         }
         if into is not None:
             (into / _INFO).write_text(json.dumps(info), encoding="utf-8")
         return _with_lengths(table, info, names=raw.names)
 
-    def _mapped(
+    def _map(
         self,
         raw: RawTable,
         reader: RowReader,
@@ -129,11 +129,11 @@ class TableMaker:
         into: Path | None,
     ) -> datasets.Dataset:
         """Return the table that `tokenize` makes of the rows at `places`, written to `into`."""
-        rows = raw.table.select_columns(reader.columns_needed)
+        rows = raw.table.select_columns(reader.needed_columns)
         if len(places) < len(rows):
             rows = rows.select(places)
         num_processes = min(self._num_processes, len(places) // _ROWS_PER_PROCESS)
-        with _ended_by_sigterm():
+        with _end_on_sigterm():
             return rows.map(
                 tokenize,
                 batched=True,
@@ -168,7 +168,7 @@ def fingerprint(table: datasets.Dataset) -> str:
 
     It does not depend on how the table is divided into files or chunks.
     """
-    rows = mapped_anew(table).data.select(["token_ids", "answer"])
+    rows = map_again(table).data.select(["token_ids", "answer"])
     digest = xxhash.xxh3_128()
     for start in range(0, len(rows), _FINGERPRINT_ROWS):
         part = rows.slice(start, _FINGERPRINT_ROWS)
@@ -184,7 +184,7 @@ def _unknown(table: datasets.Dataset, unknown_id: int | None) -> dict[str, float
     found = {"unknown_frac": 0.0, "unknown_row": 0}
     if unknown_id is None:
         return found
-    rows = mapped_anew(table).data.select(["token_ids"])
+    rows = map_again(table).data.select(["token_ids"])
     num_unknown = num_tokens = 0
     for start in range(0, len(rows), _FINGERPRINT_ROWS):
         tokens = rows.slice(start, _FINGERPRINT_ROWS).column("token_ids").combine_chunks()
@@ -204,7 +204,7 @@ def _with_lengths(
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def _end_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end the processes that start here: `datasets` sends it when one has failed, and
     waits for the others. Python drops a signal that it handles and that comes while a process is
     being forked, and then the wait would have no end.

@@ -74,7 +74,7 @@ class Tokenizer:
         if "tools" in template_kwargs and not re.search(r"\btools\b", template):
             raise TokenizerError(
                 f"the environment has tools, but the chat template of model.path={self._path} does "
-                "not tell the model about tools"
+                "not show tools to the model"
             )
         unread = [name for name in template_kwargs if not re.search(rf"\b{name}\b", template)]
         if unread:
@@ -119,7 +119,7 @@ class Tokenizer:
         """Raise TokenizerError unless `has_tool_calls`."""
         if not self.has_tool_calls:
             raise TokenizerError(
-                f"nobody knows how model.path={self._path} writes calls of tools: its "
+                f"the tool calls of model.path={self._path} cannot be parsed: its "
                 "tokenizer_config.json has no response_template, the form of transformers "
                 "(PreTrainedTokenizerBase.parse_response), and its chat template shows no "
                 "<tool_call> with JSON; add a response_template"
@@ -207,7 +207,7 @@ class Tokenizer:
         ends = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)
         return None if found in ends else found
 
-    def text_seen(self, token_ids: Sequence[int]) -> str:
+    def show_text(self, token_ids: Sequence[int]) -> str:
         """Return the tokens of a prompt as text, special ones and unknown ones by their names."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 

@@ -78,7 +78,7 @@ class ToolsEnvironment:
         parameters = inspect.signature(self._reset).parameters
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         given = {name: value for name, value in row.items() if takes_all or name in parameters}
-        return await _called(self._reset, **given)
+        return await _call(self._reset, **given)
 
     async def step(self, turn: Turn) -> StepResult:
         """Make the calls of a turn, one after another; without one the episode is over."""
@@ -93,23 +93,23 @@ class ToolsEnvironment:
         return StepResult(reward=await self._reward(), is_final=True)
 
     async def _reward(self) -> float:
-        """Return what `get_reward` says, else the attribute `reward`, which the reward functions of
-        TRL's examples read.
+        """Return the result of `get_reward`, else the attribute `reward`, which the reward
+        functions of TRL's examples read.
         """
         if self._get_reward is None:
             try:
                 return float(self._instance.reward)
             except AttributeError:
                 return 0.0
-        return float(await _called(self._get_reward))
+        return float(await _call(self._get_reward))
 
     async def _result(self, call: ToolCall) -> object:
-        """Return what a tool says; its errors are for the policy to read."""
+        """Return the result of a tool; the policy reads its errors, too."""
         if call.name not in self._tools:
-            return {"error": f"there is no tool {call.name}; there are {', '.join(self._tools)}"}
+            return {"error": f"there is no tool {call.name}; use {', '.join(self._tools)}"}
         try:
-            return await _called(self._tools[call.name], **call.arguments)
-        except Exception as error:  # whatever a tool raises is its answer
+            return await _call(self._tools[call.name], **call.arguments)
+        except Exception as error:  # the policy reads any error of a tool
             return {"error": str(error)}
 
 
@@ -117,7 +117,7 @@ class SkyRLEnvironment:
     """An instance of a class of SkyRL-gym."""
 
     def __init__(self, found: type[Any], args: Mapping[str, Any], *, max_turns: int) -> None:
-        """Take the class, what its `env_config` has, and environment.max_turns."""
+        """Take the class, the values of its `env_config`, and environment.max_turns."""
         self._class, self._config = found, SimpleNamespace(**args)
         self._max_turns = max_turns
 
@@ -126,20 +126,20 @@ class SkyRLEnvironment:
         rest = {name: value for name, value in row.items() if name not in OWN_COLUMNS}
         spec = {"ground_truth": row["answer"]}
         extras = {"reward_spec": spec, "max_turns": self._max_turns, **rest}
-        self._instance = await _called(self._class, env_config=self._config, extras=extras)
+        self._instance = await _call(self._class, env_config=self._config, extras=extras)
         prompt = [{"role": "user", "content": row["prompt"]}]
-        messages, _ = await _called(self._instance.init, prompt)
+        messages, _ = await _call(self._instance.init, prompt)
         return list(messages[len(prompt) :])
 
     async def step(self, turn: Turn) -> StepResult:
-        """Let it answer a turn."""
-        result = await _called(self._instance.step, turn.text)
+        """Let the instance answer a turn."""
+        result = await _call(self._instance.step, turn.text)
         return StepResult(result["observations"], result["reward"], result["done"])
 
 
-async def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-    """Return what a function returns, called in a thread unless it is a coroutine function."""
+async def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    """Call a function, in a thread unless it is a coroutine function."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
-    returned = await threads.called(function, *args, **kwargs)
+    returned = await threads.call(function, *args, **kwargs)
     return await returned if inspect.isawaitable(returned) else returned

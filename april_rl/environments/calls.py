@@ -1,4 +1,4 @@
-"""Calls with a side effect, made once in the life of a sample: what was begun and what came back is
+"""Calls with a side effect, made once in the life of a sample: each begun call and its result is
 written to a file, so that an episode that is built again does not call a second time. Snapshots of
 its environment lie in the same file.
 """
@@ -28,20 +28,20 @@ class Call(NamedTuple):
     """Facts of a call for the function that is called, if it has a parameter `call`."""
 
     key: str  # the same for every attempt at this call, and for no other: an idempotency key
-    attempt: int  # from 1; above it, an earlier one has begun and no one knows whether it ended
+    attempt: int  # from 1; above it, an earlier attempt began and may have ended
 
 
 class CallError(RuntimeError):
-    """A call cannot be noted."""
+    """A call cannot be written down."""
 
 
 class Calls:
     """The calls of one sample."""
 
     def __init__(self, path: Path) -> None:
-        """`path` is that of `path_of`."""
+        """`path` is the file that `path_of` returns."""
         self._path = path
-        self._name = uuid4().hex  # of these calls; in the first line of the file
+        self._name = uuid4().hex  # the name of these calls, in the first line of the file
         self._begun: dict[str, int] = {}  # attempts by key
         self._results: dict[str, Any] = {}  # by key
         self._snapshots: dict[str, dict[str, Any]] = {}  # lines, by the turns before
@@ -74,28 +74,27 @@ class Calls:
                 self._note({"anew": True})
 
     def close(self) -> None:
-        """Refuse calls from now on: what still runs of the episode was given up."""
+        """Refuse calls from now on: the episode was given up, although parts of it still run."""
         with self._lock:
             self._is_closed = True
 
     def once(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Return what `function` returned for these arguments, when the sample called it with them
-        for the same time as now (first, second …); call it if it has not returned yet. A call that
-        raised does not count: the next one with its arguments is a further attempt at it. The
-        awaitable of it for a coroutine function.
+        """Return the result of the sample's n-th call of `function` with these arguments; call it
+        if it has not returned yet. A call that raised does not count: the next one with its
+        arguments is a further attempt at it. Return an awaitable for a coroutine function.
 
-        Raise CallError for arguments or a result that JSON has no form for, and when the episode
+        Raise CallError for arguments or a result that JSON cannot encode, and when the episode
         was given up meanwhile.
         """
-        given = _given(function, args, kwargs)
+        given = _as_text(function, args, kwargs)
         if inspect.iscoroutinefunction(function):
-            return self._awaited(given, function, args, kwargs)
+            return self._once_async(given, function, args, kwargs)
         with self._taking(given) as key:
             if key in self._results:
                 return self._results[key]
-            return self._ended(key, function(*args, **self._begin(key, function, kwargs)))
+            return self._note_result(key, function(*args, **self._begin(key, function, kwargs)))
 
-    async def _awaited(
+    async def _once_async(
         self,
         given: str,
         function: Callable[..., Awaitable[Any]],
@@ -105,11 +104,13 @@ class Calls:
         with self._taking(given) as key:
             if key in self._results:
                 return self._results[key]
-            return self._ended(key, await function(*args, **self._begin(key, function, kwargs)))
+            return self._note_result(
+                key, await function(*args, **self._begin(key, function, kwargs))
+            )
 
     def save(self, turns: str, state: Any) -> None:  # noqa: ANN401
         """Note a snapshot of the environment after these turns. Raise TypeError for a state that
-        JSON has no form for.
+        JSON cannot encode.
         """
         with self._lock:
             made = {given: len(numbers) for given, numbers in self._taken.items()}
@@ -121,8 +122,8 @@ class Calls:
         """Return whether there is a snapshot after these turns."""
         return turns in self._snapshots
 
-    def restored(self, turns: str) -> Any:  # noqa: ANN401
-        """Return the snapshot after these turns; calls are counted on from there."""
+    def restore(self, turns: str) -> Any:  # noqa: ANN401
+        """Return the snapshot after these turns; the numbering of calls continues from there."""
         for given, number in self._snapshots[turns]["made"].items():
             self._taken[given] = set(range(1, number + 1))
         return self._snapshots[turns]["state"]
@@ -165,12 +166,12 @@ class Calls:
             return kwargs
         return {**kwargs, "call": Call(key, attempt)}
 
-    def _ended(self, key: str, result: Any) -> Any:  # noqa: ANN401
-        """Note what a call returned; return it as it will be read again."""
+    def _note_result(self, key: str, result: Any) -> Any:  # noqa: ANN401
+        """Note the result of a call; return it as it will be read back."""
         try:
             self._results[key] = json.loads(json.dumps(result))
         except TypeError as error:
-            raise CallError(f"a call returned what is no data for JSON: {error}") from error
+            raise CallError(f"a call returned a value that JSON cannot encode: {error}") from error
         with self._lock:
             self._note({"key": key, "result": self._results[key]})
         return self._results[key]
@@ -189,7 +190,7 @@ class Calls:
 
 
 def path_of(folder: Path, sample_id: SampleId, dataset: str) -> Path:
-    """Return the file with the calls of a sample; those of evaluations have a folder of their own,
+    """Return the file with the calls of a sample; evaluations have a folder for each set,
     since each set numbers its prompts alike.
     """
     if sample_id.prompt_id < 0:
@@ -198,10 +199,10 @@ def path_of(folder: Path, sample_id: SampleId, dataset: str) -> Path:
 
 
 class Notes:
-    """The files with the calls of samples, which are removed when no one can need them."""
+    """The files with the calls of samples, which are removed when no checkpoint can need them."""
 
     def __init__(self, folder: Path, *, num_saves: int) -> None:
-        """A sample's notes stay until the run was saved `num_saves` times after its end."""
+        """Keep a sample's notes until the run was saved `num_saves` times after its end."""
         self._folder = folder
         # Samples that ended since each of the last saves, the latest first.
         self._ended: deque[set[SampleId]] = deque([set()], maxlen=num_saves + 1)
@@ -214,19 +215,19 @@ class Notes:
         """Note that a sample has ended."""
         self._ended[0].add(sample_id)
 
-    def saved(self) -> None:
+    def on_save(self) -> None:
         """Note that the run is saved; remove the notes that no checkpoint needs."""
         if len(self._ended) == self._ended.maxlen:
             for sample_id in self._ended[-1]:
                 path_of(self._folder, sample_id, "").unlink(missing_ok=True)
         self._ended.appendleft(set())
 
-    def evaluated(self) -> None:
+    def on_evaluation_end(self) -> None:
         """Remove the notes of evaluations: the last one has ended."""
         rmtree(self._folder / EVALUATIONS, ignore_errors=True)
 
 
-def _given(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _as_text(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return a function and its arguments as text."""
     if not inspect.isroutine(function):
         raise CallError(f"{function!r:.80} has no name: give a function or a method")
@@ -234,7 +235,7 @@ def _given(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     try:
         return json.dumps([name, args, kwargs], sort_keys=True)
     except TypeError as error:
-        raise CallError(f"the arguments of {name} are no data for JSON: {error}") from error
+        raise CallError(f"JSON cannot encode the arguments of {name}: {error}") from error
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

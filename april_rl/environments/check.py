@@ -11,7 +11,7 @@ from april_rl.environments.pool import EnvironmentPool
 from april_rl.environments.protocol import EnvironmentFailedError
 from april_rl.types import Completion, Observation, Prompt, Sample
 
-_TRIAL = -(1 << 40)  # id of a prompt that no run has
+_TRIAL = -(1 << 40)  # an id that no prompt of a run has
 
 
 def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None:
@@ -21,7 +21,7 @@ def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None
     for place, example in enumerate(examples):
         begun = Sample(replace(example, id=_TRIAL - place), 0)
         notes = path_of(pool.folder, begun.id, example.dataset)
-        notes.unlink(missing_ok=True)  # of the last start
+        notes.unlink(missing_ok=True)  # notes of the last start
         begun = begun.extended(_observation(pool, begun, "reset"))
         token_ids = pool.rules[example.dataset].dialogue.turn_of(example.answer)
         turn = Completion(
@@ -37,20 +37,21 @@ def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None
         pool.forget(begun.id)
         notes.unlink(missing_ok=True)
         _check_following(pool, example)
-    pool.metrics()  # those of the trial do not count
+    pool.metrics()  # the trial does not count
 
 
 def _check_following(pool: EnvironmentPool, example: Prompt) -> None:
     """Raise EnvironmentFailedError when the template cannot continue after a turn."""
     dialogue = pool.rules[example.dataset].dialogue
-    has_tools = dialogue.has_tools and not dialogue.has_agent  # whose tools are not known yet
+    has_tools = dialogue.has_tools and not dialogue.has_agent  # an agent declares its tools later
     roles = ("user", "tool") if has_tools else ("user",)
     for role in roles:
         try:
             dialogue.following([{"role": role, "name": "tool", "content": "1"}])
         except TokenizerError as error:
             raise EnvironmentFailedError(
-                f"{pool.setting}: nothing of the {role} can follow a turn: {error}"
+                f"{pool.setting}: the chat template cannot place a message of the role {role} "
+                f"after a turn: {error}"
             ) from error
 
 

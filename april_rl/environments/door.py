@@ -16,8 +16,8 @@ from april_rl.data.messages import calls_of_tools
 from april_rl.environments.protocol import StepResult
 from april_rl.types import Message
 
-MAX_DEPTH = 32  # of lists and mappings in each other; pickle and templates recurse
-MAX_STOPS, MAX_STOP_CHARACTERS = 4, 256  # as many as in the API; each is looked for in every token
+MAX_DEPTH = 32  # of nested lists and mappings; pickle and templates recurse
+MAX_STOPS, MAX_STOP_CHARACTERS = 4, 256  # the API's limit; every token is searched for each
 CHARACTERS_PER_TOKEN = 64  # hardly any token is longer
 
 
@@ -34,19 +34,19 @@ def opening(returned: object, *, max_tokens: int) -> StepResult:
     if not isinstance(returned, StepResult):
         returned = StepResult(messages=() if returned is None else returned)  # type: ignore[arg-type]
     if returned.is_final:
-        raise GarbageError("reset returned is_final=True, expected what the policy reads")
-    return _checked("reset", returned, max_tokens=max_tokens)
+        raise GarbageError("reset returned is_final=True, expected messages for the policy")
+    return _check("reset", returned, max_tokens=max_tokens)
 
 
 def result(returned: object, *, max_tokens: int) -> StepResult:
     """Return what `step` returned in one form; `max_tokens` as in `opening`. Raise GarbageError."""
     if not isinstance(returned, tuple) or not 3 <= len(returned) <= len(StepResult._fields):
-        raise GarbageError(f"step returned {_shown(returned)}, expected a StepResult")
-    return _checked("step", StepResult(*returned), max_tokens=max_tokens)
+        raise GarbageError(f"step returned {_show(returned)}, expected a StepResult")
+    return _check("step", StepResult(*returned), max_tokens=max_tokens)
 
 
-def repaired(text: str) -> str:
-    """Return a text that can be encoded: halves of a character become one, or U+FFFD."""
+def repair(text: str) -> str:
+    """Return an encodable text: surrogate pairs are joined, single halves become U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -55,7 +55,7 @@ def repaired(text: str) -> str:
 
 
 def depth(value: object) -> int:
-    """Return how deep lists and mappings stand in each other; plain data, however deep."""
+    """Return how deep lists and mappings are nested in plain data."""
     found, level = 0, [value]
     while level:
         inner = list({id(v): v for v in level if isinstance(v, (Mapping, list, tuple))}.values())
@@ -66,13 +66,13 @@ def depth(value: object) -> int:
     return found
 
 
-def _checked(method: str, given: StepResult, *, max_tokens: int) -> StepResult:
+def _check(method: str, given: StepResult, *, max_tokens: int) -> StepResult:
     def field(name: str, check: Callable[[Any], Any]) -> Any:  # noqa: ANN401
         value = given._asdict()[name]
         try:
             return check(value)
         except (TypeError, ValueError, RecursionError) as error:
-            raise GarbageError(f"{method} returned {name}={_shown(value)}: {error}") from error
+            raise GarbageError(f"{method} returned {name}={_show(value)}: {error}") from error
 
     return StepResult(
         messages=_cut(field("messages", _messages), max_tokens * CHARACTERS_PER_TOKEN),
@@ -89,7 +89,7 @@ def _checked(method: str, given: StepResult, *, max_tokens: int) -> StepResult:
 def _messages(value: object) -> list[Message]:
     """Return messages as a list; text is a message of the user."""
     if isinstance(value, str):
-        return [{"role": "user", "content": repaired(value)}] if value else []
+        return [{"role": "user", "content": repair(value)}] if value else []
     given = [value] if isinstance(value, Mapping) or not isinstance(value, Sequence) else value
     return list(map(_message, given))
 
@@ -100,7 +100,7 @@ def _message(value: object) -> Message:
         raise TypeError("expected text, or a list of messages with role and content")
     content = value.get("content")
     if content is not None and not isinstance(content, (str, list)):
-        raise TypeError(f"the content of a message must be text, got {_shown(content)}")
+        raise TypeError(f"the content of a message must be text, got {_show(content)}")
     calls = value.get("tool_calls")
     called = {"tool_calls": calls_of_tools(calls, "the message")} if calls else {}
     message: Message = _plain({**value, **called})
@@ -108,10 +108,10 @@ def _message(value: object) -> Message:
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401
-    """Return plain data for JSON, without the user's classes, whose texts can be encoded."""
+    """Return plain data for JSON, without the user's classes and with texts that can be encoded."""
     if depth(value) > MAX_DEPTH:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
-    return json.loads(repaired(json.dumps(value, ensure_ascii=False, allow_nan=False)))
+    return json.loads(repair(json.dumps(value, ensure_ascii=False, allow_nan=False)))
 
 
 def _schemas(value: object) -> tuple[Mapping[str, Any], ...]:
@@ -134,7 +134,7 @@ def _stops(value: object) -> tuple[str, ...]:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("expected text")
-    return repaired(str(value))
+    return repair(str(value))
 
 
 def _finite(value: object) -> float:
@@ -173,9 +173,9 @@ def _cut(messages: list[Message], room: int) -> list[Message]:
     return kept
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     """Return the beginning of a value as one line of text."""
     try:
-        return repaired(f"{value!r:.80}")
+        return repair(f"{value!r:.80}")
     except Exception as error:  # a user's class may raise anything when it is shown
         return f"{type(value).__name__}, which cannot be shown: {type(error).__name__}"

@@ -16,7 +16,7 @@ from april_rl.environments import door
 from april_rl.environments.agent.agent import Agent
 from april_rl.environments.calls import Calls
 from april_rl.environments.protocol import Environment, Saves, StepResult, Turn
-from april_rl.environments.threads import limited, threads
+from april_rl.environments.threads import threads, time_limit
 from april_rl.outside.supervisor import ProcessReply
 from april_rl.outside.user_code import Caught
 from april_rl.types import SampleId
@@ -33,7 +33,7 @@ class EpisodeRequest:
     # To begin the episode, or to build it again by all of `turns`; None: it lives in the process.
     row: Mapping[str, Any] | None
     seed: int
-    turns: tuple[Turn, ...]  # that have no observation yet
+    turns: tuple[Turn, ...]  # the turns without an observation
     calls_again: bool = False  # an episode that was lost begins again: its calls are made again
 
 
@@ -43,16 +43,16 @@ class EpisodeReply(ProcessReply):
     began with it, and of `step` for each turn.
     """
 
-    results: tuple[StepResult, ...] = ()  # with a list of messages each
+    results: tuple[StepResult, ...] = ()  # each has a list of messages
     outcome: Outcome
-    message: str = ""  # why there is no observation
+    message: str = ""  # the reason why there is no observation
     elapsed_s: float = 0.0  # of the last call of a method
-    num_calls: int = 0  # that `Context.once` made
-    num_repeated: int = 0  # of these, further attempts
+    num_calls: int = 0  # calls that `Context.once` made
+    num_repeated: int = 0  # further attempts among these
 
 
 class _TooSlowError(Exception):
-    """A method has not returned in time."""
+    """A method did not return in time."""
 
 
 class Episode:
@@ -68,17 +68,17 @@ class Episode:
         self._environment: Environment | None = None
         self._has_snapshots = False
         self._limit_s, self._max_tokens = limit_s, max_tokens
-        self._texts: list[str] = []  # of every turn so far
+        self._texts: list[str] = []  # the texts of all turns so far
 
     def close(self) -> None:
-        """End the episode: what still runs of it makes no calls."""
+        """End the episode: parts of it that still run make no more calls."""
         self._calls.close()
         if isinstance(self._environment, Agent):
             self._environment.end()
 
     async def reply_to(self, request: EpisodeRequest) -> EpisodeReply:
-        """Begin if the request says so, take its turns, and return every result; those before a
-        failure too.
+        """Begin if the request says so, take its turns, and return every result, also the
+        results before a failure.
         """
         results: list[StepResult] = []
         outcome: Outcome = "returned"
@@ -86,17 +86,19 @@ class Episode:
         with Caught() as caught:
             try:
                 if self._environment is None:
-                    self._environment = await self._timed(self._build)
+                    self._environment = await self._call_in_time(self._build)
                     self._has_snapshots = isinstance(self._environment, Saves)
                 if isinstance(self._environment, Agent) and request.row is not None:
                     self._environment.expect([turn.request_key for turn in request.turns])
-                if request.row is not None and not await self._restored(self._environment, request):
-                    returned = await self._timed(self._environment.reset, request.row, request.seed)
+                if request.row is not None and not await self._restore(self._environment, request):
+                    returned = await self._call_in_time(
+                        self._environment.reset, request.row, request.seed
+                    )
                     results.append(door.opening(returned, max_tokens=self._max_tokens))
                     await self._save(self._environment)
                 for turn in request.turns[len(self._texts) if request.row is not None else 0 :]:
                     began_s = time.monotonic()
-                    returned = await self._timed(self._environment.step, turn)
+                    returned = await self._call_in_time(self._environment.step, turn)
                     results.append(door.result(returned, max_tokens=self._max_tokens))
                     self._texts.append(turn.raw_text)
                     await self._save(self._environment)
@@ -112,7 +114,7 @@ class Episode:
             number=request.number,
             results=tuple(results),
             outcome=outcome,
-            message=door.repaired(caught.message),
+            message=door.repair(caught.message),
             elapsed_s=elapsed_s,
             num_calls=num_calls,
             num_repeated=num_repeated,
@@ -123,17 +125,17 @@ class Episode:
         """Write a snapshot of an environment that has them."""
         if self._has_snapshots:
             assert isinstance(environment, Saves)
-            state = await self._timed(environment.snapshot)
+            state = await self._call_in_time(environment.snapshot)
             try:
                 self._calls.save(_key(self._texts), state)
             except TypeError as error:
                 raise door.GarbageError(
-                    f"snapshot returned what is no data for JSON: {error}"
+                    f"snapshot returned a value that JSON cannot encode: {error}"
                 ) from error
 
-    async def _restored(self, environment: Environment, request: EpisodeRequest) -> bool:
+    async def _restore(self, environment: Environment, request: EpisodeRequest) -> bool:
         """Continue from the latest snapshot before the turn that has no observation yet, if there
-        is one; those after other turns belong to an episode that was given up.
+        is one; snapshots after other turns belong to an episode that was given up.
         """
         if not self._has_snapshots:
             return False
@@ -141,24 +143,24 @@ class Episode:
         texts = [turn.raw_text for turn in request.turns]
         for num_turns in reversed(range(len(texts))):
             if self._calls.has_snapshot(_key(texts[:num_turns])):
-                state = self._calls.restored(_key(texts[:num_turns]))
-                await self._timed(environment.restore, request.row, request.seed, state)
+                state = self._calls.restore(_key(texts[:num_turns]))
+                await self._call_in_time(environment.restore, request.row, request.seed, state)
                 self._texts = texts[:num_turns]
                 return True
         return False
 
-    async def _timed(self, method: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
+    async def _call_in_time(self, method: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
         """Call a method, in a thread unless it is a coroutine; raise _TooSlowError if it takes too
-        long. A thread continues then, and its result is lost.
+        long. A thread that is too slow continues, and its result is lost.
         """
         try:
-            async with limited(self._limit_s) as limit:
+            async with time_limit(self._limit_s) as limit:
                 if inspect.iscoroutinefunction(method):
                     return await method(*args)
-                returned = await threads.called(method, *args)
+                returned = await threads.call(method, *args)
                 return await returned if inspect.isawaitable(returned) else returned
         except TimeoutError:
-            if not limit.expired():  # it is of the user's code
+            if not limit.expired():  # the user's code raised it
                 raise
         raise _TooSlowError(f"no answer within environment.step_timeout_s = {self._limit_s:g}")
 

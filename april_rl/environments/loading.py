@@ -25,7 +25,7 @@ from april_rl.environments.agent.endpoint import Endpoint, check_address
 from april_rl.environments.agent.programs import check_function, of_command, of_function
 from april_rl.environments.protocol import Context, Environment, EnvironmentFailedError, Loads
 from april_rl.outside.process import Limits, kill, start
-from april_rl.outside.user_code import Caught, check_args, import_function, wanted
+from april_rl.outside.user_code import Caught, check_args, further_names, import_function
 
 
 class Description(NamedTuple):
@@ -63,11 +63,11 @@ def _describe(config: EnvironmentConfig, connection: Connection) -> None:
     with Caught() as caught:
         check_loadable(config)
         if config.function and is_of_tools(load_class(config.function, config.args)):
-            found = _described(load_class(config.function, config.args), config.args)
+            found = _describe_class(load_class(config.function, config.args), config.args)
     connection.send(caught.message or found)
 
 
-def _described(found: type[Any], args: Mapping[str, Any]) -> Description:
+def _describe_class(found: type[Any], args: Mapping[str, Any]) -> Description:
     from transformers.utils.chat_template_utils import get_json_schema
 
     methods = methods_of(found(**args))
@@ -76,30 +76,30 @@ def _described(found: type[Any], args: Mapping[str, Any]) -> Description:
 
 
 def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
-    """Import the class of a setting `module:Class`. Raise TypeError if it is no environment or does
-    not take `args`, and whatever its module raises.
+    """Import the class of a setting `module:Class`. Raise TypeError if it is not an environment or
+    does not take `args`; errors of its module pass through.
     """
     found = import_function(function)
     if not inspect.isclass(found):
-        raise TypeError(f"{function} is no class; an environment has one instance per sample")
+        raise TypeError(f"{function} is not a class; each sample needs an instance of its own")
     if is_of_skyrl(found):
         return found
     if not (is_of_tools(found) or {"reset", "step"} <= names_of(found)):
         raise TypeError(
-            f"{function} has no methods `reset` and `step`, nor has it the form of TRL's "
-            "environments (`reset` and tools) or of SkyRL-gym's (`init` and `step`)"
+            f"{function} lacks the methods of an environment: `reset` and `step`, or `reset` and "
+            "tools (TRL's form), or `init` and `step` (SkyRL-gym's form)"
         )
     if len({"snapshot", "restore"} & names_of(found)) == 1 and not is_of_tools(found):
         raise TypeError(f"{function} needs both `snapshot` and `restore`, or neither")
     check_args(found, args)
-    if absent := wanted(found, args):
+    if absent := further_names(found, args):
         raise TypeError(f"needs the argument {' and '.join(absent)}")
     return found
 
 
 def check_loadable(config: EnvironmentConfig) -> None:
-    """Import what is to be imported; raise as `load_class`, `check_function` and `check_address`
-    do.
+    """Import the class, agent or program of the settings; raise as `load_class`, `check_function`
+    and `check_address` do.
     """
     if config.has_agent:
         check_address(config.address)
@@ -112,8 +112,8 @@ def check_loadable(config: EnvironmentConfig) -> None:
 def environments_of(
     config: EnvironmentConfig, endpoint: Endpoint
 ) -> Callable[[Context], Environment]:
-    """Return a function that makes a new instance, ready for `reset`; what is checked and imported
-    here is not checked again for each sample. Raise as `check_loadable` does.
+    """Return a function that makes a new instance, ready for `reset`; the parts that are checked
+    and imported here are not checked again for each sample. Raise as `check_loadable` does.
     """
     check_loadable(config)
     if config.has_agent:

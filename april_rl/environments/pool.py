@@ -1,8 +1,8 @@
 """The environments of a run, in processes of their own, while generation continues.
 
 An episode stays in the process where it began. When that process dies, or the run was resumed, it
-is built again in another one by calling its methods with the same arguments; what they return must
-be what the sample has already.
+is built again in another one by calling its methods with the same arguments; they must return
+the messages that the sample has already.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from april_rl.environments.protocol import EnvironmentFailedError, StepResult
 from april_rl.environments.turns import (
     EpisodeRules,
     episode_seed,
-    failed,
+    failure,
     is_last_turn,
     observation_of,
     row_of,
@@ -35,7 +35,7 @@ from april_rl.outside.process import Process
 from april_rl.outside.supervisor import Question, Supervisor
 from april_rl.types import Observation, Reply, Sample, SampleId
 
-# Counts that are metrics.
+# The counts that are logged as metrics.
 _COUNTS = (
     *("calls", "repeated_calls", "errors", "timeouts", "deaths", "retries", "replays"),
     "out_of_room",
@@ -72,7 +72,7 @@ class EnvironmentPool(Supervisor):
         self._ask(sample.id, sample)
 
     def forget(self, sample_id: SampleId) -> None:
-        """Forget an episode if there is one; its process does, too."""
+        """Forget an episode if there is one, also in its process."""
         self.notes.end(sample_id)
         self._forget(sample_id)
 
@@ -90,8 +90,8 @@ class EnvironmentPool(Supervisor):
             partial(serve, self._config, self.folder),
             limits_of(self._config),
             mailbox=self.mailbox,
-            received=self._replied,
-            ended=self._ended,
+            received=self._on_reply,
+            ended=self._on_end,
         )
 
     def _can_begin_again(self, subject: Sample) -> bool:
@@ -126,9 +126,9 @@ class EnvironmentPool(Supervisor):
         return ""
 
     def _give_up(self, question: Question, message: str) -> None:
-        self._note(question, failed(message))
+        self._note(question, failure(message))
 
-    def _failed_for_good(self, reason: str) -> EnvironmentFailedError:
+    def _final_error(self, reason: str) -> EnvironmentFailedError:
         return EnvironmentFailedError(f"{self.setting}: {reason}")
 
     def _note(self, question: Question, observation: Observation) -> None:
@@ -145,8 +145,8 @@ class EnvironmentPool(Supervisor):
             observation = observation_of(results, sample, rules, config=self._config)
         except RunError:
             raise
-        except Exception as error:  # templates and tokenizers raise anything: it ends one sample
-            observation = failed(f"{type(error).__name__}: {error}")
+        except Exception as error:  # a template may raise anything; it ends one sample
+            observation = failure(f"{type(error).__name__}: {error}")
         is_expected = results[-1].is_final or is_last_turn(sample, rules, self._config.max_turns)
         self._counts["out_of_room"] += observation.is_final and not is_expected
         return observation

@@ -15,7 +15,7 @@ from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.agent.commands import adopt_orphans
 from april_rl.environments.agent.endpoint import Endpoint
 from april_rl.environments.calls import Calls, path_of
-from april_rl.environments.door import repaired
+from april_rl.environments.door import repair
 from april_rl.environments.episode import Episode, EpisodeReply, EpisodeRequest
 from april_rl.environments.loading import environments_of
 from april_rl.environments.protocol import Context
@@ -23,8 +23,8 @@ from april_rl.outside.child_process import raise_open_files
 from april_rl.outside.supervisor import Forget
 from april_rl.outside.user_code import Caught
 
-_STACK_BYTES = 1 << 20  # of a thread; it counts as memory
-_MOST_THREADS = 256  # that environments themselves may start by asyncio.to_thread
+_STACK_BYTES = 1 << 20  # the stack of a thread, which counts as memory
+_MOST_THREADS = 256  # threads that environments may start by asyncio.to_thread
 
 
 def serve(config: EnvironmentConfig, folder: Path, connection: Connection) -> None:
@@ -50,7 +50,7 @@ class _Episodes:
         self._new = environments_of(config, Endpoint(config.address))
         self._alive: dict[Hashable, Episode] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio holds weak references
-        self._replies: list[EpisodeReply] = []  # that are sent together
+        self._replies: list[EpisodeReply] = []  # replies that are sent together
 
     async def serve(self) -> None:
         """Start a task for each request; end when the controller closes the connection."""
@@ -83,7 +83,7 @@ class _Episodes:
             with Caught() as caught:
                 self._alive[request.sample_id] = self._episode(request, request.row["dataset"])
             if caught.message:
-                message = repaired(caught.message)
+                message = repair(caught.message)
                 self._send(EpisodeReply(number=request.number, outcome="error", message=message))
                 return
         self._send(await self._alive[request.sample_id].reply_to(request))

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from april_rl.errors import RunError
 from april_rl.types import Message, SampleId
 
-Messages = str | Sequence[Message]  # text stands for one message of the user
-TEXT = "text"  # role of what is read as it is, outside of the chat template
+Messages = str | Sequence[Message]  # a text is one message of the user
+TEXT = "text"  # role of a text that is read as it is, outside of the chat template
 
 
 class EnvironmentFailedError(RunError, RuntimeError):
@@ -43,12 +43,12 @@ class Turn(NamedTuple):
 
     text: str  # without special tokens
     raw_text: str  # with special tokens, except the one that ended the turn
-    is_truncated: bool = False  # cut off, where its tokens or the budget were used up
+    is_truncated: bool = False  # cut off because its tokens or the budget were used up
     is_stopped: bool = False  # ended at a text that an agent gave as `stop`
-    is_last: bool = False  # no turn follows, whatever the answer
+    is_last: bool = False  # no further turn follows
     calls: tuple[ToolCall, ...] = ()  # of the tools, for classes in TRL's form
     fault: str = ""  # why calls could not be read
-    num_tokens: int = 0  # that the policy sampled in it
+    num_tokens: int = 0  # the tokens that the policy sampled in it
     num_context: int = 0  # tokens that it read before
     tokens: tuple[str, ...] = ()  # each of the `num_tokens` as text; for agents only
     logprobs: tuple[float, ...] = ()  # of these, at the run's temperature, in nats
@@ -58,12 +58,12 @@ class Turn(NamedTuple):
 class StepResult(NamedTuple):
     """The answer of an environment to a turn."""
 
-    messages: Messages = ()  # what the policy reads next; not used when the episode is over
-    reward: float = 0.0  # of this turn; the reward function `environment` adds them up
+    messages: Messages = ()  # the policy reads them next; not used when the episode is over
+    reward: float = 0.0  # the reward of this turn; the reward function `environment` adds them up
     is_final: bool = False
-    tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas that an agent tells before its turns
+    tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas that an agent declares before its turns
     begins_context: bool = False  # the messages are all that the policy reads from now on
-    max_turn_tokens: int = 0  # that the next turn may have; 0: what is left of the budget
+    max_turn_tokens: int = 0  # the limit of the next turn; 0: the rest of the budget
     stop: Sequence[str] = ()  # texts that end the next turn
     request_key: str = ""  # of the request that the next turn answers
 
@@ -79,7 +79,7 @@ class Context:
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode. Both methods may be coroutines; those that are not run in a thread of their own,
+    """One episode. Both methods may be coroutines; other methods run in a thread of their own,
     at the same time as methods of other instances.
     """
 
@@ -103,7 +103,7 @@ class Saves(Protocol):
         """Return the state as plain data, for JSON; called after `reset` and after every turn."""
 
     def restore(self, row: Mapping[str, Any], seed: int, state: Any) -> Any:  # noqa: ANN401
-        """Go on where `snapshot` gave `state`, instead of `reset` and the turns so far."""
+        """Continue from the `state` that `snapshot` returned, instead of `reset` and the turns."""
 
 
 @runtime_checkable

@@ -38,13 +38,13 @@ class PythonTool:
         """Begin; every program starts with nothing."""
 
     def python(self, code: str) -> str:
-        """Run a Python program and return what it prints.
+        """Run a Python program and return its output.
 
         Args:
             code: The program. It prints its results; nothing is kept for the next one.
         """
         program = _PROGRAM.format(code=code)
-        with self._sandbox.opened(program, timeout_s=self._timeout_s) as opened:
+        with self._sandbox.start(program, timeout_s=self._timeout_s) as opened:
             finished = opened.run(wall_s=self._timeout_s * WALL_PER_CPU)
         printed = finished.output[: self._max_characters]
         if finished.limit in ("cpu", "wall"):

@@ -12,16 +12,16 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any
 
-# Calls under way, without those that hang. Stacks of threads count as memory.
+# The limit of running calls; hung calls do not count. Stacks of threads count as memory.
 _MOST_CALLS = 256
 
 _limit: ContextVar[asyncio.Timeout | None] = ContextVar("_limit", default=None)
 
 
 @asynccontextmanager
-async def limited(limit_s: float) -> AsyncIterator[asyncio.Timeout]:
-    """Raise TimeoutError after `limit_s` seconds, without those in which `called` in this context
-    waits for other calls to end.
+async def time_limit(limit_s: float) -> AsyncIterator[asyncio.Timeout]:
+    """Raise TimeoutError after `limit_s` seconds, without the seconds in which `call` in this
+    context waits for other calls to end.
     """
     async with asyncio.timeout(limit_s) as limit:
         token = _limit.set(limit)
@@ -37,12 +37,12 @@ class Threads:
     def __init__(self) -> None:
         """Start without one."""
         self._free = asyncio.Semaphore(_MOST_CALLS)
-        # It starts a thread only when none is idle; those that hang do not count as calls.
+        # The executor starts a thread only when none is idle; hung calls do not count.
         self._threads = ThreadPoolExecutor(max_workers=1 << 16)
-        self.num_hung = 0  # calls that were given up and have not returned yet
+        self.num_hung = 0  # calls that were given up but have not returned yet
 
-    async def called(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Return what a function returns, called in a thread; raise what it raises. When it is
+    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Call a function in a thread; return its result or raise its error. When it is
         cancelled, the thread continues and its result is lost.
         """
         await self._wait()
@@ -53,12 +53,12 @@ class Threads:
             return await asyncio.wrap_future(called)
         except asyncio.CancelledError:
             self.num_hung += 1
-            called.add_done_callback(lambda _: loop.call_soon_threadsafe(self._returned))
+            called.add_done_callback(lambda _: loop.call_soon_threadsafe(self._on_return))
             raise
         finally:
             self._free.release()
 
-    def _returned(self) -> None:
+    def _on_return(self) -> None:
         self.num_hung -= 1
 
     async def _wait(self) -> None:
@@ -74,7 +74,7 @@ class Threads:
 
 
 def _raising(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-    """Call a function; raise RuntimeError instead of what no coroutine can raise."""
+    """Call a function; raise RuntimeError for an exception that a coroutine cannot raise."""
     try:
         return run(*args, **kwargs)
     except (StopIteration, GeneratorExit) as error:

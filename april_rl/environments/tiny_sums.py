@@ -23,8 +23,8 @@ class Sums:
     """Checks a sum; after a wrong answer the calculator adds up, and the policy answers again."""
 
     def __init__(self, median_s: float = 0.05, log: str | None = None) -> None:
-        """`median_s` is what a call of the calculator takes; one in twenty takes ten times that.
-        `log` is a file to which the calculator adds a line for each call.
+        """`median_s` is the median time of a call of the calculator; one in twenty takes ten times
+        that. `log` is a file to which the calculator adds a line for each call.
         """
         self._median_s, self._log = median_s, log
 
@@ -45,9 +45,9 @@ class Sums:
         if stated and int(stated[-1]) == self._answer:
             reward = 1.0 if self._num_tries == 1 else _SECOND_TRY
             return StepResult(reward=reward, is_final=True)
-        return StepResult(await self._added_up())
+        return StepResult(await self._add_up())
 
-    async def _added_up(self) -> str:
+    async def _add_up(self) -> str:
         is_slow = self._draw.random() < _SLOW_SHARE
         takes_s = self._median_s * (_SLOWER if is_slow else 1)
         sums = await self._once(

@@ -1,5 +1,5 @@
-"""What an environment reads of a sample (its row, its seed, its turns as text), and what the sample
-reads of the environment: observations.
+"""The view of a sample that an environment reads (its row, its seed, its turns as text), and the
+observations that the sample reads of the environment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def turns_of(
     sample: Sample, rules: EpisodeRules, max_turns: int, *, last_alone: bool
 ) -> tuple[Turn, ...]:
     """Return the turns of a sample as text, or the last one alone."""
-    # The parts of each turn, what was read before, and the request that it answers.
+    # For each turn: its parts, the number of tokens before it, and the request that it answers.
     turns: list[tuple[list[Completion], int, str]] = []
     parts: list[Completion] = []
     num_context = num_read = len(sample.prompt.token_ids)
@@ -91,10 +91,10 @@ def observation_of(
     try:
         return _observation(results, sample, rules, config)
     except TokenizerError as error:
-        return failed(str(error))
+        return failure(str(error))
 
 
-def failed(message: str) -> Observation:
+def failure(message: str) -> Observation:
     """Return the end of an episode whose environment has failed."""
     return Observation((), is_final=True, failure=f"the environment has failed: {message}")
 
@@ -107,13 +107,13 @@ def _observation(
     ends = [c.token_ids[-1] for c in turns if c.token_ids]
     first = len(before) + 1 - len(results)  # number of observations before `results`
     for place, (first_time, again) in enumerate(zip(before[first:], results[:-1], strict=True)):
-        observation = _observed(rules.dialogue, again, ends[: first + place])
-        # Requests with the same tokens are the same, whatever their keys.
+        observation = _observe(rules.dialogue, again, ends[: first + place])
+        # Requests with equal tokens are the same request, even with different keys.
         known = first_time._replace(
             token_ids=tuple(first_time.token_ids), request_key=observation.request_key
         )
         if known != observation:
-            return failed(
+            return failure(
                 f"it returned something else when it was built again, after turn {first + place}: "
                 "it is not repeatable; with environment.on_restart=again a resumed run begins such "
                 "groups again"
@@ -121,23 +121,23 @@ def _observation(
     result, is_opening = results[-1], not before
     if result.is_final or is_last_turn(sample, rules, config.max_turns):
         return Observation((), is_final=True, reward=result.reward)
-    observation = _observed(rules.dialogue, result, ends)
+    observation = _observe(rules.dialogue, result, ends)
     is_first = is_opening and not sample.prompt.token_ids
     if not observation.token_ids and (is_first or result.begins_context):
-        return failed("the first messages of a conversation have no tokens")
+        return failure("the first messages of a conversation have no tokens")
     if len(observation.token_ids) <= config.max_observation_tokens - (
         sample.end - sample.num_tokens
     ):
         return observation
     if is_opening:
-        return failed(
+        return failure(
             f"its first messages have {len(observation.token_ids)} tokens, more than "
             f"environment.max_observation_tokens={config.max_observation_tokens}"
         )
     return Observation((), is_final=True, reward=result.reward)
 
 
-def _observed(dialogue: Dialogue, result: StepResult, ends: Sequence[int]) -> Observation:
+def _observe(dialogue: Dialogue, result: StepResult, ends: Sequence[int]) -> Observation:
     """Return a result as the policy reads it, after turns that ended with the tokens `ends`."""
     assert not isinstance(result.messages, str)
     if not ends:

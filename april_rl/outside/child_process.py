@@ -26,7 +26,7 @@ def lifeline() -> Connection:
     if len(os.fsencode(folder)) > _MAX_FOLDER_BYTES:
         raise RunError(
             f"TMPDIR={folder} is too long for the sockets of reward and environment processes "
-            f"(AF_UNIX): it has {len(os.fsencode(folder))} bytes, and {_MAX_FOLDER_BYTES} are "
+            f"(AF_UNIX): it has {len(os.fsencode(folder))} bytes, at most {_MAX_FOLDER_BYTES} are "
             "possible; set TMPDIR to a shorter folder, such as /tmp"
         )
     return _pipe()[0]
@@ -42,7 +42,7 @@ def die_with_controller(lifeline: Connection, *, with_group: bool = False) -> No
     """
     # Die at once: pebble's own handler waits until the interpreter leaves C code.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Opened anew, because processes that share an open pipe share its owner, too.
+    # Opened again, because processes that share an open pipe share its owner, too.
     own = os.open(f"/proc/self/fd/{lifeline.fileno()}", os.O_RDONLY)
     fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpid() if with_group else os.getpid())
     fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)

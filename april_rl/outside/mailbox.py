@@ -47,8 +47,8 @@ class Mailbox:
     ) -> list[_Reply_co]:
         """Return what each party knows, party by party.
 
-        With `timeout_s` 0 return what is there now; with a positive one wait that long for at least
-        one reply; with None wait until no party waits any more.
+        With `timeout_s` 0 return the replies that are there now; with a positive one wait that long
+        for at least one reply; with None wait until no party waits any more.
         """
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self._advance(parties, wait_s=0.0)

@@ -54,11 +54,11 @@ class Process:
     ) -> None:
         """Start it. `serve` is called there; it sends why it could not load the user's code (or an
         empty text), then lists of replies. The mailbox calls `received` with each reply, and at the
-        end `ended` with what happened.
+        end `ended` with the reason.
         """
         self._mark = uuid4().hex
         self._connection, self._process = start(serve, limits, mark=self._mark)
-        self._mailbox, self._received, self._ended = mailbox, received, ended
+        self._mailbox, self._on_reply, self._on_end = mailbox, received, ended
         self.replied_s = time.monotonic()  # when its last reply came
         self.is_leaving = False  # it gets no new subjects, and ends when it has replied
         self.keys: set[Hashable] = set()  # the subjects that live there
@@ -75,7 +75,7 @@ class Process:
         """End the process, and every program that it has started."""
         kill(self._process)
         self._requests.put(None)
-        for program in psutil.process_iter():  # those that have left the group of the process
+        for program in psutil.process_iter():  # programs that left the group of the process
             with suppress(psutil.Error):
                 if program.environ().get(MARK) == self._mark:
                     program.kill()
@@ -96,11 +96,11 @@ class Process:
             error = self._connection.recv()
             while True:
                 for reply in self._connection.recv():
-                    self._mailbox.put(partial(self._received, self, reply))
+                    self._mailbox.put(partial(self._on_reply, self, reply))
         self._process.join()
         code = self._process.exitcode
         reason = f"could not load it: {error}" if error else f"ended with exit code {code}"
-        self._mailbox.put(partial(self._ended, self, reason))
+        self._mailbox.put(partial(self._on_end, self, reason))
 
 
 def start(

@@ -2,8 +2,8 @@
 
 Invariants, and the tests in tests/environments that hold them:
 
-- nothing lost: every question gets a reply or is given up, whatever ends, hangs or does not read
-  (test_an_episode_that_ends_its_process_takes_no_other_along,
+- nothing lost: every question gets a reply or is given up, even if a process ends, hangs or does
+  not read (test_an_episode_that_ends_its_process_takes_no_other_along,
   test_a_process_that_does_not_read_holds_nobody_up);
 - nothing twice: replies of a process that was killed do not count, and a question that fails is
   asked MAX_ATTEMPTS times (test_an_episode_that_fails_twice_is_given_up_with_its_reason);
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from april_rl.outside.process import Process
 
 MAX_ATTEMPTS = 2
-MAX_RESTARTS = 3  # of processes, for each of them, without a reply in between
+MAX_RESTARTS = 3  # restarts for each process without a reply in between
 MAX_HUNG = 64  # calls of a process that do not come back, each of which keeps a thread
 
 
@@ -61,8 +61,8 @@ class Question:
 
 
 class Supervisor(ABC):
-    """The processes of one kind, a `mailbox.Party` for one thread. What they are asked, and what
-    their replies mean, is for the class that inherits.
+    """The processes of one kind, a `mailbox.Party` for one thread. The class that inherits
+    decides what they are asked and what their replies mean.
     """
 
     def __init__(self, num_processes: int) -> None:
@@ -74,10 +74,10 @@ class Supervisor(ABC):
         self._open: dict[int, tuple[Question, Process]] = {}  # by number
         self._waiting: deque[Question] = deque()  # for quarantine
         self._quarantine: Process | None = None
-        self._alone: Question | None = None  # the one that is open there
+        self._alone: Question | None = None  # the question that is open in quarantine
         self._num_deaths = 0  # since the last reply
         self._known: dict[int, Any] = {}  # by number
-        self._counts: Counter[str] = Counter()  # deaths and retries, and what the class adds
+        self._counts: Counter[str] = Counter()  # deaths and retries, and the counts of the class
 
     @property
     def is_waiting(self) -> bool:
@@ -104,7 +104,7 @@ class Supervisor(ABC):
             if now_s > max(question.asked_s, process.replied_s) + question.limit_s
         }:
             process.kill()
-            self._ended(process, "did not answer in time and was killed")
+            self._on_end(process, "did not answer in time and was killed")
 
     def close(self) -> None:
         """End every process; replies that were not taken are lost."""
@@ -116,7 +116,7 @@ class Supervisor(ABC):
 
     @abstractmethod
     def _start(self) -> Process:
-        """Start a process, which calls `_replied` and `_ended`."""
+        """Start a process, which calls `_on_reply` and `_on_end`."""
 
     @abstractmethod
     def _request(self, question: Question, *, is_begun: bool) -> object:
@@ -137,7 +137,7 @@ class Supervisor(ABC):
         """Make known that a question gets no reply."""
 
     @abstractmethod
-    def _failed_for_good(self, reason: str) -> Exception:
+    def _final_error(self, reason: str) -> Exception:
         """Return the error that ends the run."""
 
     def _ask(self, key: Hashable, subject: object) -> None:
@@ -146,7 +146,7 @@ class Supervisor(ABC):
         self._num_asked += 1
 
     def _forget(self, key: Hashable) -> None:
-        """Forget a subject if it lives anywhere; its process does, too."""
+        """Forget a subject if it lives in a process, also there."""
         process = self._process_of.pop(key, None)
         if process is not None:
             process.keys.discard(key)
@@ -181,7 +181,7 @@ class Supervisor(ABC):
         self._processes.append(self._start())
         return self._processes[-1]
 
-    def _replied(self, process: Process, reply: ProcessReply) -> None:
+    def _on_reply(self, process: Process, reply: ProcessReply) -> None:
         """Take a reply."""
         if process not in self._processes:
             return  # it was killed
@@ -197,14 +197,14 @@ class Supervisor(ABC):
             self._remove(process)
         self._ask_in_quarantine()
 
-    def _ended(self, process: Process, reason: str) -> None:
-        """Ask again what a process has not answered; its other subjects begin again later."""
+    def _on_end(self, process: Process, reason: str) -> None:
+        """Ask the open questions of a process again; its other subjects begin again later."""
         if process not in self._processes:
             return  # it was killed
         self._remove(process)
         self._num_deaths += 1
         if self._num_deaths > MAX_RESTARTS * self._num_processes:
-            raise self._failed_for_good(f"its processes keep ending, the last one {reason}")
+            raise self._final_error(f"its processes keep ending, the last one {reason}")
         lost = [question for question, at in self._open.values() if at is process]
         for question in lost:
             del self._open[question.number]

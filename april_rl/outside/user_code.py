@@ -23,7 +23,7 @@ RESERVED = ("num_tokens", "truncated", "datasets", "environment_rewards")
 def import_function(function: str) -> Callable[..., Any]:
     """Import the function that `module:function` names.
 
-    Raise ModuleNotFoundError when there is no such module, TypeError when it has no such function;
+    Raise ModuleNotFoundError when the module does not exist, TypeError when it lacks the function;
     errors of the import itself pass through.
     """
     module, _, name = function.partition(":")
@@ -55,7 +55,7 @@ def check_args(
         raise TypeError(f"has no argument {unknown[0]!r}; it takes {', '.join(named) or 'none'}")
 
 
-def wanted(
+def further_names(
     function: Callable[..., object], args: Mapping[str, object], *, given: Collection[str] = ()
 ) -> tuple[str, ...]:
     """Return the names of further arguments that a function takes besides `args` and `given`: every
@@ -73,7 +73,7 @@ def name_of(parameter: inspect.Parameter) -> str:
 
 
 class Caught:
-    """Context manager that catches whatever user code raises and describes it in `message`."""
+    """Context manager that catches any error of user code and describes it in `message`."""
 
     def __init__(self) -> None:
         """Start with an empty message."""

@@ -176,7 +176,7 @@ def bare(text: str) -> str:
     return text
 
 
-def normalised(answer: str) -> str:
+def normalise(answer: str) -> str:
     """Return an answer without what never changes its meaning: spaces, `$`, the size of fractions
     and brackets, commas between thousands, a period at the end.
     """

@@ -76,7 +76,7 @@ def keys_of(functions: Iterable[RewardFunction]) -> Iterator[str]:
             yield from ("HF_TOKEN", "HF_TOKEN_PATH")
 
 
-def chosen_for(
+def functions_for(
     functions: Iterable[RewardFunction], dataset: str, *, whole_groups: bool
 ) -> tuple[RewardFunction, ...]:
     """Return the functions that score a data set: those for whole groups, or the others."""

@@ -19,9 +19,9 @@ from april_rl.outside.user_code import (
     RESERVED,
     Caught,
     check_args,
+    further_names,
     import_function,
     name_of,
-    wanted,
 )
 from april_rl.rewards.functions import RewardFunction, builtin_module
 from april_rl.rewards.jobs import DecodedJob, RewardError
@@ -93,7 +93,7 @@ class Reward:
     def __post_init__(self) -> None:
         """Raise TypeError unless it takes prompts, responses and answers."""
         self._lists = names_of_lists(self.call)
-        self._names = (*self.columns, *wanted(self.call, self.args, given=LISTS))
+        self._names = (*self.columns, *further_names(self.call, self.args, given=LISTS))
         self.columns = tuple(name for name in self._names if name not in RESERVED)
 
     def load(self, context: Context, state: str | None) -> None:
@@ -126,7 +126,7 @@ class Reward:
         """
         values: list[float | None] | str = ""
         with Caught() as caught:
-            values = checked(self._returned(job), len(job.texts))
+            values = read_values(self._call(job), len(job.texts))
         if caught.message:
             message = f"{function} raised {caught.message}"
             return [Score(sample_id, None, "crash", message) for sample_id in job.sample_ids]
@@ -143,7 +143,7 @@ class Reward:
         if isinstance(self.call, Saves):
             self.state = json.dumps(self.call.save())
 
-    def _returned(self, job: DecodedJob) -> object:
+    def _call(self, job: DecodedJob) -> object:
         """Call the function; run the result to its end if it is a coroutine."""
         num = len(job.texts)
         lists = ([job.prompt.text] * num, list(job.texts), [job.prompt.answer] * num)
@@ -154,7 +154,7 @@ class Reward:
             **{name: job.argument(name) for name in self._names},
             **self.args,
         )
-        return _runner().run(_awaited(returned)) if inspect.isawaitable(returned) else returned
+        return _runner().run(_finish(returned)) if inspect.isawaitable(returned) else returned
 
     def _score(self, function: RewardFunction, sample_id: SampleId, value: float | None) -> Score:
         if value is None:
@@ -178,7 +178,7 @@ def load_reward(settings: RewardFunction, context: Context, *, state: str | None
     if settings.function in BUILTIN_REWARDS:
         build = import_function(f"{builtin_module(settings.function)}:build")
         check_args(build, settings.args, given=("context",))
-        if missing := wanted(build, settings.args, given=("context",)):
+        if missing := further_names(build, settings.args, given=("context",)):
             raise TypeError(f"needs the argument {' and '.join(missing)}")
         built: Reward = build(context, **settings.args)
         return built
@@ -218,7 +218,7 @@ def names_of_lists(function: Callable[..., object]) -> tuple[str, ...]:
     return tuple(named[name] for name in LISTS)
 
 
-def checked(returned: object, num_expected: int) -> list[float | None] | str:
+def read_values(returned: object, num_expected: int) -> list[float | None] | str:
     """Return the rewards that a function gave, with None for no score, or a message if they are
     invalid.
     """
@@ -251,5 +251,5 @@ def _runner() -> asyncio.Runner:
     return asyncio.Runner()
 
 
-async def _awaited(awaitable: Awaitable[object]) -> object:
+async def _finish(awaitable: Awaitable[object]) -> object:
     return await awaitable

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from april_rl.rewards.extraction import gold_answer, normalised, stated_answers
+from april_rl.rewards.extraction import gold_answer, normalise, stated_answers
 from april_rl.rewards.maths.compare import are_equal_answers
 
 ALARM_AGAIN_S = 0.1  # some libraries swallow the exception of a signal, so it is raised again
@@ -33,7 +33,7 @@ def score_math(response: str, answer: str, *, how: str = "auto", soft_timeout_s:
     """
     with alarm(soft_timeout_s):
         gold = gold_answer(answer)
-        stated = list({normalised(text): text for text in stated_answers(response, how)}.values())
+        stated = list({normalise(text): text for text in stated_answers(response, how)}.values())
         if stated and all(are_equal_answers(gold, text) for text in stated):
             return 1.0
         return float(len(stated) > 1 and are_equal_answers(gold, ", ".join(stated)))

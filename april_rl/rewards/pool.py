@@ -286,7 +286,7 @@ class RewardPool:
             raise error
         self._last_ended_s = time.monotonic()
         if error is not None:
-            self._settle_scores(number, self._failed(unit, error))
+            self._settle_scores(number, self._failure_scores(unit, error))
             return
         self._restarts = 0
         result = future.result()
@@ -307,7 +307,7 @@ class RewardPool:
         del self._pending[number]
         self._counts.update(score.outcome for score in self._book.settle(unit, scores))
 
-    def _failed(self, unit: Unit, error: BaseException) -> list[list[Score]]:
+    def _failure_scores(self, unit: Unit, error: BaseException) -> list[list[Score]]:
         """Return the scores for an attempt that failed with the pool's `error`."""
         outcome: ScoreOutcome = "crash"
         message = f"{type(error).__name__}: {error}"

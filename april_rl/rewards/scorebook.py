@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from april_rl.rewards.functions import RewardFunction, chosen_for
+from april_rl.rewards.functions import RewardFunction, functions_for
 from april_rl.rewards.jobs import Job, Result
 from april_rl.types import Sample, Score
 
@@ -76,7 +76,7 @@ class Scorebook:
         """
         dataset = sample.prompt.dataset
         alone, together = (
-            chosen_for(self._functions, dataset, whole_groups=whole) for whole in (False, True)
+            functions_for(self._functions, dataset, whole_groups=whole) for whole in (False, True)
         )
         assert alone or together, f"no reward function scores the data set {dataset!r}"
         position, self._num_submitted = self._num_submitted, self._num_submitted + 1

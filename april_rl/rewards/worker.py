@@ -63,11 +63,11 @@ def prepare_process(
 
 def score(job: Job) -> Result:
     """Return the scores of each response of a job by each function [n], and their states."""
-    ready = _loaded()
+    ready = _get_loaded()
     with Caught() as caught:
         texts = [ready.decode(token_ids) for token_ids in job.token_ids]
     if caught.message:
-        raise _undecoded((function for function, _ in ready.rewards), caught.message)
+        raise _decoding_error((function for function, _ in ready.rewards), caught.message)
     decoded = DecodedJob(
         prompt=job.prompt,
         sample_ids=job.sample_ids,
@@ -83,7 +83,7 @@ def try_on(job: DecodedJob, function: str | None = None) -> list[list[Score]]:
     """Return the scores by every function of responses that are texts already [n]; with `function`
     by functions of that kind alone. A reward with a state has the same one afterwards.
     """
-    ready = _loaded()
+    ready = _get_loaded()
     if function is not None:
         chosen = tuple(pair for pair in ready.rewards if pair[0].function == function)
         ready = replace(ready, rewards=chosen)
@@ -101,7 +101,8 @@ def try_on(job: DecodedJob, function: str | None = None) -> list[list[Score]]:
 def about_rewards() -> dict[str, About]:
     """Return what the controller must know of each function."""
     return {
-        function.name: About(reward.columns, reward.note) for function, reward in _loaded().rewards
+        function.name: About(reward.columns, reward.note)
+        for function, reward in _get_loaded().rewards
     }
 
 
@@ -123,16 +124,18 @@ def load(
     with Caught() as caught:
         return Loaded(rewards=tuple(found), decode=pickle.loads(decoder))
     memory = f"reward.memory_gib = {memory_gib():g}"  # a library that does not fit may not say why
-    raise _undecoded(functions, f"the tokenizer cannot be loaded with {memory}: {caught.message}")
+    raise _decoding_error(
+        functions, f"the tokenizer cannot be loaded with {memory}: {caught.message}"
+    )
 
 
-def _loaded() -> Loaded:
+def _get_loaded() -> Loaded:
     if isinstance(loaded, str):
         raise RewardError(loaded)
     return loaded
 
 
-def _undecoded(functions: Iterable[RewardFunction], message: str) -> RewardError:
+def _decoding_error(functions: Iterable[RewardFunction], message: str) -> RewardError:
     return RewardError(
         "a reward process could not turn a response's token ids into text, before calling "
         f"{' or '.join(map(str, functions))}: {message}"

@@ -58,7 +58,7 @@ def check_trainer(trainer: GRPOTrainer, factor: float) -> None:
         if not holds:
             raise TrlError(f"partial rollouts need {condition}")
     if missing := sorted(set(_PRIVATE) - set(dir(trainer))):
-        raise TrlError(f"this trainer has not what partial rollouts use: {', '.join(missing)}")
+        raise TrlError(f"this trainer lacks {', '.join(missing)}, which partial rollouts need")
 
 
 def check_sampling(trainer: GRPOTrainer, *, is_synchronous: bool) -> None:

@@ -40,8 +40,8 @@ class _Running:
             if not math.isfinite(logprob):
                 raise RunError(
                     f"vLLM gave the log-probability {logprob} to a token that it sampled: the "
-                    "policy's weights are not finite any more, or the engine's dtype is too narrow "
-                    "for them; go on from an earlier checkpoint with a lower learning_rate"
+                    "policy's weights are no longer finite, or the engine's dtype is too narrow "
+                    "for them; continue from an earlier checkpoint with a lower learning_rate"
                 )
             self.token_ids.append(token_id)
             self.logprobs.append(logprob)

@@ -20,7 +20,7 @@ def load(path, **settings):
     return load_prompts(chosen, tokenizer, key="data.path", max_prompt_tokens=99, columns=columns)
 
 
-def written(tmp_path, *values, name="data.jsonl"):
+def write(tmp_path, *values, name="data.jsonl"):
     """A file with a row for each value, which is JSON text: its answer and its level."""
     path = tmp_path / name
     rows = [
@@ -51,19 +51,19 @@ ANSWERS = {
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_answers_are_as_written(kind, name, tmp_path):
     values = ANSWERS[kind]
-    found = [prompt.answer for prompt in load(written(tmp_path, *values, name=name))]
+    found = [prompt.answer for prompt in load(write(tmp_path, *values, name=name))]
     assert found == [value.strip('"') for value in values]
 
 
 def test_whole_numbers_in_a_struct_keep_their_digits_too(tmp_path):
-    path = written(tmp_path, '{"gold": 9007199254740993}', '{"gold": 0.5}')
+    path = write(tmp_path, '{"gold": 9007199254740993}', '{"gold": 0.5}')
     answers = [prompt.answer for prompt in load(path, answer_column="answer.gold")]
     assert answers == ["9007199254740993", "0.5"]
 
 
 def test_a_large_power_of_ten_gets_no_digits_that_nobody_wrote(tmp_path):
-    assert load(written(tmp_path, "1e30"))[0].answer == "1e+30"
-    assert load(written(tmp_path, "27.0"))[0].answer == "27"
+    assert load(write(tmp_path, "1e30"))[0].answer == "1e+30"
+    assert load(write(tmp_path, "27.0"))[0].answer == "27"
 
 
 @pytest.mark.parametrize("chunk", [1, 2**24])
@@ -73,7 +73,7 @@ def test_columns_of_the_reward_keep_their_kinds(tmp_path, monkeypatch, chunk):
     """
     monkeypatch.setattr(json_rows, "_CHUNK_CHARACTERS", chunk)
     values = [1, "42", 0.12345678901234568, ["2024-01-05", None], {"a": 1.5}, {"a": "x"}, None]
-    path = written(tmp_path, *map(json.dumps, values))
+    path = write(tmp_path, *map(json.dumps, values))
     read = load(path, answer_column="gold", columns=["level"])
     assert [prompt.columns["level"] for prompt in read] == values
 

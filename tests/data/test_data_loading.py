@@ -30,7 +30,7 @@ def tokenizer(tmp_path):
 
 
 @pytest.fixture
-def kept(tmp_path, monkeypatch):
+def store(tmp_path, monkeypatch):
     """Return the cache folder, with every source large enough to be cached."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
     monkeypatch.setattr(cache, "KEEP_FROM_BYTES", 1)
@@ -136,11 +136,11 @@ def test_a_file_that_has_changed_is_refused_when_a_run_goes_on(tmp_path, tokeniz
         stream().restore(state)
 
 
-def test_a_fingerprint_depends_on_rows_only_not_on_files_or_chunks(tmp_path, tokenizer, kept):
+def test_a_fingerprint_depends_on_rows_only_not_on_files_or_chunks(tmp_path, tokenizer, store):
     """Fails when a kept table, a table in chunks or one of several files counts as another one."""
     path = jsonl(tmp_path / "data.jsonl", ROWS)
     made, read = load(path, tokenizer), load(path, tokenizer)
-    assert len(list(kept.iterdir())) == 1
+    assert len(list(store.iterdir())) == 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache, "KEEP_FROM_BYTES", 2**30)
         in_memory = load(path, tokenizer)
@@ -155,10 +155,10 @@ def test_a_fingerprint_depends_on_rows_only_not_on_files_or_chunks(tmp_path, tok
     assert tokenized.fingerprint(whole) != tokenized.fingerprint(parts[1])
 
 
-def test_a_second_start_finds_the_tokens_of_the_first(tmp_path, tokenizer, kept, monkeypatch):
+def test_a_second_start_finds_the_tokens_of_the_first(tmp_path, tokenizer, store, monkeypatch):
     path = jsonl(tmp_path / "data.jsonl", ROWS)
     first = list(load(path, tokenizer))
-    assert len(list(kept.iterdir())) == 1  # and nothing unfinished
+    assert len(list(store.iterdir())) == 1  # and nothing unfinished
     with monkeypatch.context() as without:
         without.setattr(tokenized, "open_source", None)
         second = load(path, tokenizer)
@@ -170,7 +170,7 @@ def test_a_second_start_finds_the_tokens_of_the_first(tmp_path, tokenizer, kept,
         assert moved[0].source == f"{tmp_path}/moved.jsonl:1"
 
 
-def test_other_content_settings_or_tokenizer_are_tokenized_anew(tmp_path, tokenizer, kept):
+def test_other_content_settings_or_tokenizer_are_tokenized_anew(tmp_path, tokenizer, store):
     path = jsonl(tmp_path / "data.jsonl", ROWS)
     assert [p.text for p in load(path, tokenizer)] == ["one", "two", "one"]
     assert load(path, tokenizer, instruction="three")[0].text == "one\n\nthree"
@@ -182,27 +182,27 @@ def test_other_content_settings_or_tokenizer_are_tokenized_anew(tmp_path, tokeni
     assert len(load(path, load_tokenizer(str(tmp_path / "other")))[0].token_ids) == 1
     jsonl(tmp_path / "data.jsonl", ROWS[1:])
     assert [p.text for p in load(path, tokenizer)] == ["two", "one", "one"]
-    assert len(list(kept.iterdir())) == 6
+    assert len(list(store.iterdir())) == 6
 
 
-def test_a_start_that_fails_leaves_nothing_behind(tmp_path, tokenizer, kept):
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path, tokenizer, store):
     path = jsonl(tmp_path / "data.jsonl", [*ROWS, {"prompt": "", "answer": "1"}])
     with pytest.raises(DataError, match=r"data\.jsonl:5: "):
         load(path, tokenizer)
-    assert list(kept.iterdir()) == []
+    assert list(store.iterdir()) == []
 
 
-def test_processes_give_the_table_of_one_process(tmp_path, tokenizer, kept, monkeypatch):
+def test_processes_give_the_table_of_one_process(tmp_path, tokenizer, store, monkeypatch):
     monkeypatch.setattr(tokenized, "_ROWS_PER_PROCESS", 2)
     rows = [{"prompt": f"one {'two ' * (i % 7)}", "answer": i} for i in range(50)]
     path = jsonl(tmp_path / "data.jsonl", rows)
     parallel = load(path, tokenizer, num_processes=2)
-    assert len(list(kept.glob("*/prompts*.arrow"))) == 2
-    (kept / next(kept.iterdir()).name).rename(tmp_path / "away")
+    assert len(list(store.glob("*/prompts*.arrow"))) == 2
+    (store / next(store.iterdir()).name).rename(tmp_path / "away")
     assert list(load(path, tokenizer, num_processes=1)) == list(parallel)
 
 
-def test_a_refusal_in_another_process_is_the_same_message(tmp_path, tokenizer, kept, monkeypatch):
+def test_a_refusal_in_another_process_is_the_same_message(tmp_path, tokenizer, store, monkeypatch):
     monkeypatch.setattr(tokenized, "_ROWS_PER_PROCESS", 2)
     chats = [[{"role": "user", "content": f"one {i}"}] for i in range(8)]
     chats[5].append({"role": "tool", "content": "one"})
@@ -210,11 +210,11 @@ def test_a_refusal_in_another_process_is_the_same_message(tmp_path, tokenizer, k
     path = jsonl(tmp_path / "data.jsonl", rows)
     with pytest.raises(DataError, match=rf"^{path}:6: .*no tools"):
         load(path, tokenizer, num_processes=2, template=Template.chat)
-    assert list(kept.iterdir()) == []
+    assert list(store.iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path, tokenizer, kept):
-    kept.parent.write_text("a file where the folder should be")
+def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path, tokenizer, store):
+    store.parent.write_text("a file where the folder should be")
     path = jsonl(tmp_path / "data.jsonl", ROWS)
     with pytest.raises(DataError, match=r"cache folder .* cannot be created: .*set HF_HOME"):
         load(path, tokenizer)

@@ -9,14 +9,14 @@ from april_rl.data.errors import DataError
 from april_rl.data.procedural import check_verifier, draw_rows
 
 
-def drawn(task, *, split="train", run_seed=3, **args):
+def draw(task, *, split="train", run_seed=3, **args):
     return draw_rows(
         f"reasoning_gym:{task}", key="data.path", split=split, args=args, seed=run_seed
     )
 
 
 def test_rows_carry_question_answer_and_the_entry_for_the_verifier():
-    rows = drawn("products", size=50)
+    rows = draw("products", size=50)
     assert [len(values) for values in rows.values()] == [50, 50, 50]
     entry = json.loads(rows["entry"][0])
     assert entry["task"] == "products"
@@ -26,17 +26,17 @@ def test_rows_carry_question_answer_and_the_entry_for_the_verifier():
 
 def test_training_and_test_share_no_question_even_when_there_are_few():
     """Fails when the splits differ by their seed only: there are 100 products of two digits."""
-    train = set(drawn("products", max_digits=1)["prompt"])
-    test = set(drawn("products", max_digits=1, split="test")["prompt"])
+    train = set(draw("products", max_digits=1)["prompt"])
+    test = set(draw("products", max_digits=1, split="test")["prompt"])
     assert len(train) > 60
     assert len(test) > 10
     assert not train & test
 
 
 def test_the_run_seed_decides_the_training_rows_and_not_the_test_rows():
-    assert drawn("gcd", size=20) == drawn("gcd", size=20)
-    assert drawn("gcd", size=20) != drawn("gcd", size=20, run_seed=4)
-    assert drawn("gcd", split="test", run_seed=3) == drawn("gcd", split="test", run_seed=4)
+    assert draw("gcd", size=20) == draw("gcd", size=20)
+    assert draw("gcd", size=20) != draw("gcd", size=20, run_seed=4)
+    assert draw("gcd", split="test", run_seed=3) == draw("gcd", split="test", run_seed=4)
 
 
 REFUSED = {
@@ -57,17 +57,17 @@ REFUSED = {
 def test_a_task_that_cannot_train_is_refused_with_its_name_and_the_reason(name):
     task, settings, reason = REFUSED[name]
     with pytest.raises(DataError, match=rf"data\.path=reasoning_gym:{task}: .*{reason}"):
-        drawn(task, **{"size": 20, **settings})
+        draw(task, **{"size": 20, **settings})
 
 
 def test_a_verifier_that_raises_on_wrong_answers_is_accepted():
     """`prime_factorization` raises on text that is not a product."""
-    assert len(drawn("prime_factorization", size=20)["prompt"]) == 20
+    assert len(draw("prime_factorization", size=20)["prompt"]) == 20
 
 
 def test_a_task_is_refused_if_any_tried_row_fails():
     """Fails when only the first row is scored."""
-    rows = drawn("products", size=3)
+    rows = draw("products", size=3)
     entries = [json.loads(entry) for entry in rows["entry"]]
     check_verifier("products", entries, where="data.path=x")
     entries[2]["answer"] = None
@@ -78,4 +78,4 @@ def test_a_task_is_refused_if_any_tried_row_fails():
 def test_a_missing_package_is_named_with_its_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(DataError, match=r"reasoning_gym:products needs .*reasoning_gym<0.2"):
-        drawn("products")
+        draw("products")

@@ -21,7 +21,7 @@ def without_start_token():
     return tokenizer
 
 
-def tokenized(
+def tokenize(
     tmp_path, *prompts, chat_template=CHAT, backend=None, limit=100, has_agent=False, **settings
 ):
     """The prompts of a file with one row of each."""
@@ -41,13 +41,13 @@ def message(content, role="user"):
 
 
 def test_a_chat_prompt_ends_where_the_answer_begins_and_has_no_second_start_token(tmp_path):
-    (prompt,) = tokenized(tmp_path, "one two", system_prompt="three")
+    (prompt,) = tokenize(tmp_path, "one two", system_prompt="three")
     assert words(prompt.token_ids) == "system three <eos> user one two <eos> assistant"
     assert prompt.text == "system three <eos> user one two <eos> assistant"
 
 
 def test_a_list_of_messages_is_used_as_it_is(tmp_path):
-    (prompt,) = tokenized(tmp_path, [message("three", "system"), message("one")])
+    (prompt,) = tokenize(tmp_path, [message("three", "system"), message("one")])
     assert words(prompt.token_ids) == "system three <eos> user one <eos> assistant"
 
 
@@ -56,7 +56,7 @@ def test_an_agent_gets_the_bare_question_and_the_policy_no_prompt(tmp_path, envi
     """Other sets of the same run are prompts as ever. Fails when the policy reads the question
     twice.
     """
-    prompts = tokenized(
+    prompts = tokenize(
         tmp_path, "one", "two", has_agent=True, environment=environment, instruction="three"
     )
     texts = {False: "user one\n\nthree <eos> assistant", True: "one\n\nthree"}
@@ -66,7 +66,7 @@ def test_an_agent_gets_the_bare_question_and_the_policy_no_prompt(tmp_path, envi
 
 
 def test_a_plain_prompt_has_the_template_around_it_and_the_start_token(tmp_path):
-    (prompt,) = tokenized(
+    (prompt,) = tokenize(
         tmp_path, "one {x}", template=Template.plain, plain_template="Q: {prompt} A:"
     )
     assert prompt.text == "Q: one {x} A:"
@@ -74,26 +74,26 @@ def test_a_plain_prompt_has_the_template_around_it_and_the_start_token(tmp_path)
 
 
 def test_the_instruction_is_a_paragraph_after_the_question(tmp_path):
-    (prompt,) = tokenized(tmp_path, "one", instruction="two")
+    (prompt,) = tokenize(tmp_path, "one", instruction="two")
     assert prompt.text == "user one\n\ntwo <eos> assistant"
     messages = [message("three", "system"), message("one")]
-    (prompt,) = tokenized(tmp_path, messages, instruction="two")
+    (prompt,) = tokenize(tmp_path, messages, instruction="two")
     assert prompt.text == "system three <eos> user one\n\ntwo <eos> assistant"
-    (prompt,) = tokenized(tmp_path, "one", instruction="two", template=Template.plain)
+    (prompt,) = tokenize(tmp_path, "one", instruction="two", template=Template.plain)
     assert prompt.text == "one\n\ntwo"
 
 
 def test_variables_of_the_chat_template_reach_it(tmp_path):
     template = CHAT + "{% if enable_thinking is false %} three{% endif %}"
     thinking = {"enable_thinking": False}
-    (prompt,) = tokenized(tmp_path, "one", chat_template=template, chat_template_kwargs=thinking)
+    (prompt,) = tokenize(tmp_path, "one", chat_template=template, chat_template_kwargs=thinking)
     assert prompt.text.endswith("assistant three")
     with pytest.raises(TokenizerError, match=r"enable_thinking has no effect: .*models/words"):
-        tokenized(tmp_path, "one", chat_template_kwargs=thinking)
+        tokenize(tmp_path, "one", chat_template_kwargs=thinking)
 
 
 def test_prompts_that_are_too_long_are_left_out_and_counted(tmp_path):
-    result = tokenized(tmp_path, "one two three", "one", "two", limit=4)
+    result = tokenize(tmp_path, "one two three", "one", "two", limit=4)
     path = tmp_path / "data.jsonl"
     assert [(p.id, p.source) for p in result] == [(0, f"{path}:2"), (1, f"{path}:3")]
     assert result.all_lengths.tolist() == [6, 4, 4]
@@ -147,13 +147,13 @@ BAD_SETTINGS = {
 def test_what_the_template_cannot_take_is_one_message(name, tmp_path):
     prompts, settings, expected = BAD_SETTINGS[name]
     with pytest.raises(DataError, match=expected) as error:
-        tokenized(tmp_path, *prompts, **settings)
+        tokenize(tmp_path, *prompts, **settings)
     assert "\n" not in str(error.value)
 
 
 def test_a_missing_chat_template_names_both_keys(tmp_path):
     with pytest.raises(TokenizerError, match=r"data\.template=chat .*model\.path=models/words"):
-        tokenized(tmp_path, "one", chat_template=None)
+        tokenize(tmp_path, "one", chat_template=None)
 
 
 def test_a_saved_tokenizer_is_loaded_and_decodes_without_special_tokens(tmp_path):
@@ -178,7 +178,7 @@ def without_unknown_token():
 
 
 def test_prompts_that_the_model_cannot_read_are_told_with_an_example(tmp_path):
-    table = tokenized(tmp_path, "one two", "one zwei two drei", template=Template.plain)
+    table = tokenize(tmp_path, "one two", "one zwei two drei", template=Template.plain)
     assert table.notes == (
         f"{tmp_path / 'data.jsonl'}: 25% of the tokens of these prompts are unknown to the model, "
         f"which reads {tmp_path / 'data.jsonl'}:2 as '<bos> one <unk> two <unk>'; use prompts that "
@@ -189,13 +189,13 @@ def test_prompts_that_the_model_cannot_read_are_told_with_an_example(tmp_path):
 
 def test_a_few_unknown_tokens_or_no_token_for_them_are_not_told(tmp_path):
     few = ["one " * 30, "one zwei"]
-    assert tokenized(tmp_path, *few, template=Template.plain).notes == ()
-    assert tokenized(tmp_path, "zwei drei", backend=without_unknown_token).notes == ()
+    assert tokenize(tmp_path, *few, template=Template.plain).notes == ()
+    assert tokenize(tmp_path, "zwei drei", backend=without_unknown_token).notes == ()
 
 
 def test_a_table_of_the_cache_says_the_same_of_unknown_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "KEEP_FROM_BYTES", 1)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "kept")
-    tables = [tokenized(tmp_path, "one", "zwei") for _ in range(2)]
+    tables = [tokenize(tmp_path, "one", "zwei") for _ in range(2)]
     assert len(list((tmp_path / "kept" / "april_rl").iterdir())) == 1
     assert tables[1].notes == tables[0].notes != ()

@@ -35,14 +35,14 @@ def load(path, *, key="data.path", columns=(), **settings):
         return [ReadRow(*row, raw.names.name(place)) for place, row in enumerate(rows)]
 
 
-def written(tmp_path, text, name="data.jsonl"):
+def write(tmp_path, text, name="data.jsonl"):
     path = tmp_path / name
     path.write_text(text)
     return path
 
 
 def test_jsonl_rows_know_their_line_also_after_blank_lines(tmp_path):
-    path = written(tmp_path, '\n{"prompt": "a", "answer": "1"}\n\n{"prompt": "b", "answer": "2"}\n')
+    path = write(tmp_path, '\n{"prompt": "a", "answer": "1"}\n\n{"prompt": "b", "answer": "2"}\n')
     rows = load(path)
     assert [(r.prompt, r.answer, r.source) for r in rows] == [
         ("a", "1", f"{path}:2"),
@@ -51,7 +51,7 @@ def test_jsonl_rows_know_their_line_also_after_blank_lines(tmp_path):
 
 
 def test_a_json_array_is_read_and_its_rows_are_counted(tmp_path):
-    path = written(tmp_path, json.dumps([{"prompt": "a", "answer": "x"}] * 2, indent=1), "a.json")
+    path = write(tmp_path, json.dumps([{"prompt": "a", "answer": "x"}] * 2, indent=1), "a.json")
     assert [row.source for row in load(path)] == [f"{path} row 1", f"{path} row 2"]
 
 
@@ -66,16 +66,16 @@ def test_parquet_structs_are_reached_by_dotted_names(tmp_path):
 
 def test_numbers_become_the_text_a_person_would_write(tmp_path):
     lines = [json.dumps({"prompt": "q", "answer": value}) for value in (42, 0.5, -3)]
-    assert [r.answer for r in load(written(tmp_path, "\n".join(lines)))] == ["42", "0.5", "-3"]
+    assert [r.answer for r in load(write(tmp_path, "\n".join(lines)))] == ["42", "0.5", "-3"]
 
 
 def test_numbers_and_text_may_stand_in_one_column(tmp_path):
     lines = [json.dumps({"prompt": "q", "answer": value}) for value in (42, "x^2")]
-    assert [r.answer for r in load(written(tmp_path, "\n".join(lines)))] == ["42", "x^2"]
+    assert [r.answer for r in load(write(tmp_path, "\n".join(lines)))] == ["42", "x^2"]
 
 
 def test_a_file_leaves_no_cache_behind(tmp_path):
-    path = written(tmp_path, '{"prompt": "a", "answer": "1"}\n')
+    path = write(tmp_path, '{"prompt": "a", "answer": "1"}\n')
     load(path)
     path.write_text('{"prompt": "b", "answer": "1"}\n')
     assert [row.prompt for row in load(path)] == ["b"]
@@ -83,19 +83,19 @@ def test_a_file_leaves_no_cache_behind(tmp_path):
 
 def test_a_list_of_one_answer_is_that_answer(tmp_path):
     """OlympiadBench has such answers."""
-    path = written(tmp_path, '{"prompt": "a", "answer": ["$2$"]}\n{"prompt": "b", "answer": ["3"]}')
+    path = write(tmp_path, '{"prompt": "a", "answer": ["$2$"]}\n{"prompt": "b", "answer": ["3"]}')
     assert [row.answer for row in load(path)] == ["$2$", "3"]
 
 
 def test_the_last_match_of_the_answer_pattern_is_the_answer(tmp_path):
     answer = "2 + 2 = 4\n#### 4\nno:\n#### 5 "
-    path = written(tmp_path, json.dumps({"prompt": "a", "answer": answer}))
+    path = write(tmp_path, json.dumps({"prompt": "a", "answer": answer}))
     assert [row.answer for row in load(path, answer_pattern=r"####\s*(.+)")] == ["5"]
 
 
 def test_an_answer_pattern_that_finds_nothing_names_row_value_and_how_many(tmp_path):
     answers = ["#### 1", "nothing", "#### 3", "nor here"]
-    path = written(tmp_path, "\n".join(json.dumps({"prompt": "a", "answer": a}) for a in answers))
+    path = write(tmp_path, "\n".join(json.dumps({"prompt": "a", "answer": a}) for a in answers))
     expected = r":2: data\.answer_pattern=#+\(.*\) finds nothing.*'nothing' \(in 2 of 4 rows\)"
     with pytest.raises(DataError, match=expected):
         load(path, answer_pattern="####(.+)")
@@ -105,9 +105,9 @@ def test_the_prompt_pattern_takes_the_question_out_of_text_and_of_the_last_messa
     text = "Solve this.\n\nWhat is 1 + 1?\n\nRemember the box."
     messages = [{"role": "system", "content": text}, {"role": "user", "content": text}]
     pattern = r"(?s)this\.\s+(.+?)\s+Remember"
-    path = written(tmp_path, json.dumps({"prompt": text, "answer": 2}))
+    path = write(tmp_path, json.dumps({"prompt": text, "answer": 2}))
     assert load(path, prompt_pattern=pattern)[0].prompt == "What is 1 + 1?"
-    path = written(tmp_path, json.dumps({"prompt": messages, "answer": 2}))
+    path = write(tmp_path, json.dumps({"prompt": messages, "answer": 2}))
     system, user = load(path, prompt_pattern=pattern)[0].prompt
     assert (system["content"], user["content"]) == (text, "What is 1 + 1?")
     with pytest.raises(DataError, match=r":1: data\.prompt_pattern=.*finds nothing.*Solve this"):
@@ -115,7 +115,7 @@ def test_the_prompt_pattern_takes_the_question_out_of_text_and_of_the_last_messa
 
 
 def test_a_missing_extra_column_is_named(tmp_path):
-    path = written(tmp_path, '{"prompt": "a", "answer": "1", "level": 3}')
+    path = write(tmp_path, '{"prompt": "a", "answer": "1", "level": 3}')
     load(path, columns=["level"])
     with pytest.raises(DataError, match=r"no column tests, which the reward asks for; there are "):
         load(path, columns=["level", "tests"])
@@ -161,7 +161,7 @@ BAD_FILES = {
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_a_file_that_cannot_be_used_is_one_message_with_key_or_line(tmp_path, name, caplog):
     text, expected = BAD_FILES[name]
-    path = written(tmp_path, text)
+    path = write(tmp_path, text)
     with pytest.raises(DataError, match=expected) as error:
         load(path)
     assert str(path) in str(error.value)
@@ -170,7 +170,7 @@ def test_a_file_that_cannot_be_used_is_one_message_with_key_or_line(tmp_path, na
 
 
 def test_a_wrong_name_inside_a_struct_says_which_there_are(tmp_path):
-    path = written(tmp_path, '{"prompt": "a", "reward": {"truth": "1"}}')
+    path = write(tmp_path, '{"prompt": "a", "reward": {"truth": "1"}}')
     with pytest.raises(DataError, match=r"data\.jsonl has .*answer_column=reward\.gold.*are truth"):
         load(path, answer_column="reward.gold")
 
@@ -204,7 +204,7 @@ def test_a_column_that_no_checkpoint_can_hold_is_refused_by_name(tmp_path, value
 def test_a_file_that_is_not_parquet_is_one_message(tmp_path):
     """Fails when it is asked whether there are rows in it."""
     with pytest.raises(DataError, match=r"data\.path=.*broken\.parquet: .*corrupted.*file\.$"):
-        load(written(tmp_path, "this is text", "broken.parquet"))
+        load(write(tmp_path, "this is text", "broken.parquet"))
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -242,7 +242,7 @@ def test_a_file_of_an_evaluation_set_is_named_with_its_own_key(tmp_path, name):
 
 def test_another_kind_of_file_says_which_kinds_there_are(tmp_path):
     with pytest.raises(DataError, match=r"must end in \.jsonl, \.json, \.parquet"):
-        load(written(tmp_path, "prompt,answer\na,1\n", "data.csv"))
+        load(write(tmp_path, "prompt,answer\na,1\n", "data.csv"))
 
 
 @pytest.mark.slow
@@ -286,7 +286,7 @@ def test_one_configuration_of_a_data_set_with_several_is_loaded(tmp_path, monkey
     folder.mkdir(parents=True)
     listed = ""
     for name in ("main", "socratic"):
-        written(folder, f'{{"prompt": "{name}", "answer": "1"}}\n', f"{name}.jsonl")
+        write(folder, f'{{"prompt": "{name}", "answer": "1"}}\n', f"{name}.jsonl")
         listed += f"- {{config_name: {name}, data_files: [{{split: train, path: {name}.jsonl}}]}}\n"
     (folder / "README.md").write_text(f"---\nconfigs:\n{listed}---\n")
     with pytest.raises(DataError, match="openai/gsm8k:main or openai/gsm8k:socratic"):

@@ -20,13 +20,13 @@ def stream(num_prompts, seed=0):
     return PromptStream(prompts, seed=seed)
 
 
-def taken(source, count):
+def take(source, count):
     return [source.take() for _ in range(count)]
 
 
 @given(st.integers(1, 40), st.integers(0, 2**40))
 def test_every_epoch_has_every_prompt_once_and_ids_count_up(num_prompts, seed):
-    prompts = taken(stream(num_prompts, seed), 3 * num_prompts)
+    prompts = take(stream(num_prompts, seed), 3 * num_prompts)
     assert [p.id for p in prompts] == list(range(3 * num_prompts))
     for epoch in range(3):
         part = prompts[epoch * num_prompts : (epoch + 1) * num_prompts]
@@ -34,7 +34,7 @@ def test_every_epoch_has_every_prompt_once_and_ids_count_up(num_prompts, seed):
 
 
 def test_every_epoch_and_every_seed_has_a_different_order():
-    epochs = [[p.text for p in taken(stream(50, seed), 100)] for seed in (0, 1)]
+    epochs = [[p.text for p in take(stream(50, seed), 100)] for seed in (0, 1)]
     orders = [texts[start : start + 50] for texts in epochs for start in (0, 50)]
     assert all(a != b for a, b in pairwise(orders))
     assert orders[0] != sorted(orders[0], key=int)
@@ -43,16 +43,16 @@ def test_every_epoch_and_every_seed_has_a_different_order():
 @given(st.integers(1, 20), st.integers(0, 70), st.integers(0, 100), st.integers(0, 99))
 def test_a_restored_stream_goes_on_exactly(num_prompts, before, elsewhere, seed):
     source = stream(num_prompts, seed)
-    taken(source, before)
+    take(source, before)
     state = source.save()
     other = stream(num_prompts, seed)
-    taken(other, elsewhere)
+    take(other, elsewhere)
     other.restore(state)
-    assert taken(other, 45) == taken(source, 45)
+    assert take(other, 45) == take(source, 45)
 
 
 def test_the_order_of_a_seed_never_changes():
-    assert "".join(p.text for p in taken(stream(8, seed=7), 8)) == "43621057"
+    assert "".join(p.text for p in take(stream(8, seed=7), 8)) == "43621057"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_state_of_another_stream_is_refused(changes, expected):
         stream(3).restore(stream(3).save() | changes)
 
 
-def numbered(name, count):
+def prompts_of(name, count):
     return [
         Prompt(id=i, token_ids=(i,), text=str(i), answer="", source=f"f:{i}", dataset=name)
         for i in range(count)
@@ -72,7 +72,7 @@ def numbered(name, count):
 
 
 def mixture(sizes, weights, seed=3):
-    sources = {name: numbered(name, size) for name, size in sizes.items()}
+    sources = {name: prompts_of(name, size) for name, size in sizes.items()}
     return MixedStream(sources, weights, seed=seed)
 
 
@@ -80,7 +80,7 @@ def mixture(sizes, weights, seed=3):
 def test_every_source_has_its_share_of_any_number_of_prompts(chosen):
     sizes = {f"s{i}": size for i, (size, _) in enumerate(chosen)}
     weights = {f"s{i}": weight for i, (_, weight) in enumerate(chosen)}
-    prompts = taken(mixture(sizes, weights), 300)
+    prompts = take(mixture(sizes, weights), 300)
     assert [p.id for p in prompts] == list(range(300))
     for num in (60, 150, 300):
         for name, weight in weights.items():
@@ -90,7 +90,7 @@ def test_every_source_has_its_share_of_any_number_of_prompts(chosen):
 
 
 def test_a_source_of_a_mixture_has_every_prompt_once_an_epoch():
-    prompts = taken(mixture({"a": 5, "b": 7}, {"a": 1, "b": 1}), 70)
+    prompts = take(mixture({"a": 5, "b": 7}, {"a": 1, "b": 1}), 70)
     for name, size in (("a", 5), ("b", 7)):
         texts = [p.text for p in prompts if p.dataset == name]
         assert len(texts) == 35
@@ -102,21 +102,21 @@ def test_another_source_does_not_change_the_order_within_a_source():
     def order(*names):
         sizes = dict.fromkeys(names, 20)
         return [
-            p.text for p in taken(mixture(sizes, dict.fromkeys(names, 1)), 60) if p.dataset == "a"
+            p.text for p in take(mixture(sizes, dict.fromkeys(names, 1)), 60) if p.dataset == "a"
         ][:20]
 
     assert order("a", "b") == order("c", "a", "b")
-    assert order("a") != [p.text for p in taken(mixture({"b": 20}, {"b": 1}), 20)]
+    assert order("a") != [p.text for p in take(mixture({"b": 20}, {"b": 1}), 20)]
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_a_restored_mixture_goes_on_exactly(before, elsewhere):
     sizes, weights = {"a": 4, "b": 9}, {"a": 2.5, "b": 1}
     source, other = mixture(sizes, weights), mixture(sizes, weights)
-    taken(source, before)
-    taken(other, elsewhere)
+    take(source, before)
+    take(other, elsewhere)
     other.restore(source.save())
-    assert taken(other, 40) == taken(source, 40)
+    assert take(other, 40) == take(source, 40)
 
 
 def test_a_state_of_another_mixture_is_refused():
@@ -130,7 +130,7 @@ def test_a_state_of_another_mixture_is_refused():
 def test_a_source_of_a_mixture_that_has_changed_is_refused_by_its_path():
     def mixture_of(fingerprint):
         origins = {"a": Origin("a.jsonl", "1"), "b": Origin("b.jsonl", fingerprint)}
-        sources = {name: numbered(name, 3) for name in "ab"}
+        sources = {name: prompts_of(name, 3) for name in "ab"}
         return MixedStream(sources, {"a": 1, "b": 1}, seed=0, origins=origins)
 
     state = mixture_of("2").save()
@@ -139,13 +139,17 @@ def test_a_source_of_a_mixture_that_has_changed_is_refused_by_its_path():
         mixture_of("3").restore(state)
 
 
-def scored(name, *rewards):
+def scored_group(name, *rewards):
     prompt = Prompt(id=0, token_ids=(1,), text="", answer="", source="f:1", dataset=name)
     return ScoredGroup(group=Group(prompt=prompt, samples=()), rewards=rewards)
 
 
 def test_each_source_of_a_mixture_has_figures_of_its_own():
-    groups = [scored("a", 1.0, 0.0), scored("b", 0.0, 0.0), scored("b", 1.0, 0.5, 0.0)]
+    groups = [
+        scored_group("a", 1.0, 0.0),
+        scored_group("b", 0.0, 0.0),
+        scored_group("b", 1.0, 0.5, 0.0),
+    ]
     metrics = source_metrics(groups)
     assert {key: metric.read() for key, metric in metrics.items()} == {
         "source/a/reward_mean": 0.5,
@@ -158,4 +162,4 @@ def test_each_source_of_a_mixture_has_figures_of_its_own():
 
 
 def test_a_single_data_set_has_no_metrics_by_source():
-    assert source_metrics([scored("", 1.0, 0.0)]) == {}
+    assert source_metrics([scored_group("", 1.0, 0.0)]) == {}

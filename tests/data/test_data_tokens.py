@@ -23,7 +23,7 @@ from april_rl.planning.sizes import EngineSizes
 MUTE = CHAT.replace("{% if add_generation_prompt %}assistant{% endif %}", "")
 
 
-def seen(tmp_path, prompt, backend, **settings):
+def read_tokens(tmp_path, prompt, backend, **settings):
     """The tokens of one prompt, as words."""
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps({"prompt": prompt, "answer": "1"}))
@@ -46,14 +46,14 @@ def with_tokens(single):
 @pytest.mark.parametrize("plain_template", ["<bos> Q: {prompt} A:", "Q: {prompt} A:"])
 def test_a_plain_prompt_begins_with_one_start_token(tmp_path, plain_template):
     settings = {"template": Template.plain, "plain_template": plain_template}
-    assert seen(tmp_path, "one", hf_tokenizer(), **settings) == "<bos> Q: one A:"
+    assert read_tokens(tmp_path, "one", hf_tokenizer(), **settings) == "<bos> Q: one A:"
     twice = "<bos> <bos> Q: one A:"
-    assert seen(tmp_path, "<bos> <bos> Q: one A:", hf_tokenizer(), template="plain") == twice
+    assert read_tokens(tmp_path, "<bos> <bos> Q: one A:", hf_tokenizer(), template="plain") == twice
 
 
 def test_several_start_tokens_are_not_doubled_either(tmp_path):
     backend = with_tokens("<bos> system $A")
-    found = seen(tmp_path, "<bos> system one", backend, template=Template.plain)
+    found = read_tokens(tmp_path, "<bos> system one", backend, template=Template.plain)
     assert found == "<bos> system one"
 
 
@@ -71,14 +71,14 @@ def test_a_prompt_that_ends_with_an_end_token_is_refused(tmp_path, kind):
     remedy = "add_generation_prompt" if kind == "a chat template" else "data.plain_template"
     expected = rf"data\.jsonl:1: the prompt ends with the end token <eos>.*{remedy}"
     with pytest.raises(DataError, match=expected):
-        seen(tmp_path, "one", make(), **settings)
+        read_tokens(tmp_path, "one", make(), **settings)
 
 
 def test_a_prompt_that_an_environment_goes_on_with_may_end_its_turn(tmp_path):
-    assert seen(tmp_path, "one", hf_tokenizer(), environment=True) == "user one <eos>"
+    assert read_tokens(tmp_path, "one", hf_tokenizer(), environment=True) == "user one <eos>"
 
 
-def written(tmp_path, *, named, chat_template=None):
+def write(tmp_path, *, named, chat_template=None):
     """A base model's tokenizer, whose text ends with another token than a turn of its template."""
     tokenizer = hf_byte_tokenizer(chat_template) if chat_template else hf_byte_tokenizer()
     tokenizer.add_special_tokens({"eos_token": AddedToken("<|endoftext|>", special=True)})
@@ -91,14 +91,14 @@ def written(tmp_path, *, named, chat_template=None):
 
 def test_a_base_model_stops_where_its_chat_template_ends_a_turn(tmp_path):
     """As Qwen3-4B-Base. Fails when a response goes on after its turn, to its budget."""
-    path, ids = written(tmp_path, named=["<|endoftext|>"])
+    path, ids = write(tmp_path, named=["<|endoftext|>"])
     assert stop_token_ids(path) == [ids["<|endoftext|>"]]
     assert stop_token_ids(path, is_chat=True) == sorted(ids.values())
 
 
 @pytest.mark.parametrize("template", ["chat", "plain"])
 def test_the_engines_of_a_run_get_the_end_of_a_turn_if_it_chats(tmp_path, monkeypatch, template):
-    path, ids = written(tmp_path, named=["<|endoftext|>"])
+    path, ids = write(tmp_path, named=["<|endoftext|>"])
     set_to = [f"model.path={path}", f"data.template={template}", "evaluation.sets.held_out=null"]
     config, layout = settle(
         to_config(compose_overrides(["+recipe=tiny_cpu", *set_to])), gpus=0, where="this machine"
@@ -111,7 +111,7 @@ def test_the_engines_of_a_run_get_the_end_of_a_turn_if_it_chats(tmp_path, monkey
 
 
 def test_a_chat_model_keeps_its_own_end_tokens(tmp_path):
-    path, ids = written(tmp_path, named=[END])
+    path, ids = write(tmp_path, named=[END])
     assert stop_token_ids(path, is_chat=True) == [ids[END]]
 
 
@@ -121,13 +121,13 @@ def test_the_end_of_the_last_turn_counts_not_that_of_a_part_of_it(tmp_path):
         "{% for m in messages %}{{ m.content }}{% if loop.last and not add_generation_prompt %}"
         "<|endoftext|>{% else %}<|im_end|>{% endif %}{% endfor %}"
     )
-    path, ids = written(tmp_path, named=["<|endoftext|>"], chat_template=template)
+    path, ids = write(tmp_path, named=["<|endoftext|>"], chat_template=template)
     assert stop_token_ids(path, is_chat=True) == [ids["<|endoftext|>"]]
 
 
 def test_a_template_without_special_tokens_adds_no_end(tmp_path):
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    path, ids = written(tmp_path, named=["<|endoftext|>"], chat_template=template)
+    path, ids = write(tmp_path, named=["<|endoftext|>"], chat_template=template)
     assert stop_token_ids(path, is_chat=True) == [ids["<|endoftext|>"]]
 
 

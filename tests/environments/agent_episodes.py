@@ -25,7 +25,7 @@ def tokenizer(chat_template: str = CHAT) -> Tokenizer:
     return Tokenizer(hf_byte_tokenizer(chat_template), path="bytes")
 
 
-def encoded(text: str) -> tuple[int, ...]:
+def encode(text: str) -> tuple[int, ...]:
     return tokenizer().encode([text], add_special_tokens=False)[0]
 
 
@@ -41,7 +41,7 @@ def agents(
         tokenizer=tokenizer(chat_template),
         is_chat=True,
         variables={},
-        stop_ids=frozenset(encoded(END)),
+        stop_ids=frozenset(encode(END)),
         has_tools=has_tools,
         has_agent=True,
     )
@@ -59,16 +59,16 @@ def question(text: str, *, reference: str = "20") -> Sample:
     return Sample(prompt, 0)
 
 
-def said(sample: Sample, text: str) -> Sample:
-    return with_turn(sample, encoded(text + END))
+def say(sample: Sample, text: str) -> Sample:
+    return with_turn(sample, encode(text + END))
 
 
-def played(pool: EnvironmentPool, sample: Sample, *turns: str) -> tuple[Sample, Observation]:
+def play(pool: EnvironmentPool, sample: Sample, *turns: str) -> tuple[Sample, Observation]:
     """Let the policy say `turns` as long as it is asked; return the sample and the last reply."""
     reply = answer(pool, sample)
     for turn in turns:
         if reply.is_final:
             break
-        sample = said(sample.extended(reply), turn)
+        sample = say(sample.extended(reply), turn)
         reply = answer(pool, sample)
     return sample, reply

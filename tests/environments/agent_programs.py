@@ -15,7 +15,7 @@ from repeating_agents import abandoned, again, retry
 from text_agents import likely, refused, short, text
 
 
-async def said(client, messages, **wishes):
+async def say(client, messages, **wishes):
     answer = await client.chat.completions.create(model="m", messages=messages, **wishes)
     return answer.choices[0].message
 
@@ -28,26 +28,26 @@ async def run(client, row, _seed):
 async def talk(client, rest):
     """Two requests; the reward is the length of what was said."""
     messages = [{"role": "user", "content": rest}]
-    first = await said(client, messages)
+    first = await say(client, messages)
     messages += [first, {"role": "user", "content": "more"}]
-    second = await said(client, messages)
+    second = await say(client, messages)
     return float(len(first.content + second.content))
 
 
 async def rewrite(client, _rest):
     """The second request forgets the first, the third goes on from the second."""
-    await said(client, [{"role": "user", "content": "first"}])
+    await say(client, [{"role": "user", "content": "first"}])
     messages = [{"role": "user", "content": "second"}]
-    messages += [await said(client, messages), {"role": "user", "content": "more"}]
-    return float(len((await said(client, messages)).content))
+    messages += [await say(client, messages), {"role": "user", "content": "more"}]
+    return float(len((await say(client, messages)).content))
 
 
 async def wish(client, rest):
     """A request with the wishes of the question; refused ones are read back as the reward 3."""
     try:
-        await said(client, [{"role": "user", "content": "a"}], **json.loads(rest))
+        await say(client, [{"role": "user", "content": "a"}], **json.loads(rest))
     except BadRequestError:
-        await said(client, [{"role": "user", "content": "a"}])
+        await say(client, [{"role": "user", "content": "a"}])
         return 3.0
     return 1.0
 
@@ -55,10 +55,10 @@ async def wish(client, rest):
 async def stopped(client, rest):
     """What it reads of an answer, in characters; the answer stays what it read."""
     messages = [{"role": "user", "content": "a"}]
-    message = await said(client, messages, **json.loads(rest))
+    message = await say(client, messages, **json.loads(rest))
     again = {"role": "assistant", "content": f"{message.content}</code>\n"}
     messages += [again, {"role": "user", "content": "b"}]
-    await said(client, messages)
+    await say(client, messages)
     return float(len(message.content))
 
 
@@ -84,8 +84,8 @@ async def stream(client, _rest):
 async def twice(client, _rest):
     """Two requests at a time: two conversations."""
     first, second = await asyncio.gather(
-        said(client, [{"role": "user", "content": "a"}]),
-        said(client, [{"role": "user", "content": "b"}]),
+        say(client, [{"role": "user", "content": "a"}]),
+        say(client, [{"role": "user", "content": "b"}]),
     )
     return float(len(first.content) * 10 + len(second.content))
 
@@ -93,8 +93,8 @@ async def twice(client, _rest):
 async def late(client, _rest):
     """Two requests when there is room for one: the other one is refused; the reward counts."""
     both = await asyncio.gather(
-        said(client, [{"role": "user", "content": "a"}]),
-        said(client, [{"role": "user", "content": "b"}]),
+        say(client, [{"role": "user", "content": "a"}]),
+        say(client, [{"role": "user", "content": "b"}]),
         return_exceptions=True,
     )
     refused = [each for each in both if isinstance(each, BadRequestError)]
@@ -104,17 +104,17 @@ async def late(client, _rest):
 async def subagent(client, _rest):
     """One with a tool is asked in between."""
     messages = [{"role": "user", "content": "main"}]
-    messages.append(await said(client, messages))
-    helped = await said(client, [{"role": "user", "content": "sub"}], tools=[WEATHER])
+    messages.append(await say(client, messages))
+    helped = await say(client, [{"role": "user", "content": "sub"}], tools=[WEATHER])
     messages.append({"role": "user", "content": helped.content})
-    return float(len((await said(client, messages)).content))
+    return float(len((await say(client, messages)).content))
 
 
-async def counted(client, row, _seed, *, context):
+async def count_call(client, row, _seed, *, context):
     """A tool with a side effect, called once in the life of the sample."""
     messages = [{"role": "user", "content": row["prompt"]}]
     for _ in range(2):
-        messages.append(await said(client, messages))
+        messages.append(await say(client, messages))
         number = await context.once(_note, row["answer"])
         messages.append({"role": "user", "content": f"line {number}"})
     return float(number)
@@ -134,7 +134,7 @@ async def examples(client, _rest):
         {"role": "assistant", "content": "1"},
         {"role": "user", "content": "two"},
     ]
-    return float(len((await said(client, messages)).content))
+    return float(len((await say(client, messages)).content))
 
 
 async def broken(_client, _rest):
@@ -146,7 +146,7 @@ async def leave(_client, _rest):
 
 
 async def scoring(client, _rest):
-    await said(client, [{"role": "user", "content": "a"}])
+    await say(client, [{"role": "user", "content": "a"}])
     raise KeyError("a bug behind the last turn")
 
 
@@ -167,7 +167,7 @@ async def odd(client, _rest):
             body = f'{{"messages": [{user}, {message}]}}'
             response = await http.post(url, content=body.encode(), headers=headers)
             assert response.status_code == 400, message
-    await said(client, [{"role": "user", "content": "a"}])
+    await say(client, [{"role": "user", "content": "a"}])
     return 8.0
 
 
@@ -175,7 +175,7 @@ async def loop(client, _rest):
     """Asks for ever."""
     messages = [{"role": "user", "content": "a"}]
     while True:
-        messages += [await said(client, messages), {"role": "user", "content": "b"}]
+        messages += [await say(client, messages), {"role": "user", "content": "b"}]
 
 
 async def silent(_client, _rest):
@@ -183,17 +183,17 @@ async def silent(_client, _rest):
 
 
 async def hang(client, _rest):
-    await said(client, [{"role": "user", "content": "a"}])
+    await say(client, [{"role": "user", "content": "a"}])
     await asyncio.sleep(600)
 
 
 async def fail(client, _rest):
-    await said(client, [{"role": "user", "content": "a"}])
+    await say(client, [{"role": "user", "content": "a"}])
     raise KeyError("a tool is missing")
 
 
 async def words(client, _rest):
-    await said(client, [{"role": "user", "content": "a"}])
+    await say(client, [{"role": "user", "content": "a"}])
     return "much"
 
 
@@ -218,13 +218,13 @@ async def huge(client, _rest):
         assert response.status_code == 404
         message = response.json()["error"]["message"]
         assert message.startswith("POST /v1/responses is not served; there are POST /v1/chat/")
-    await said(client, [{"role": "user", "content": "a"}])
+    await say(client, [{"role": "user", "content": "a"}])
     return 4.0
 
 
 async def models(client, _rest):
     first = [model.id async for model in await client.models.list()]
-    await said(client, [{"role": "user", "content": "a"}])
+    await say(client, [{"role": "user", "content": "a"}])
     return float(first == ["policy"])
 
 
@@ -252,7 +252,7 @@ PROGRAMS = {
 
 
 async def told(client, _row, seed, *, extra):
-    await said(client, [{"role": "user", "content": extra}])
+    await say(client, [{"role": "user", "content": extra}])
     return float(seed)
 
 

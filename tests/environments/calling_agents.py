@@ -14,7 +14,7 @@ WEATHER = {
 }
 
 
-async def said(client, messages, **wishes):
+async def say(client, messages, **wishes):
     answer = await client.chat.completions.create(model="m", messages=messages, **wishes)
     return answer.choices[0].message
 
@@ -23,7 +23,7 @@ async def tool(client, _rest):
     """Reads calls of a tool, answers them, and rewards the last answer."""
     messages = [{"role": "user", "content": "weather?"}]
     for _ in range(3):
-        message = await said(client, messages, tools=[WEATHER])
+        message = await say(client, messages, tools=[WEATHER])
         messages.append(message)
         if not message.tool_calls:
             return float(len(messages))
@@ -37,9 +37,9 @@ async def tool(client, _rest):
 async def way_back(client, _rest):
     """Calls a tool, asks a sub-agent, and goes back to the conversation with the call."""
     messages = [{"role": "user", "content": "weather?"}]
-    called = await said(client, messages, tools=[WEATHER])
+    called = await say(client, messages, tools=[WEATHER])
     (call,) = called.tool_calls
     city = json.loads(call.function.arguments)["city"]
     told = {"role": "tool", "tool_call_id": call.id, "content": f"rain in {city}"}
-    await said(client, [{"role": "user", "content": "sub"}])
-    return float(len((await said(client, [*messages, called, told], tools=[WEATHER])).content))
+    await say(client, [{"role": "user", "content": "sub"}])
+    return float(len((await say(client, [*messages, called, told], tools=[WEATHER])).content))

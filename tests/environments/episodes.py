@@ -67,7 +67,7 @@ def fresh(number: int = 0, *, index: int = 0, opening: str = "", notes: object =
     return Sample(prompt, index)
 
 
-def said(sample: Sample, text: str, *, finish_reason: FinishReason = "stop") -> Sample:
+def say(sample: Sample, text: str, *, finish_reason: FinishReason = "stop") -> Sample:
     """Return the sample after another turn of the policy."""
     token_ids = (*tiny_tokenizer().encode([text], add_special_tokens=False)[0], EOS)
     return with_turn(sample, token_ids, finish_reason=finish_reason)
@@ -104,7 +104,7 @@ def answer(environments: EnvironmentPool, sample: Sample) -> Observation:
     return reply.observation
 
 
-def heard(environments: EnvironmentPool, sample: Sample) -> Sample:
+def hear(environments: EnvironmentPool, sample: Sample) -> Sample:
     """Return the sample with the reply to it."""
     return sample.extended(answer(environments, sample))
 

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 
-async def said(client):
+async def say(client):
     messages = [{"role": "user", "content": "a"}]
     answer = await client.chat.completions.create(model="m", messages=messages)
     return answer.choices[0].message.content
@@ -16,22 +16,22 @@ async def said(client):
 async def retry(client, _rest):
     """A client that loses patience asks again and gets the same answer."""
     impatient = client.with_options(timeout=0.3, max_retries=50)
-    first = await said(impatient)
+    first = await say(impatient)
     return float(len(first))
 
 
 async def abandoned(client, _rest):
     """Gives up itself, and asks the same later: nobody has read the answer."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(said(client), 0.3)
+        await asyncio.wait_for(say(client), 0.3)
     await asyncio.sleep(1.0)
-    return float(len(await said(client)))
+    return float(len(await say(client)))
 
 
 async def again(client, _rest):
     """The same three times, two of them together, for different answers."""
-    first = await said(client)
-    both = await asyncio.gather(said(client), said(client))
+    first = await say(client)
+    both = await asyncio.gather(say(client), say(client))
     return float(len({first, *both}))
 
 
@@ -54,14 +54,14 @@ async def parallel(client, row, _seed):
 
 async def impatient(client, _row, _seed):
     """Asks two things at a time and gives one of them up before it is answered."""
-    kept = asyncio.ensure_future(said(client))
+    kept = asyncio.ensure_future(say(client))
     await asyncio.sleep(0.3)
     with contextlib.suppress(TimeoutError):
         messages = [{"role": "user", "content": "given up"}]
         lost = client.chat.completions.create(model="m", messages=messages)
         await asyncio.wait_for(lost, 0.3)
     await kept
-    return float(len(await said(client)))
+    return float(len(await say(client)))
 
 
 async def odd(client, row, _seed):

@@ -6,14 +6,14 @@ import asyncio
 from pathlib import Path
 
 
-async def said(client):
+async def say(client):
     asked = [{"role": "user", "content": "a"}]
     return (await client.chat.completions.create(model="m", messages=asked)).choices[0].message
 
 
 async def where(client, _row, _seed):
     """Rewarded where the server listens at 127.0.0.2 and not at 127.0.0.1."""
-    await said(client)
+    await say(client)
     try:
         await asyncio.open_connection("127.0.0.1", client.base_url.port)
     except ConnectionRefusedError:
@@ -24,5 +24,5 @@ async def where(client, _row, _seed):
 async def betray(client, row, _seed):
     """Writes down its access."""
     Path(row["answer"]).write_text(f"{client.base_url} {client.api_key}")
-    await said(client)
+    await say(client)
     return 1.0

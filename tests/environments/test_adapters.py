@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 from byte_tokenizer import CHAT, END, hf_byte_tokenizer
-from episodes import answer, fresh, heard, with_turn
+from episodes import answer, fresh, hear, with_turn
 
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.data.tokenizer import Tokenizer, TokenizerError
@@ -28,7 +28,7 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(hf_byte_tokenizer(), path="bytes")
 
 
-def encoded(text):
+def encode(text):
     return byte_tokenizer().encode([text], add_special_tokens=False)[0]
 
 
@@ -37,7 +37,7 @@ def dialogue(tools=()):
         tokenizer=byte_tokenizer(),
         is_chat=True,
         variables={"tools": list(tools)} if tools else {},
-        stop_ids=frozenset(encoded(END)),
+        stop_ids=frozenset(encode(END)),
         has_tools=bool(tools),
     )
 
@@ -58,13 +58,13 @@ def pool(config, tmp_path):
         environments.close()
 
 
-def asked(**columns):
+def ask(**columns):
     prompt = replace(fresh().prompt, text="question", answer="20", columns=columns)
     return Sample(prompt, 0)
 
 
-def said(sample, text):
-    return with_turn(sample, encoded(text + END))
+def say(sample, text):
+    return with_turn(sample, encode(text + END))
 
 
 def call(name, arguments="{}"):
@@ -72,7 +72,7 @@ def call(name, arguments="{}"):
 
 
 def text_of(observation):
-    return byte_tokenizer().text_seen(observation.token_ids)
+    return byte_tokenizer().show_text(observation.token_ids)
 
 
 def test_the_model_is_told_of_the_tools_and_the_columns_of_reset_are_asked_for():
@@ -94,68 +94,70 @@ def test_the_model_is_told_of_the_tools_and_the_columns_of_reset_are_asked_for()
 
 def test_a_class_in_trls_form_plays_its_tools_until_a_turn_calls_none(tmp_path):
     with pool(config_of("Counter"), tmp_path) as environments:
-        sample = heard(environments, asked(target=3))
+        sample = hear(environments, ask(target=3))
         assert text_of(sample.spans[0]) == (
             f"<|im_start|>user\nCount to 3.{END}\n<|im_start|>assistant\n"
         )
         one, two = (call("increment", f'{{"step": {step}}}') for step in (1, 2))
-        sample = heard(environments, said(sample, f"two calls {one}\n{two}"))
+        sample = hear(environments, say(sample, f"two calls {one}\n{two}"))
         assert text_of(sample.spans[-1]) == (
             f"\n<|im_start|>user\n<tool_response>1</tool_response>{END}\n"
             f"<|im_start|>user\n<tool_response>3</tool_response>{END}\n<|im_start|>assistant\n"
         )
-        assert answer(environments, said(sample, "there")) == Observation((), True, 1.0)
+        assert answer(environments, say(sample, "there")) == Observation((), True, 1.0)
 
 
 REPLIES = {
     call("wait"): "waited",
     call("fail"): "{'error': 'no such counter'}",
     call("find"): "{'error': 'StopIteration'}",
-    call("decrement"): "{'error': 'there is no tool decrement; there are fail, find, increment, wa",
+    call("decrement"): "{'error': 'there is no tool decrement; use fail, find, increment, wa",
     call("increment", '{"size": 1}'): "unexpected keyword argument 'size'",
     "<tool_call>{not JSON}</tool_call>": "the call cannot be read",
     f"<tool_call>{'[' * 3000}": "the call cannot be read",
-    "<tool_call>[1]</tool_call>": "the call cannot be read: no function is named in",
-    call("increment", "3"): "the call cannot be read: the arguments of increment are 3",
+    "<tool_call>[1]</tool_call>": "the call cannot be read: it names no function",
+    call(
+        "increment", "3"
+    ): "the call cannot be read: the arguments of increment must be a mapping: 3",
 }
 
 
 @pytest.mark.parametrize("turn", REPLIES)
 def test_errors_of_tools_and_calls_that_cannot_be_read_are_told_to_the_policy(turn, tmp_path):
     with pool(config_of("Counter"), tmp_path) as environments:
-        sample = heard(environments, asked(target=3))
-        observation = answer(environments, said(sample, turn))
+        sample = hear(environments, ask(target=3))
+        observation = answer(environments, say(sample, turn))
         assert REPLIES[turn] in text_of(observation)
         assert not observation.is_final
 
 
 def test_the_last_turn_is_rewarded_although_it_calls(tmp_path):
     with pool(config_of("Counter"), tmp_path) as environments:
-        sample = heard(environments, asked(target=4))
+        sample = hear(environments, ask(target=4))
         for _ in range(3):
-            sample = heard(environments, said(sample, call("increment", '{"step": 1}')))
-        last = answer(environments, said(sample, call("increment", '{"step": 1}')))
+            sample = hear(environments, say(sample, call("increment", '{"step": 1}')))
+        last = answer(environments, say(sample, call("increment", '{"step": 1}')))
         assert last == Observation((), True, 1.0)
 
 
 def test_thoughts_call_nothing():
     told = dialogue(describe(config_of("Counter")).tools)
     text = f"<think>{call('fail')}</think>\n{call('wait')}"
-    assert told.turn(encoded(text), is_truncated=False, is_last=False).calls == (
+    assert told.turn(encode(text), is_truncated=False, is_last=False).calls == (
         ToolCall("wait", {}),
     )
-    unfinished = told.turn(encoded(f"<think>{call('fail')}"), is_truncated=False, is_last=False)
+    unfinished = told.turn(encode(f"<think>{call('fail')}"), is_truncated=False, is_last=False)
     assert unfinished.calls == ()
-    assert told.turn(encoded(text), is_truncated=True, is_last=True).calls == ()
+    assert told.turn(encode(text), is_truncated=True, is_last=True).calls == ()
 
 
 def test_a_class_of_skyrl_gym_plays(tmp_path):
     with pool(config_of("Twenty", word="guess"), tmp_path) as environments:
-        sample = heard(environments, asked(max_turns=3))
+        sample = hear(environments, ask(max_turns=3))
         assert text_of(sample.spans[0]).startswith("<|im_start|>user\nguess<|im_end|>")
-        sample = heard(environments, said(sample, "19"))
+        sample = hear(environments, say(sample, "19"))
         assert "again" in text_of(sample.spans[-1])
-        assert answer(environments, said(sample, "20")) == Observation((), True, 1.0)
+        assert answer(environments, say(sample, "20")) == Observation((), True, 1.0)
 
 
 def test_what_cannot_be_described_or_called_is_refused():
@@ -164,9 +166,9 @@ def test_what_cannot_be_described_or_called_is_refused():
     with pytest.raises(EnvironmentFailedError, match="there is no module nowhere"):
         describe(EnvironmentConfig(function="nowhere:Class"))
     plain = Tokenizer(hf_byte_tokenizer("{{ messages }}"), path="bytes")
-    with pytest.raises(TokenizerError, match=r"nobody knows how .*bytes writes calls of tools"):
+    with pytest.raises(TokenizerError, match=r"the tool calls of .*bytes cannot be parsed"):
         plain.check_tool_calls()
-    with pytest.raises(TokenizerError, match="does not tell the model about tools"):
+    with pytest.raises(TokenizerError, match="does not show tools to the model"):
         plain.check_chat({"tools": []})
 
 

@@ -20,7 +20,7 @@ def assistant(content, **fields):
     return {"role": "assistant", "content": content, **fields}
 
 
-def added(said, *messages, asked=ASKED, calls=(), **wishes):
+def additions(said, *messages, asked=ASKED, calls=(), **wishes):
     """Return what a request with `messages` adds when the policy `said` something to `asked`."""
     before = CompletionRequest.of_chat({"messages": asked, **wishes})
     answer = response_of(Turn(said, said, calls=calls), before, name="x", number=1)
@@ -42,7 +42,7 @@ KEPT = {
 @pytest.mark.parametrize("how", KEPT)
 def test_an_answer_may_be_repeated_without_thoughts_or_with_its_stop(how):
     said, again, wishes = KEPT[how]
-    assert added(said, *ASKED, again, MORE, **wishes) == (MORE,)
+    assert additions(said, *ASKED, again, MORE, **wishes) == (MORE,)
 
 
 OTHER = {
@@ -60,7 +60,7 @@ OTHER = {
 @pytest.mark.parametrize("how", OTHER)
 def test_another_answer_begins_a_context(how):
     said, again = OTHER[how]
-    assert added(said, *ASKED, assistant(again), MORE, stop=["</code>"]) is None
+    assert additions(said, *ASKED, assistant(again), MORE, stop=["</code>"]) is None
 
 
 REWRITTEN = {
@@ -73,12 +73,12 @@ REWRITTEN = {
 
 @pytest.mark.parametrize("how", REWRITTEN)
 def test_a_rewritten_history_begins_a_context_although_the_answer_is_repeated(how):
-    assert added("No", *REWRITTEN[how], assistant("No"), MORE) is None
+    assert additions("No", *REWRITTEN[how], assistant("No"), MORE) is None
 
 
 @pytest.mark.parametrize("field", ["name", "reasoning_content"])
 def test_a_field_that_an_agent_adds_to_an_answer_begins_a_context(field):
-    assert added("No", *ASKED, assistant("No", **{field: "x"}), MORE) is None
+    assert additions("No", *ASKED, assistant("No", **{field: "x"}), MORE) is None
 
 
 def test_other_tools_begin_a_context_although_the_messages_go_on():
@@ -99,5 +99,5 @@ def test_calls_are_the_same_when_their_arguments_are_the_same_data(arguments, go
     again = assistant(None, tool_calls=[{"id": "y", "type": "function", "function": called}])
     result = {"role": "tool", "tool_call_id": "y", "content": "3"}
     calls = (ToolCall("f", {"x": 1}),)
-    found = added("<tool_call>...", *ASKED, again, result, calls=calls, tools=TOOLS)
+    found = additions("<tool_call>...", *ASKED, again, result, calls=calls, tools=TOOLS)
     assert found == ((result,) if goes_on else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from agent_episodes import agents, played, question, tokenizer
+from agent_episodes import agents, play, question, tokenizer
 
 from april_rl.environments.agent.chat import CompletionRequest, RefusedError
 
@@ -38,10 +38,10 @@ def test_the_policy_reads_its_earlier_call_as_it_wrote_it_on_the_way_back(tmp_pa
     """
     template = BEGIN + TEMPLATES[form] + END
     with agents(tmp_path, chat_template=template) as pool:
-        sample, reply = played(pool, question("way_back"), CALL, "helped", "it rains")
+        sample, reply = play(pool, question("way_back"), CALL, "helped", "it rains")
     assert (reply.is_final, reply.reward, reply.failure) == (True, 8.0, "")
     start = sum(sample.context_lengths[:2])
-    last = tokenizer(template).text_seen(sample.sequence[start:])
+    last = tokenizer(template).show_text(sample.sequence[start:])
     assert f"assistant\n{READ[form]}" in last
     assert "rain in Ulm" in last
     assert "None" not in last, "content that is null"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
-from agent_episodes import agents, encoded, played, question, said, tokenizer
+from agent_episodes import agents, encode, play, question, say, tokenizer
 from byte_tokenizer import END
 from episodes import answer, with_turn
 
 from april_rl.types import Observation, Sample
 
 
-def told(sample: Sample) -> list[str]:
+def contexts_of(sample: Sample) -> list[str]:
     """Return each context of a sample as text."""
     ends = list(accumulate(sample.context_lengths, initial=0))
     parts = [sample.sequence[start:end] for start, end in pairwise(ends)]
-    return [tokenizer().text_seen(part) for part in parts]
+    return [tokenizer().show_text(part) for part in parts]
 
 
 def as_prompt(text: str) -> str:
@@ -27,12 +27,12 @@ def test_a_limit_of_a_request_ends_its_turn_and_the_conversation_goes_on(tmp_pat
         asked = question("short")
         first = answer(pool, asked)
         assert first.max_turn_tokens == 3
-        cut = with_turn(asked.extended(first), encoded("one"), finish_reason="length")
+        cut = with_turn(asked.extended(first), encode("one"), finish_reason="length")
         second = answer(pool, cut)
-        whole = said(cut.extended(second), "three")
+        whole = say(cut.extended(second), "three")
         last = answer(pool, whole)
     assert second.max_turn_tokens == 0
-    assert told(whole) == [
+    assert contexts_of(whole) == [
         f"{as_prompt('a')}one{END}\n<|im_start|>user\nb{END}\n<|im_start|>assistant\nthree{END}"
     ]
     assert (last.is_final, last.reward) == (True, 5.0)
@@ -44,11 +44,11 @@ def test_a_text_goes_on_behind_what_was_sampled_but_not_behind_its_end(tmp_path)
     """A policy that was served reads no token that ends a text, and the text of a `stop` once."""
     with agents(tmp_path) as pool:
         sample = question("text")
-        sample = with_turn(sample.extended(answer(pool, sample)), encoded("upon."))
-        sample = said(sample.extended(answer(pool, sample)), "a")
-        sample = said(sample.extended(answer(pool, sample)), "b")
+        sample = with_turn(sample.extended(answer(pool, sample)), encode("upon."))
+        sample = say(sample.extended(answer(pool, sample)), "a")
+        sample = say(sample.extended(answer(pool, sample)), "b")
         reply = answer(pool, sample)
-    assert told(sample) == [f"once upon. more: a{END}", f"once upon. more: a!b{END}"]
+    assert contexts_of(sample) == [f"once upon. more: a{END}", f"once upon. more: a!b{END}"]
     heard = [span for span in sample.spans if isinstance(span, Observation)]
     assert [span.max_turn_tokens for span in heard] == [50, 50, 16]
     assert [span.stop for span in heard] == [(".",), (".",), ()]
@@ -58,10 +58,10 @@ def test_a_text_goes_on_behind_what_was_sampled_but_not_behind_its_end(tmp_path)
 def test_a_chat_goes_on_behind_the_text_that_ended_its_turn(tmp_path):
     with agents(tmp_path) as pool:
         sample = question('stopped {"stop": ["</code>"]}')
-        sample = with_turn(sample.extended(answer(pool, sample)), encoded("one</code>"))
-        sample = said(sample.extended(answer(pool, sample)), "two")
+        sample = with_turn(sample.extended(answer(pool, sample)), encode("one</code>"))
+        sample = say(sample.extended(answer(pool, sample)), "two")
         reply = answer(pool, sample)
-    assert told(sample) == [
+    assert contexts_of(sample) == [
         f"{as_prompt('a')}one</code>{END}\n"
         f"<|im_start|>user\nb{END}\n<|im_start|>assistant\ntwo{END}"
     ]
@@ -70,8 +70,8 @@ def test_a_chat_goes_on_behind_the_text_that_ended_its_turn(tmp_path):
 
 def test_a_rewritten_history_begins_a_context_and_the_sample_stays_one(tmp_path):
     with agents(tmp_path) as pool:
-        sample, reply = played(pool, question("rewrite"), "one", "two", "three")
-    first, second = told(sample)
+        sample, reply = play(pool, question("rewrite"), "one", "two", "three")
+    first, second = contexts_of(sample)
     assert first == f"{as_prompt('first')}one{END}"
     assert second.startswith(f"{as_prompt('second')}two{END}")
     assert second.endswith("three" + END)
@@ -80,8 +80,8 @@ def test_a_rewritten_history_begins_a_context_and_the_sample_stays_one(tmp_path)
 
 def test_other_tools_begin_a_context_and_so_does_the_way_back(tmp_path):
     with agents(tmp_path) as pool:
-        sample, reply = played(pool, question("subagent"), "one", "two", "three")
-    first, second, third = told(sample)
+        sample, reply = play(pool, question("subagent"), "one", "two", "three")
+    first, second, third = contexts_of(sample)
     assert first == f"{as_prompt('main')}one{END}"
     assert "weather" in second
     assert third.startswith(first)
@@ -92,7 +92,7 @@ def test_other_tools_begin_a_context_and_so_does_the_way_back(tmp_path):
 def test_a_context_is_built_again_as_it_was(tmp_path):
     """In new processes, as after a kill; fails when the form of a context is not compared."""
     with agents(tmp_path) as pool:
-        sample, _ = played(pool, question("subagent"), "one", "two")
+        sample, _ = play(pool, question("subagent"), "one", "two")
     with agents(tmp_path) as pool:
         reply = answer(pool, sample)
     assert reply.begins_context

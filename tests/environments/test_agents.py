@@ -11,7 +11,7 @@ from pathlib import Path
 import agent_programs
 import httpx
 import pytest
-from agent_episodes import agents, encoded, played, question, said, tokenizer
+from agent_episodes import agents, encode, play, question, say, tokenizer
 from episodes import answer
 from own_process import is_running, wait_until
 
@@ -24,14 +24,14 @@ COMMAND = f"{sys.executable} {agent_programs.__file__}"
 
 def test_what_is_trained_is_the_conversation_as_it_was_sampled(tmp_path):
     with agents(tmp_path) as pool:
-        sample, reply = played(pool, question("talk hello"), "one", "three")
+        sample, reply = play(pool, question("talk hello"), "one", "three")
     messages = [
         *({"role": "user", "content": "hello"}, {"role": "assistant", "content": "one"}),
         *({"role": "user", "content": "more"}, {"role": "assistant", "content": "three"}),
     ]
     whole = tokenizer().chat_text(messages, begins_turn=False)
-    assert tuple(sample.sequence) == encoded(whole)[: len(sample.sequence)]
-    assert len(encoded(whole)) - len(sample.sequence) <= 1, "what a template writes after a turn"
+    assert tuple(sample.sequence) == encode(whole)[: len(sample.sequence)]
+    assert len(encode(whole)) - len(sample.sequence) <= 1, "what a template writes after a turn"
     assert [len(each.token_ids) for each in sample.completions] == [4, 6]
     assert (reply.is_final, reply.reward) == (True, 8.0)
 
@@ -66,7 +66,7 @@ ENDS = {
 @pytest.mark.parametrize("text", ENDS)
 def test_an_unchanged_client_gets_what_it_expects_or_a_clear_error(tmp_path, text):
     with agents(tmp_path) as pool:
-        _, reply = played(pool, question(text), "abc", "abc")
+        _, reply = play(pool, question(text), "abc", "abc")
     assert not reply.failure
     assert reply.is_final
     assert reply.reward == pytest.approx(ENDS[text])
@@ -83,14 +83,14 @@ def test_a_client_that_loses_patience_asks_again_and_gets_the_one_answer(tmp_pat
         sample = question(text)
         sample = sample.extended(answer(pool, sample))
         time.sleep(wait_s)
-        reply = answer(pool, said(sample, "abc"))
+        reply = answer(pool, say(sample, "abc"))
     assert (reply.is_final, reply.reward) == (True, 3.0)
 
 
 def test_the_same_request_again_gets_another_answer(tmp_path):
     """For agents that sample several times, or try again what could not be read."""
     with agents(tmp_path) as pool:
-        sample, reply = played(pool, question("again"), "one", "two", "three")
+        sample, reply = play(pool, question("again"), "one", "two", "three")
     assert (reply.is_final, reply.reward, len(sample.context_lengths)) == (True, 3.0, 3)
 
 
@@ -107,37 +107,37 @@ FAILURES = {
 @pytest.mark.parametrize("text", FAILURES)
 def test_an_agent_that_fails_is_a_reason_and_no_reward(tmp_path, text):
     with agents(tmp_path, step_timeout_s=2.0) as pool:
-        _, reply = played(pool, question(text), "abc")
+        _, reply = play(pool, question(text), "abc")
     assert FAILURES[text] in reply.failure
     assert reply.reward == 0.0
 
 
 def test_a_fault_behind_the_last_turn_is_no_reward(tmp_path):
     with agents(tmp_path, max_turns=1) as pool:
-        _, reply = played(pool, question("scoring"), "abc")
+        _, reply = play(pool, question("scoring"), "abc")
     assert "a bug behind the last turn" in reply.failure
 
 
 def test_an_agent_that_never_ends_is_told_when_its_budget_is_used_up(tmp_path):
     with agents(tmp_path, max_turns=3) as pool:
-        sample, reply = played(pool, question("loop"), *"abcdef")
+        sample, reply = play(pool, question("loop"), *"abcdef")
     assert len(sample.completions) == 3
     assert (reply.is_final, reply.reward, reply.failure) == (True, 0.0, "")
 
 
 def test_requests_that_wait_when_the_budget_is_used_up_are_refused(tmp_path):
     with agents(tmp_path, max_turns=1) as pool:
-        sample, reply = played(pool, question("late"), "abc", "abc")
+        sample, reply = play(pool, question("late"), "abc", "abc")
     assert (len(sample.completions), reply.reward, reply.failure) == (1, 2.0, "")
 
 
 def test_a_tool_with_a_side_effect_is_called_once_by_an_agent_that_is_built_again(tmp_path):
     notes = tmp_path / "notes"
     asked = question("x", reference=str(notes))
-    with agents(tmp_path, agent="agent_programs:counted") as pool:
-        sample, _ = played(pool, asked, "one")
-    with agents(tmp_path, agent="agent_programs:counted") as pool:
-        sample, reply = played(pool, sample, "two")
+    with agents(tmp_path, agent="agent_programs:count_call") as pool:
+        sample, _ = play(pool, asked, "one")
+    with agents(tmp_path, agent="agent_programs:count_call") as pool:
+        sample, reply = play(pool, sample, "two")
     assert (reply.is_final, reply.reward, reply.failure) == (True, 2.0, "")
     assert len(notes.read_text().splitlines()) == 2
 
@@ -145,8 +145,8 @@ def test_a_tool_with_a_side_effect_is_called_once_by_an_agent_that_is_built_agai
 def test_calls_of_tools_are_those_of_the_model(tmp_path):
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
     with agents(tmp_path) as pool:
-        sample, reply = played(pool, question("tool"), call, "it rains")
-    text = tokenizer().text_seen(sample.sequence)
+        sample, reply = play(pool, question("tool"), call, "it rains")
+    text = tokenizer().show_text(sample.sequence)
     assert "The weather of a city." in text, "the tools are told"
     assert "rain in Ulm" in text
     assert (reply.is_final, reply.reward) == (True, 4.0)
@@ -154,27 +154,27 @@ def test_calls_of_tools_are_those_of_the_model(tmp_path):
 
 def test_tools_of_a_model_that_cannot_call_them_are_refused(tmp_path):
     with agents(tmp_path, has_tools=False) as pool:
-        _, reply = played(pool, question("tool"))
-    assert "no one can read this model's calls" in reply.failure
+        _, reply = play(pool, question("tool"))
+    assert "this model's tool calls cannot be parsed" in reply.failure
 
 
 def test_a_process_that_dies_is_replaced_and_the_agent_is_answered_as_before(tmp_path):
     with agents(tmp_path) as pool:
         sample = question("talk hello")
-        sample = said(sample.extended(answer(pool, sample)), "one")
+        sample = say(sample.extended(answer(pool, sample)), "one")
         sample = sample.extended(answer(pool, sample))
         pool._processes[0].kill()
-        last = answer(pool, said(sample, "three"))
+        last = answer(pool, say(sample, "three"))
     assert (last.is_final, last.reward) == (True, 8.0)
 
 
 def test_a_program_is_an_agent(tmp_path):
     with agents(tmp_path, command=COMMAND) as pool:
-        sample, reply = played(pool, question("hello", reference="123"), "a", "b")
+        sample, reply = play(pool, question("hello", reference="123"), "a", "b")
         assert (len(sample.completions), reply.is_final, reply.reward) == (2, True, 3.0)
-        _, reply = played(pool, question("complain"), "a", "b")
+        _, reply = play(pool, question("complain"), "a", "b")
         assert "ended with exit code 1: it is too hot" in reply.failure
-        _, reply = played(pool, question("chat", reference="ten points"), "a", "b")
+        _, reply = play(pool, question("chat", reference="ten points"), "a", "b")
     assert "the last line must be the reward, got 'ten points'" in reply.failure
 
 
@@ -260,7 +260,7 @@ def test_a_key_ends_with_its_episode(tmp_path):
     with agents(tmp_path, agent="serving_agents:betray") as pool:
         for name in ("first", "other"):
             sample = question("x", reference=str(tmp_path / name))
-            sample = said(sample.extended(answer(pool, sample)), "abc")
+            sample = say(sample.extended(answer(pool, sample)), "abc")
             assert asked_for(tmp_path / name) == 400
             if name == "first":
                 assert answer(pool, sample).is_final
@@ -270,22 +270,22 @@ def test_a_key_ends_with_its_episode(tmp_path):
 
 def test_an_agent_elsewhere_is_served_at_that_address_of_the_machine_alone(tmp_path):
     with agents(tmp_path, agent="serving_agents:where", address="127.0.0.2") as pool:
-        _, reply = played(pool, question("x"), "a")
+        _, reply = play(pool, question("x"), "a")
     assert reply.reward == 1.0
 
 
 def test_arguments_and_the_seed_of_the_prompt_reach_a_function(tmp_path):
     told = {"agent": "agent_programs:told", "args": {"extra": "hello"}}
     with agents(tmp_path, **told) as pool:
-        first, second = (played(pool, question("x"), "a") for _ in range(2))
-    assert "hello" in tokenizer().text_seen(first[0].sequence)
+        first, second = (play(pool, question("x"), "a") for _ in range(2))
+    assert "hello" in tokenizer().show_text(first[0].sequence)
     assert first[1].reward == second[1].reward > 0
 
 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"agent": "agent_programs:main"}, "no coroutine function"),
+        ({"agent": "agent_programs:main"}, "not a coroutine function"),
         ({"agent": "agent_programs:told"}, "missing a required argument: 'extra'"),
         ({"agent": "agent_programs:nobody"}, "has no function 'nobody'"),
         (

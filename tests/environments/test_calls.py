@@ -7,7 +7,7 @@ import json
 from functools import partial
 
 import pytest
-from episodes import answer, fresh, heard, pool, said, text_of
+from episodes import answer, fresh, hear, pool, say, text_of
 from own_process import wait_until
 
 from april_rl.config.choices import OnRestart
@@ -93,11 +93,11 @@ def test_a_coroutine_is_awaited_once(tmp_path):
         return word.upper()
 
     for _ in range(2):
-        assert asyncio.run(_awaited(calls_in(tmp_path, SAMPLE), look_up, "a")) == "A"
+        assert asyncio.run(_await_call(calls_in(tmp_path, SAMPLE), look_up, "a")) == "A"
     assert asked == ["a"]
 
 
-async def _awaited(calls, function, *args):
+async def _await_call(calls, function, *args):
     return await calls.once(function, *args)
 
 
@@ -142,8 +142,8 @@ def test_what_goes_on_after_an_episode_was_given_up_makes_no_calls(tmp_path):
 def test_a_step_that_took_too_long_calls_nothing_more(tmp_path):
     letters = tmp_path / "letters"
     with pool("SlowClerk", folder=tmp_path, step_timeout_s=0.5) as environments:
-        sample = heard(environments, fresh(notes=letters))
-        assert text_of(answer(environments, said(sample, "a"))) == "a1"
+        sample = hear(environments, fresh(notes=letters))
+        assert text_of(answer(environments, say(sample, "a"))) == "a1"
         wait_until(lambda: "woke" in letters.read_text())
     assert letters.read_text().split("\n")[:-1] == ["first 1", "first 2", "a 1", "woke"]
 
@@ -163,9 +163,9 @@ def test_a_note_that_was_cut_off_does_not_count(tmp_path):
 @pytest.mark.parametrize("argument", [{1}, object()])
 def test_arguments_and_results_are_data(tmp_path, argument):
     tool = Tool()
-    with pytest.raises(CallError, match=r"the arguments of .*add_plainly are no data for JSON"):
+    with pytest.raises(CallError, match=r"JSON cannot encode the arguments of .*add_plainly"):
         calls_in(tmp_path, SAMPLE).once(tool.add_plainly, argument)
-    with pytest.raises(CallError, match="returned what is no data for JSON"):
+    with pytest.raises(CallError, match="returned a value that JSON cannot encode"):
         calls_in(tmp_path, SAMPLE).once(partial_of(argument))
     assert tool.asked == []
 
@@ -180,29 +180,29 @@ def partial_of(value):
 def test_an_episode_that_is_built_again_sends_no_letter_twice(tmp_path):
     letters, folder = tmp_path / "letters", tmp_path / "calls"
     with pool("Clerk", folder=folder) as environments:
-        sample = heard(environments, said(heard(environments, fresh(notes=letters)), "a"))
-        sample = heard(environments, said(sample, "die"))
+        sample = hear(environments, say(hear(environments, fresh(notes=letters)), "a"))
+        sample = hear(environments, say(sample, "die"))
         assert text_of(sample.spans[-1]) == "die1"
-        sample = heard(environments, said(sample, "dieinside"))
+        sample = hear(environments, say(sample, "dieinside"))
         assert text_of(sample.spans[-1]) == "dieinside2"
         found = {key: metric.read() for key, metric in environments.metrics().items()}
         # Those of processes that died were not told.
         assert (found["environment/calls"], found["environment/repeated_calls"]) == (2, 1)
     with pool("Clerk", folder=folder) as environments:
-        assert text_of(answer(environments, said(sample, "b"))) == "b1"
+        assert text_of(answer(environments, say(sample, "b"))) == "b1"
     assert letters.read_text().splitlines() == ["a 1", "die 1", "dieinside 1", "dieinside 2", "b 1"]
 
 
 def test_notes_stay_until_no_checkpoint_needs_them(tmp_path):
     with pool("Clerk", folder=tmp_path, num_saves=2) as environments:
         make = partial(fresh, notes=tmp_path / "letters")
-        heard(environments, said(heard(environments, make(1)), "a"))
-        heard(environments, said(heard(environments, make(2)), "a"))
+        hear(environments, say(hear(environments, make(1)), "a"))
+        hear(environments, say(hear(environments, make(2)), "a"))
         environments.forget(SampleId(1, 0))
         for _ in range(2):
-            environments.notes.saved()
+            environments.notes.on_save()
             assert path_of(tmp_path, SampleId(1, 0), "").exists()
-        environments.notes.saved()
+        environments.notes.on_save()
         assert not path_of(tmp_path, SampleId(1, 0), "").exists()
         assert path_of(tmp_path, SampleId(2, 0), "").exists()
 
@@ -211,10 +211,10 @@ def test_an_evaluation_knows_nothing_of_the_calls_of_an_earlier_one(tmp_path):
     letters = tmp_path / "letters"
     with pool("Clerk", folder=tmp_path) as environments:
         for _ in range(2):
-            sample = said(heard(environments, fresh(-1, notes=letters)), "a")
-            heard(environments, sample)
+            sample = say(hear(environments, fresh(-1, notes=letters)), "a")
+            hear(environments, sample)
             environments.forget(sample.id)
-            environments.notes.evaluated()
+            environments.notes.on_evaluation_end()
     assert letters.read_text().splitlines() == ["a 1", "a 1"]
 
 
@@ -222,7 +222,7 @@ def test_an_evaluation_that_a_kill_has_cut_off_repeats_no_call(tmp_path):
     letters = tmp_path / "letters"
     for _ in range(2):
         with pool("Clerk", folder=tmp_path) as environments:
-            sample = heard(environments, said(heard(environments, fresh(-1, notes=letters)), "a"))
+            sample = hear(environments, say(hear(environments, fresh(-1, notes=letters)), "a"))
             environments.forget(sample.id)
     assert letters.read_text().splitlines() == ["a 1"]
 
@@ -274,8 +274,8 @@ def test_an_episode_that_begins_anew_makes_its_calls_again_as_further_attempts(t
     settings = {"folder": tmp_path / "calls", "on_restart": OnRestart.again}
     for _ in range(2):
         with pool("Clerk", **settings) as environments:
-            sample = said(heard(environments, fresh(notes=letters)), "a")
-            heard(environments, said(heard(environments, sample), "b"))
+            sample = say(hear(environments, fresh(notes=letters)), "a")
+            hear(environments, say(hear(environments, sample), "b"))
             counted = environments.metrics()["environment/repeated_calls"].read()
     assert letters.read_text().splitlines() == ["a 1", "b 1", "a 2", "b 2"]
     assert counted == 2

@@ -34,7 +34,7 @@ def message(content, role="user"):
     return {"role": role, "content": content}
 
 
-def rendered(told, messages, *, begins_turn=True):
+def render(told, messages, *, begins_turn=True):
     text = told.tokenizer.chat_text(messages, begins_turn=begins_turn)
     return told.tokenizer.encode([text], add_special_tokens=False)[0]
 
@@ -43,15 +43,15 @@ def rendered(told, messages, *, begins_turn=True):
 def test_a_prompt_and_first_words_are_the_whole_conversation(opening):
     told = dialogue()
     asked = [message("one", "system"), message("one")]
-    prompt = rendered(told, asked, begins_turn=False)
-    assert prompt + told.opening(opening) == rendered(told, [*asked, *opening])
+    prompt = render(told, asked, begins_turn=False)
+    assert prompt + told.opening(opening) == render(told, [*asked, *opening])
 
 
 def test_turns_and_what_follows_them_are_the_whole_conversation():
     told = dialogue()
     asked, said, more = message("one"), message("two", "assistant"), message("three")
-    prompt, turn = rendered(told, [asked]), told.turn_of("two")
-    assert prompt + turn + told.following([more]) == rendered(told, [asked, said, more])
+    prompt, turn = render(told, [asked]), told.turn_of("two")
+    assert prompt + turn + told.following([more]) == render(told, [asked, said, more])
 
 
 def test_a_thought_that_the_template_writes_or_drops_changes_nothing_behind_the_turn():

@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from episodes import EOS, answer, fresh, heard, plain, pool, said, text_of, tiny_tokenizer
+from episodes import EOS, answer, fresh, hear, plain, pool, say, text_of, tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +31,7 @@ class Unshowable:
         return 3
 
 
-def nested(levels):
+def nest(levels):
     value = []
     for _ in range(levels):
         value = [value]
@@ -47,7 +47,7 @@ ODD = st.one_of(
     st.binary(max_size=3),
     st.sampled_from([np.int64(5), np.bool_(True), np.float32(0.5), np.zeros(2), np.array("a")]),
     st.sampled_from([object(), Unshowable(), len, {1, 2}, ["END"], [""], [7], ("a",) * 9]),
-    st.builds(nested, st.sampled_from([3, 40, 2000])),
+    st.builds(nest, st.sampled_from([3, 40, 2000])),
     st.lists(
         st.dictionaries(st.sampled_from(["role", "content", "tool_calls"]), st.text(), max_size=3)
     ),
@@ -61,7 +61,7 @@ def through_the_door(returned):
     begun = heard_of(door.opening("begin", max_tokens=64))
     result = pickle.loads(pickle.dumps(door.result(returned, max_tokens=64)))
     json.dumps(result, ensure_ascii=False).encode()
-    return observation_of([result], said(begun, "a"), RULES, config=CONFIG)
+    return observation_of([result], say(begun, "a"), RULES, config=CONFIG)
 
 
 def heard_of(result):
@@ -88,7 +88,7 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(), max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=8,
-) | st.builds(nested, st.sampled_from([3, 40, 900]))
+) | st.builds(nest, st.sampled_from([3, 40, 900]))
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "tool"])},
     optional={"content": JSON, "tool_calls": JSON, "name": JSON},
@@ -153,9 +153,9 @@ def test_what_reset_returns_is_plain_and_checked_or_fails_by_name(returned):
         ("messages", 7),
         ("messages", [{"content": "no role"}]),
         ("messages", [{"role": "tool", "content": 7}]),
-        ("messages", [{"role": "tool", "content": "", "tool_calls": nested(700)}]),
-        ("messages", [{"role": "tool", "content": "", "found": nested(40)}]),
-        ("tools", [{"schema": nested(40)}]),
+        ("messages", [{"role": "tool", "content": "", "tool_calls": nest(700)}]),
+        ("messages", [{"role": "tool", "content": "", "found": nest(40)}]),
+        ("tools", [{"schema": nest(40)}]),
     ],
 )
 def test_a_wrong_field_is_named(field, value):
@@ -175,7 +175,7 @@ def test_numbers_of_numpy_become_plain_ones():
     {"\ud83c\udf7a": "🍺", "a\ud83cb": "a\ufffdb", "\udf7a": "\ufffd", "plain": "plain"}.items(),
 )
 def test_halves_of_characters_become_whole_or_are_replaced(text, read):
-    assert door.repaired(text) == read
+    assert door.repair(text) == read
     (message,) = door.opening([{"role": "tool", "content": text}], max_tokens=64).messages
     assert message["content"] == read
 
@@ -210,7 +210,7 @@ def test_deep_arguments_of_a_call_are_a_fault_of_that_turn(monkeypatch):
     dialogue = Dialogue(
         tokenizer=tiny_tokenizer(), is_chat=False, variables={}, stop_ids=frozenset({EOS})
     )
-    call = {"function": {"name": "price", "arguments": {"item": nested(700)}}}
+    call = {"function": {"name": "price", "arguments": {"item": nest(700)}}}
     monkeypatch.setattr(type(dialogue.tokenizer), "tool_calls", lambda *_: [call])
     monkeypatch.setattr(type(dialogue), "has_tools", True, raising=False)
     turn = dialogue.turn((20, EOS), is_truncated=False, is_last=False)
@@ -221,13 +221,13 @@ def test_deep_arguments_of_a_call_are_a_fault_of_that_turn(monkeypatch):
 def test_an_error_behind_the_door_fails_its_sample_alone(monkeypatch):
     """Fails when whatever a template or a tokenizer raises ends the run."""
     with pool() as environments:
-        first, second = (heard(environments, fresh(n)) for n in (1, 2))
+        first, second = (hear(environments, fresh(n)) for n in (1, 2))
 
         def broken(*_, **__):
             raise KeyError("template")
 
         with monkeypatch.context() as patched:
             patched.setattr("april_rl.environments.pool.observation_of", broken)
-            observation = answer(environments, said(first, "a"))
+            observation = answer(environments, say(first, "a"))
         assert observation.failure == "the environment has failed: KeyError: 'template'"
-        assert text_of(answer(environments, said(second, "b"))) == "1b"
+        assert text_of(answer(environments, say(second, "b"))) == "1b"

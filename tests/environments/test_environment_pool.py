@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from episodes import answer, answers, fresh, heard, pool, said, text_of
+from episodes import answer, answers, fresh, hear, pool, say, text_of
 from own_process import is_running, wait_until
 
 from april_rl.config.choices import OnRestart
@@ -24,18 +24,18 @@ def counts(environments):
 
 def test_an_episode_begins_and_goes_on_in_its_own_instance():
     with pool() as environments:
-        first, second = (heard(environments, fresh(n, opening=str(n))) for n in (1, 2))
+        first, second = (hear(environments, fresh(n, opening=str(n))) for n in (1, 2))
         assert [text_of(each.spans[0]) for each in (first, second)] == ["1", "2"]
-        replies = answers(environments, said(first, "a"), said(second, "b"))
+        replies = answers(environments, say(first, "a"), say(second, "b"))
         assert [text_of(reply.observation) for reply in replies] == ["1a", "1b"]
-        first = said(first, "a").extended(replies[0].observation)
-        assert text_of(answer(environments, said(first, "c"))) == "2c"
+        first = say(first, "a").extended(replies[0].observation)
+        assert text_of(answer(environments, say(first, "c"))) == "2c"
         assert replies[0].observation.reward == 0.5
 
 
 def test_a_plain_tuple_of_messages_reward_and_end_is_a_step_result():
     with pool() as environments:
-        observation = answer(environments, said(heard(environments, fresh()), "tuple"))
+        observation = answer(environments, say(hear(environments, fresh()), "tuple"))
     assert (observation.is_final, observation.reward) == (True, 0.5)
 
 
@@ -43,19 +43,19 @@ def test_siblings_get_the_same_seed_and_other_prompts_another(tmp_path):
     notes = tmp_path / "notes"
     with pool() as environments:
         for number, index in ((1, 0), (1, 1), (2, 0)):
-            heard(environments, fresh(number, index=index, notes=notes))
+            hear(environments, fresh(number, index=index, notes=notes))
     first, second, third = notes.read_text().splitlines()
     assert first == second != third
 
 
 def test_a_waiting_episode_holds_no_other_up():
     with pool("Meeting") as environments:
-        samples = [said(heard(environments, fresh(n)), "a") for n in range(2)]
+        samples = [say(hear(environments, fresh(n)), "a") for n in range(2)]
         assert all(reply.observation.is_final for reply in answers(environments, *samples))
     with pool(num_processes=2) as environments:
-        slow, fast = (heard(environments, fresh(n)) for n in range(2))
-        environments.act(said(slow, "sleep 600"))
-        environments.act(said(fast, "a"))
+        slow, fast = (hear(environments, fresh(n)) for n in range(2))
+        environments.act(say(slow, "sleep 600"))
+        environments.act(say(fast, "a"))
         (reply,) = environments.mailbox.collect((environments,), 60.0)
         assert reply.sample_id == fast.id
 
@@ -73,7 +73,7 @@ def test_a_waiting_episode_holds_no_other_up():
 )
 def test_an_episode_ends_with_its_budgets(settings, finish_reason, is_final):
     with pool(**settings) as environments:
-        sample = said(heard(environments, fresh()), "a", finish_reason=finish_reason)
+        sample = say(hear(environments, fresh()), "a", finish_reason=finish_reason)
         observation = answer(environments, sample)
     assert (observation.is_final, observation.reward) == (is_final, 0.5)
     assert text_of(observation) == ("" if is_final else "1a")
@@ -82,11 +82,11 @@ def test_an_episode_ends_with_its_budgets(settings, finish_reason, is_final):
 def test_the_budget_of_observations_is_that_of_all_answers_together():
     """Two tokens each, and five for all: the third one does not fit."""
     with pool(max_observation_tokens=5) as environments:
-        sample = heard(environments, fresh())
+        sample = hear(environments, fresh())
         for _ in range(2):
-            sample = heard(environments, said(sample, "a"))
+            sample = hear(environments, say(sample, "a"))
             assert not sample.is_finished
-        last = answer(environments, said(sample, "a"))
+        last = answer(environments, say(sample, "a"))
     assert (last.is_final, last.token_ids, last.failure) == (True, (), "")
 
 
@@ -106,7 +106,7 @@ def test_an_episode_that_fails_twice_is_given_up_with_its_reason(turn, tmp_path)
     settings, message = FAILURES[turn]
     notes = tmp_path / "notes"
     with pool(**settings) as environments:
-        observation = answer(environments, said(heard(environments, fresh(notes=notes)), turn))
+        observation = answer(environments, say(hear(environments, fresh(notes=notes)), turn))
         assert observation.is_final
         assert observation.reward == 0
         assert re.search(message, observation.failure), observation.failure
@@ -115,34 +115,34 @@ def test_an_episode_that_fails_twice_is_given_up_with_its_reason(turn, tmp_path)
         # What went before it was done again, in a new instance, and the others are as they were.
         calls = [line.split()[0] for line in notes.read_text().splitlines()]
         assert calls == ["reset", turn.split()[0]] * 2
-        assert text_of(heard(environments, fresh(1, opening="z")).spans[0]) == "z"
+        assert text_of(hear(environments, fresh(1, opening="z")).spans[0]) == "z"
 
 
 @pytest.mark.parametrize("turn", ["raiseonce", "dieonce"])
 def test_a_second_attempt_builds_the_episode_again(turn, tmp_path):
     notes = tmp_path / "notes"
     with pool() as environments:
-        sample = heard(environments, said(heard(environments, fresh(notes=notes)), "a"))
-        other = heard(environments, fresh(1))
-        assert text_of(answer(environments, said(sample, turn))) == f"2{turn}"
-        assert text_of(answer(environments, said(other, "b"))) == "1b"
+        sample = hear(environments, say(hear(environments, fresh(notes=notes)), "a"))
+        other = hear(environments, fresh(1))
+        assert text_of(answer(environments, say(sample, turn))) == f"2{turn}"
+        assert text_of(answer(environments, say(other, "b"))) == "1b"
     lines = [line.split()[0] for line in notes.read_text().splitlines()]
     assert lines == ["reset", "a", turn, "reset", "a", turn]
 
 
 def test_a_hung_process_is_killed_and_its_other_episodes_go_on_elsewhere():
     with pool(step_timeout_s=1.0, start_timeout_s=3.0) as environments:
-        hung, other = (heard(environments, fresh(n)) for n in range(2))
-        observation = answer(environments, said(hung, "block 600"))
+        hung, other = (hear(environments, fresh(n)) for n in range(2))
+        observation = answer(environments, say(hung, "block 600"))
         assert "did not answer in time and was killed" in observation.failure
-        assert text_of(answer(environments, said(other, "a"))) == "1a"
+        assert text_of(answer(environments, say(other, "a"))) == "1a"
         assert counts(environments)["deaths"] == 2
 
 
 def test_an_episode_that_ends_its_process_takes_no_other_along():
     with pool() as environments:
-        samples = [heard(environments, fresh(n)) for n in range(6)]
-        turns = [said(s, "die" if n == 2 else "sleep 0.3") for n, s in enumerate(samples)]
+        samples = [hear(environments, fresh(n)) for n in range(6)]
+        turns = [say(s, "die" if n == 2 else "sleep 0.3") for n, s in enumerate(samples)]
         replies = answers(environments, *turns)
         failed = [r.sample_id.prompt_id for r in replies if r.observation.failure]
         assert failed == [2]
@@ -152,18 +152,18 @@ def test_an_episode_that_ends_its_process_takes_no_other_along():
 
 def test_programs_of_a_process_that_dies_by_itself_end_with_it():
     with pool() as environments:
-        sample = heard(environments, said(heard(environments, fresh()), "start"))
+        sample = hear(environments, say(hear(environments, fresh()), "start"))
         program = int(text_of(sample.spans[-1]))
-        assert answer(environments, said(sample, "die")).failure
+        assert answer(environments, say(sample, "die")).failure
         wait_until(lambda: not is_running(program))
 
 
 def test_a_process_that_does_not_read_holds_nobody_up():
     with pool(step_timeout_s=1.0, start_timeout_s=3.0) as environments:
-        samples = [heard(environments, fresh(n)) for n in range(30)]
-        environments.act(said(samples[0], "block 600"))
+        samples = [hear(environments, fresh(n)) for n in range(30)]
+        environments.act(say(samples[0], "block 600"))
         for sample in samples[1:]:
-            environments.act(said(sample, "a" * 20_000))
+            environments.act(say(sample, "a" * 20_000))
         replies = environments.mailbox.collect((environments,), None)
         failed = [r.sample_id.prompt_id for r in replies if r.observation.failure]
         assert (len(replies), failed) == (30, [0])
@@ -172,9 +172,9 @@ def test_a_process_that_does_not_read_holds_nobody_up():
 def test_an_episode_goes_on_in_a_new_pool_as_after_a_resume(tmp_path):
     notes = tmp_path / "notes"
     with pool() as environments:
-        sample = heard(environments, said(heard(environments, fresh(notes=notes)), "a"))
+        sample = hear(environments, say(hear(environments, fresh(notes=notes)), "a"))
     with pool() as environments:
-        assert text_of(answer(environments, said(sample, "b"))) == "2b"
+        assert text_of(answer(environments, say(sample, "b"))) == "2b"
         assert counts(environments) == {"replays": 1}
     assert [line.split()[0] for line in notes.read_text().splitlines()] == [
         *("reset", "a"),
@@ -182,7 +182,7 @@ def test_an_episode_goes_on_in_a_new_pool_as_after_a_resume(tmp_path):
     ]
 
 
-def noted(notes):
+def read_notes(notes):
     """The calls in a file of notes, without the seed of `reset`."""
     return [
         line.split()[0] if line.startswith("reset") else line
@@ -196,45 +196,45 @@ def test_an_episode_with_snapshots_goes_on_from_the_last_one(tmp_path):
     """
     notes = tmp_path / "notes"
     with pool("Kept", folder=tmp_path) as environments:
-        sample = heard(environments, fresh(notes=notes))
-        sample = heard(environments, said(sample, "send"))
-        sample = heard(environments, said(sample, "dieonce"))
+        sample = hear(environments, fresh(notes=notes))
+        sample = hear(environments, say(sample, "send"))
+        sample = hear(environments, say(sample, "dieonce"))
         assert text_of(sample.spans[-1]) == "2dieonce"
-    assert noted(notes) == ["reset", "send", "sent", "dieonce", "restored send", "dieonce"]
+    assert read_notes(notes) == ["reset", "send", "sent", "dieonce", "restored send", "dieonce"]
     notes.write_text("")
     with pool("Kept", folder=tmp_path) as environments:
-        assert text_of(answer(environments, said(sample, "send"))) == "3send"
-    assert noted(notes) == ["restored send-dieonce", "send", "sent"]
+        assert text_of(answer(environments, say(sample, "send"))) == "3send"
+    assert read_notes(notes) == ["restored send-dieonce", "send", "sent"]
 
 
 def test_a_snapshot_of_other_turns_is_not_used(tmp_path):
     """A resumed run may sample other turns after its checkpoint than the run that was killed."""
     notes = tmp_path / "notes"
     with pool("Kept", folder=tmp_path) as environments:
-        begun = heard(environments, fresh(notes=notes))
-        first = heard(environments, said(begun, "a"))
+        begun = hear(environments, fresh(notes=notes))
+        first = hear(environments, say(begun, "a"))
     with pool("Kept", folder=tmp_path) as environments:
-        heard(environments, said(begun, "b"))
+        hear(environments, say(begun, "b"))
     notes.write_text("")
     with pool("Kept", folder=tmp_path) as environments:
-        assert text_of(answer(environments, said(first, "c"))) == "2c"
-    assert noted(notes) == ["restored a", "c"]
+        assert text_of(answer(environments, say(first, "c"))) == "2c"
+    assert read_notes(notes) == ["restored a", "c"]
 
 
 def test_a_snapshot_that_is_no_data_fails_its_episode(tmp_path):
     with pool("Kept", folder=tmp_path) as environments:
-        sample = heard(environments, fresh())
-        failure = answer(environments, said(sample, "unsaved")).failure
-        assert "snapshot returned what is no data for JSON" in failure
+        sample = hear(environments, fresh())
+        failure = answer(environments, say(sample, "unsaved")).failure
+        assert "snapshot returned a value that JSON cannot encode" in failure
 
 
 def test_an_episode_that_cannot_be_repeated_fails():
     with pool("Forgetful") as environments:
-        sample = heard(environments, said(heard(environments, fresh()), "a"))
-        failure = answer(environments, said(sample, "die")).failure
+        sample = hear(environments, say(hear(environments, fresh()), "a"))
+        failure = answer(environments, say(sample, "die")).failure
         assert "ended with exit code -9" in failure
     with pool("Forgetful") as environments:
-        failure = answer(environments, said(sample, "a")).failure
+        failure = answer(environments, say(sample, "a")).failure
         assert "it returned something else when it was built again, after turn 1" in failure
         assert "environment.on_restart=again" in failure
 
@@ -242,9 +242,9 @@ def test_an_episode_that_cannot_be_repeated_fails():
 def test_with_again_nothing_is_built_a_second_time(tmp_path):
     notes = tmp_path / "notes"
     with pool(on_restart=OnRestart.again) as environments:
-        first, other = heard(environments, fresh(notes=notes)), heard(environments, fresh(1))
-        assert "ended with exit code -9" in answer(environments, said(first, "die")).failure
-        assert "its process has ended" in answer(environments, said(other, "a")).failure
+        first, other = hear(environments, fresh(notes=notes)), hear(environments, fresh(1))
+        assert "ended with exit code -9" in answer(environments, say(first, "die")).failure
+        assert "its process has ended" in answer(environments, say(other, "a")).failure
         assert text_of(answer(environments, fresh(2, opening="z"))) == "z"
     assert [line.split()[0] for line in notes.read_text().splitlines()] == ["reset", "die"]
 
@@ -257,7 +257,7 @@ def test_first_words_that_do_not_fit_fail():
 
 def test_programs_that_an_environment_starts_end_with_it():
     with pool() as environments:
-        observation = answer(environments, said(heard(environments, fresh()), "start"))
+        observation = answer(environments, say(hear(environments, fresh()), "start"))
         program = int(text_of(observation))
         assert is_running(program)
     wait_until(lambda: not is_running(program))
@@ -265,19 +265,19 @@ def test_programs_that_an_environment_starts_end_with_it():
 
 def test_an_episode_that_is_over_is_forgotten():
     with pool() as environments:
-        sample = said(heard(environments, fresh()), "end 2")
+        sample = say(hear(environments, fresh()), "end 2")
         assert answer(environments, sample) == Observation((), True, 2.0)
         assert environments._process_of == {}
-        heard(environments, fresh(1))
+        hear(environments, fresh(1))
         environments.forget(fresh(1).id)
         assert environments._process_of == {}
 
 
 LOADING = {
-    "WithoutStep": "has no methods `reset` and `step`",
+    "WithoutStep": "lacks the methods of an environment: `reset` and `step`",
     "NeedsArgument": "needs the argument size",
     "Missing": "has no function 'Missing'",
-    "no_class": "is no class",
+    "no_class": "is not a class",
     "SnapshotOnly": "needs both `snapshot` and `restore`, or neither",
 }
 

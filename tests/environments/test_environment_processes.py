@@ -10,18 +10,18 @@ import sys
 import time
 
 import pytest
-from agent_episodes import agents, played, question
-from episodes import answer, fresh, heard, pool, said, text_of
+from agent_episodes import agents, play, question
+from episodes import answer, fresh, hear, pool, say, text_of
 from own_process import in_own_process, is_running, wait_until
 
 from april_rl.environments import threads as threads_module
-from april_rl.environments.threads import Threads, limited
+from april_rl.environments.threads import Threads, time_limit
 from april_rl.outside import supervisor as supervisor_module
 
 
 def _variables_seen(notes):
     with pool("Variables", secrets=["TOOL_KEY"]) as environments:
-        answer(environments, said(heard(environments, fresh(notes=notes)), "a"))
+        answer(environments, say(hear(environments, fresh(notes=notes)), "a"))
 
 
 @pytest.mark.slow
@@ -44,8 +44,8 @@ def test_a_call_that_waits_for_others_has_its_whole_time(monkeypatch):
         threads = Threads()
 
         async def call():
-            async with limited(0.5):
-                return await threads.called(time.sleep, 0.2)
+            async with time_limit(0.5):
+                return await threads.call(time.sleep, 0.2)
 
         return await asyncio.gather(*(call() for _ in range(10)))
 
@@ -59,10 +59,10 @@ def test_calls_that_hang_take_no_room_from_others(monkeypatch):
         threads = Threads()
         for _ in range(2):
             with pytest.raises(TimeoutError):
-                async with limited(0.05):
-                    await threads.called(time.sleep, 1.0)
+                async with time_limit(0.05):
+                    await threads.call(time.sleep, 1.0)
         assert threads.num_hung == 2
-        assert await threads.called(max, 1, 2) == 2
+        assert await threads.call(max, 1, 2) == 2
         await asyncio.sleep(1.1)
         return threads.num_hung
 
@@ -73,13 +73,13 @@ def test_a_process_with_many_calls_that_hang_is_replaced(monkeypatch):
     """Its other episodes are built again when their next turn ends."""
     monkeypatch.setattr(supervisor_module, "MAX_HUNG", 2)
     with pool("Plain", step_timeout_s=0.5) as environments:
-        hung, slow, other = (heard(environments, fresh(n)) for n in range(3))
-        other = said(other, "a")
+        hung, slow, other = (hear(environments, fresh(n)) for n in range(3))
+        other = say(other, "a")
         first = answer(environments, other)
-        assert "no answer within" in answer(environments, said(hung, "sleep 600")).failure
-        second = answer(environments, said(other.extended(first), "b"))
+        assert "no answer within" in answer(environments, say(hung, "sleep 600")).failure
+        second = answer(environments, say(other.extended(first), "b"))
         assert "built again" in second.failure  # a process id is no answer that can be repeated
-        assert not answer(environments, said(slow, "a")).failure
+        assert not answer(environments, say(slow, "a")).failure
         metrics = environments.metrics()
         assert metrics["environment/deaths"].read() == 1
 
@@ -89,7 +89,7 @@ def test_a_process_with_many_calls_that_hang_is_replaced(monkeypatch):
 )
 def test_every_exception_of_a_thread_is_reported_at_once_with_its_line(turn, message):
     with pool("Plain", step_timeout_s=600.0) as environments:
-        failure = answer(environments, said(heard(environments, fresh()), turn)).failure
+        failure = answer(environments, say(hear(environments, fresh()), turn)).failure
     assert message in failure
     assert "environment_classes.py:" in failure
 
@@ -98,7 +98,7 @@ def _files_of_processes(notes):
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     with pool("Plain") as environments:
-        observation = answer(environments, said(heard(environments, fresh()), "files"))
+        observation = answer(environments, say(hear(environments, fresh()), "files"))
         notes.write_text(f"{text_of(observation)} {min(hard, 65536)}")
 
 
@@ -134,7 +134,7 @@ def test_a_command_leaves_nothing_behind(new_session, end, tmp_path):
     script.write_text(LEAVES_ONE_BEHIND)
     command = f"{sys.executable} {script} {note} {new_session} {end.replace('die', 'ask')}"
     with agents(tmp_path, command=command, step_timeout_s=100.0) as environments:
-        sample, reply = played(environments, question("a"), "one")
+        sample, reply = play(environments, question("a"), "one")
         assert reply.is_final == (end == "return")
         assert reply.reward == (5.0 if end == "return" else 0.0)
         left = int(note.read_text())
@@ -162,7 +162,7 @@ fetch(`${process.env.OPENAI_BASE_URL}/chat/completions`, {
 def test_a_program_of_node_runs_within_the_usual_memory(tmp_path):
     (tmp_path / "agent.js").write_text(NODE)
     with agents(tmp_path, command=f"node {tmp_path / 'agent.js'}", memory_gib=1) as environments:
-        _, reply = played(environments, question("a"), "four")
+        _, reply = play(environments, question("a"), "four")
     assert (reply.failure, reply.reward) == ("", 5.0)
 
 
@@ -170,7 +170,5 @@ def test_a_command_without_enough_memory_names_the_setting(tmp_path):
     script = tmp_path / "agent.py"
     script.write_text("bytearray(2 << 30)")
     with agents(tmp_path, command=f"{sys.executable} {script}", memory_gib=1) as environments:
-        _, reply = played(environments, question("a"))
-    assert "MemoryError; it and each program that it starts may use environment.memory_gib = 1" in (
-        reply.failure
-    )
+        _, reply = play(environments, question("a"))
+    assert "MemoryError; the command and each program that it starts may use" in (reply.failure)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from episodes import answer, answers, fresh, heard, pool, said, text_of
+from episodes import answer, answers, fresh, hear, pool, say, text_of
 
 
 def test_the_start_of_an_episode_costs_the_same_however_many_there_are():
@@ -19,21 +19,21 @@ def test_a_new_episode_goes_where_the_fewest_are():
     with pool(num_processes=2) as environments:
 
         def process_of(sample):
-            return text_of(answer(environments, said(sample, "pid")))
+            return text_of(answer(environments, say(sample, "pid")))
 
-        samples = [heard(environments, fresh(number)) for number in range(3)]
+        samples = [hear(environments, fresh(number)) for number in range(3)]
         first, second, third = map(process_of, samples)
         assert first == third != second
         environments.forget(samples[0].id)
         environments.forget(samples[2].id)
-        assert process_of(heard(environments, fresh(3))) == first
+        assert process_of(hear(environments, fresh(3))) == first
 
 
 def test_replies_are_taken_in_the_order_of_the_questions():
     """Whichever comes first, and whatever is asked twice."""
     with pool(num_processes=2) as environments:
-        samples = [heard(environments, fresh(number)) for number in range(4)]
+        samples = [hear(environments, fresh(number)) for number in range(4)]
         turns = ("raiseonce", "sleep 0.2", "a", "dieonce")
-        replies = answers(environments, *map(said, samples, turns))
+        replies = answers(environments, *map(say, samples, turns))
     assert [reply.sample_id for reply in replies] == [sample.id for sample in samples]
     assert not any(reply.observation.failure for reply in replies)

@@ -6,18 +6,18 @@ import re
 import time
 
 import pytest
-from agent_episodes import agents, question, said, tokenizer
+from agent_episodes import agents, question, say, tokenizer
 from episodes import answer
 
 PARALLEL = "repeating_agents:parallel"
 
 
-def answered(pool, sample, num_turns):
+def answer_turns(pool, sample, num_turns):
     """Let the policy repeat the number in each question; return the sample and the last reply."""
     reply = answer(pool, sample)
     for _ in range(num_turns):
-        (number,) = re.findall(r"number (\d)", tokenizer().text_seen(reply.token_ids))
-        sample = said(sample.extended(reply), f"said {number}")
+        (number,) = re.findall(r"number (\d)", tokenizer().show_text(reply.token_ids))
+        sample = say(sample.extended(reply), f"said {number}")
         reply = answer(pool, sample)
     return sample, reply
 
@@ -25,9 +25,9 @@ def answered(pool, sample, num_turns):
 def test_requests_at_a_time_are_found_by_what_they_ask_when_a_process_has_died(tmp_path):
     """Fails when an agent that is built again is answered in the order in which it asks."""
     with agents(tmp_path, agent=PARALLEL) as pool:
-        sample, _ = answered(pool, question("x", reference=str(tmp_path / "note")), 3)
+        sample, _ = answer_turns(pool, question("x", reference=str(tmp_path / "note")), 3)
         pool._processes[0].kill()
-        sample, reply = answered(pool, sample, 3)
+        sample, reply = answer_turns(pool, sample, 3)
     assert (reply.is_final, reply.reward, reply.failure) == (True, 6.0, "")
 
 
@@ -35,7 +35,7 @@ def test_requests_at_a_time_are_found_by_what_they_ask_when_a_process_has_died(t
 def test_what_asks_something_else_when_it_is_built_again_fails(tmp_path):
     asked = question("x", reference=str(tmp_path / "note"))
     with agents(tmp_path, agent="repeating_agents:odd", step_timeout_s=6.0) as pool:
-        sample = said(asked.extended(answer(pool, asked)), "abc")
+        sample = say(asked.extended(answer(pool, asked)), "abc")
         pool._processes[0].kill()
         reply = answer(pool, sample)
     assert "it returned something else when it was built again, after turn 0" in reply.failure
@@ -46,8 +46,8 @@ def test_nothing_is_sampled_for_a_client_that_has_gone(tmp_path):
         sample = question("x")
         sample = sample.extended(answer(pool, sample))
         time.sleep(1.0)  # the other request has come and gone
-        sample = said(sample, "abc")
+        sample = say(sample, "abc")
         sample = sample.extended(answer(pool, sample))
-        reply = answer(pool, said(sample, "abcd"))
-    assert "given up" not in tokenizer().text_seen(sample.sequence)
+        reply = answer(pool, say(sample, "abcd"))
+    assert "given up" not in tokenizer().show_text(sample.sequence)
     assert (reply.is_final, reply.reward, reply.failure) == (True, 4.0, "")

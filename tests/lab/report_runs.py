@@ -51,14 +51,14 @@ def make_run(
         rest_s=REST_S,
     )
     with MetricsFile(run_dir / "metrics.jsonl") as file:
-        file.append(0, _evaluated(accuracy[0]))
+        file.append(0, _accuracy_metrics(accuracy[0]))
 
         def record(version: int, collection: Collection) -> None:
             step = version + 1
             # The simulated clock stands still where a step finds all of its groups ready.
             collection.record.time_s = collection.record.time_s or 1e-3
             reached = accuracy[0] + (accuracy[1] - accuracy[0]) * step / num_steps
-            file.append(step, _row(collection, version) | _evaluated(reached))
+            file.append(step, _row(collection, version) | _accuracy_metrics(reached))
             write_samples(
                 run_dir / "samples", step, _records(collection, version, response=response)
             )
@@ -75,7 +75,7 @@ def make_run(
     return run_dir
 
 
-def _evaluated(accuracy: float) -> dict[str, float]:
+def _accuracy_metrics(accuracy: float) -> dict[str, float]:
     key = "eval/held_out/avg_at_k"
     return {key: accuracy, f"{key}_low": accuracy - 0.05, f"{key}_high": accuracy + 0.05}
 

@@ -12,7 +12,7 @@ from tuned_runs import (
     UNLIMITED,
     at_once,
     one_length,
-    predicted,
+    prediction,
     scenario,
     tune,
     tuner,
@@ -31,7 +31,7 @@ SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)
 # Single decisions, on predictions that the test gives.
 
 
-def scripted(
+def script(
     gain: Callable[[float], float] = lambda _: 1.0, *, asked: list[Comparison] | None = None
 ) -> Callable[[Comparison], Future[list[Prediction]]]:
     """Predictions in which the throughput of α is `gain(α)` and nothing breaks a budget."""
@@ -41,7 +41,7 @@ def scripted(
             asked.append(comparison)
         predictions: Future[list[Prediction]] = Future()
         predictions.set_result(
-            [predicted(mode, speed=gain(mode.factor)) for mode in comparison.modes]
+            [prediction(mode, speed=gain(mode.factor)) for mode in comparison.modes]
         )
         return predictions
 
@@ -50,8 +50,8 @@ def scripted(
 
 def test_alpha_goes_up_for_a_gain_of_three_percent_and_not_of_one() -> None:
     """Fails when any predicted gain is worth a change, or none is."""
-    slow = tune(SMALL, tuner(SMALL, submit=scripted(lambda α: α**0.02)), num_steps=60)
-    fast = tune(SMALL, tuner(SMALL, submit=scripted(lambda α: α**0.3)), num_steps=60)
+    slow = tune(SMALL, tuner(SMALL, submit=script(lambda α: α**0.02)), num_steps=60)
+    fast = tune(SMALL, tuner(SMALL, submit=script(lambda α: α**0.3)), num_steps=60)
     assert slow.factors[-1] == 1.5
     assert fast.factors[-1] == 4
 
@@ -67,7 +67,7 @@ def test_after_going_down_alpha_goes_up_again_only_for_twice_the_gain() -> None:
             compared.append(factor)
         return 1.0 if factor == 1 else (0.9 if len(compared) < 4 else 1.04)
 
-    run = tune(SMALL, tuner(SMALL, submit=scripted(gain)), num_steps=200)
+    run = tune(SMALL, tuner(SMALL, submit=script(gain)), num_steps=200)
     assert run.factors[-1] == 1
     assert len(run.changed_at) == 2
 
@@ -80,7 +80,7 @@ def test_a_single_high_prediction_does_not_change_alpha() -> None:
         compared.extend([factor] if factor == 2 else [])
         return {1: 1.0, 1.5: 1.01, 2: 1.06 if len(compared) == 4 else 1.01}[factor]
 
-    run = tune(SMALL, tuner(SMALL, submit=scripted(gain)), num_steps=80)
+    run = tune(SMALL, tuner(SMALL, submit=script(gain)), num_steps=80)
     assert len(compared) > 5
     assert max(run.factors) == 1.5
 
@@ -88,7 +88,7 @@ def test_a_single_high_prediction_does_not_change_alpha() -> None:
 def test_comparisons_get_rarer_while_alpha_stays() -> None:
     """Fails when comparisons are made at every step, or never again."""
     asked: list[Comparison] = []
-    tune(SMALL, tuner(SMALL, submit=scripted(lambda α: α**0.02, asked=asked)), num_steps=100)
+    tune(SMALL, tuner(SMALL, submit=script(lambda α: α**0.02, asked=asked)), num_steps=100)
     assert 8 <= len(asked) <= 12
 
 
@@ -107,7 +107,7 @@ def test_a_step_does_not_wait_for_predictions() -> None:
     assert set(run.factors) == {1}
     assert len(pending) == 1
     comparison, predictions = pending[0]
-    predictions.set_result(scripted()(comparison).result())
+    predictions.set_result(script()(comparison).result())
     assert "1 → 1.5" in (auto.begin_step() or "")
     assert auto.factor == 1.5
     assert auto.begin_step() is None
@@ -144,7 +144,7 @@ def test_an_alpha_that_breaks_a_budget_twice_in_a_row_is_never_used_again() -> N
         predictions: Future[list[Prediction]] = Future()
         predictions.set_result(
             [
-                predicted(
+                prediction(
                     mode, speed=1.0 + (mode.factor > 1), kv_tokens=kv_tokens * (mode.factor > 1.25)
                 )
                 for mode in comparison.modes
@@ -162,14 +162,14 @@ def test_an_alpha_that_breaks_a_budget_twice_in_a_row_is_never_used_again() -> N
 def test_alpha_never_exceeds_what_the_staleness_cap_allows() -> None:
     """Fails when the largest α does not depend on the cap."""
     of = scenario(length_of=NARROW, max_staleness=1, keeps_parked=True)
-    run = tune(of, tuner(of, submit=scripted(lambda α: α)), num_steps=30)
+    run = tune(of, tuner(of, submit=script(lambda α: α)), num_steps=30)
     assert max(run.factors) == largest_factor(1) == 2
 
 
 def test_steps_without_engine_work_do_not_count_towards_the_next_comparison() -> None:
     """Fails when such a step counts: after two with work it would be due."""
     asked: list[Comparison] = []
-    auto = tuner(SMALL, submit=scripted(asked=asked))
+    auto = tuner(SMALL, submit=script(asked=asked))
     tune(SMALL, auto, num_steps=2)
     for version in range(2, 20):
         auto.observe(StepRecord(num_slots=4, policy_version=version, clock=lambda: 0.0))
@@ -179,7 +179,7 @@ def test_steps_without_engine_work_do_not_count_towards_the_next_comparison() ->
 # Save and restore.
 
 
-def learned(of: Scenario, *, num_steps: int) -> tuple[AutoFactor, list[Comparison]]:
+def learn(of: Scenario, *, num_steps: int) -> tuple[AutoFactor, list[Comparison]]:
     """A tuner after some steps, and the comparisons it asked for."""
     asked: list[Comparison] = []
 
@@ -198,8 +198,8 @@ def test_what_was_learned_survives_a_save_and_a_restore() -> None:
     them, are the same.
     """
     of = SET_UPS["kv"].scenario
-    first, first_asked = learned(of, num_steps=11)
-    second, second_asked = learned(of, num_steps=0)
+    first, first_asked = learn(of, num_steps=11)
+    second, second_asked = learn(of, num_steps=0)
     second.restore(json.loads(json.dumps(first.save())))
     assert second.factor == first.factor == 1.75
     assert second.save() == json.loads(json.dumps(first.save()))
@@ -216,7 +216,7 @@ def test_the_collector_saves_and_restores_the_state_of_auto() -> None:
     factors = []
     saved = None
     for _ in range(2):
-        auto = tuner(SMALL, submit=scripted(lambda α: α))
+        auto = tuner(SMALL, submit=script(lambda α: α))
         run = Run(setup, over_sampling=auto)
         if saved is not None:
             run.collector.restore(saved)
@@ -229,7 +229,7 @@ def test_the_collector_saves_and_restores_the_state_of_auto() -> None:
 
 def test_a_resume_may_change_a_fixed_alpha_to_auto() -> None:
     """And one that learned may get a fixed factor. Fails when either state is refused."""
-    auto = tuner(SMALL, submit=scripted())
+    auto = tuner(SMALL, submit=script())
     auto.restore(FixedFactor(2.0).save())
     assert auto.factor == 1
     fixed = FixedFactor(2.0)
@@ -240,7 +240,7 @@ def test_a_resume_may_change_a_fixed_alpha_to_auto() -> None:
 def test_a_smaller_staleness_cap_bounds_what_was_learned() -> None:
     """Fails when the restored α is above what the new cap allows."""
     of = scenario(length_of=one_length)
-    auto = tuner(of, UNLIMITED, submit=scripted(lambda α: α))
+    auto = tuner(of, UNLIMITED, submit=script(lambda α: α))
     tune(of, auto, num_steps=20)
     assert auto.factor == 4
     again = tuner(scenario(max_staleness=1))

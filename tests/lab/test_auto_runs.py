@@ -4,7 +4,7 @@ alone.
 
 import numpy as np
 import pytest
-from tuned_runs import GRID, SET_UPS, noisy, of_the_best, scenario, tune, tuned, tuner
+from tuned_runs import GRID, SET_UPS, noisy, of_the_best, scenario, tune, tuned_run, tuner
 
 from april_rl.lab.tuning.auto_factor import Budgets
 
@@ -28,13 +28,13 @@ def test_auto_ends_within_five_percent_of_the_best_fixed_alpha(name: str) -> Non
     """Fails when the cost of samples or of re-prefill is not fitted, when unfinished lengths are
     left out, or when α follows every single comparison.
     """
-    assert of_the_best(name, tuned(name).factors[-1]) >= 0.95
+    assert of_the_best(name, tuned_run(name).factors[-1]) >= 0.95
 
 
 @NAMES
 def test_auto_changes_alpha_seldom_in_small_steps_with_a_reason(name: str) -> None:
     """Fails when it goes to the best place at once, or compares at every step."""
-    run = tuned(name)
+    run = tuned_run(name)
     places = [GRID.index(factor) for factor in run.factors]
     assert run.changed_at
     assert np.abs(np.diff(places)).max() <= 2
@@ -49,7 +49,7 @@ def test_with_one_length_and_a_saturated_engine_auto_returns_to_one() -> None:
     """There is no tail to hide and nothing to gain from larger batches. Fails when a larger α stays
     although it gains nothing.
     """
-    run = tuned("saturated")
+    run = tuned_run("saturated")
     assert run.factors[-1] == 1
     assert run.notes[-1].endswith("1.5 → 1: as many tokens/s, and fresher ones")
 
@@ -57,14 +57,14 @@ def test_with_one_length_and_a_saturated_engine_auto_returns_to_one() -> None:
 @pytest.mark.soak
 def test_auto_holds_max_off_policy_frac() -> None:
     """Fails when the budget is not asked, or α only grows by two places at a time."""
-    run = tuned("off-policy")
+    run = tuned_run("off-policy")
     assert 0.8 < run.outcome.off_policy_token_frac <= 0.88
     assert any("stays below 2: at 2 the off-policy share is 0." in note for note in run.notes)
 
 
 def test_auto_keeps_samples_within_the_kv_cache() -> None:
     """Fails when the samples in flight are counted without their context."""
-    run = tuned("kv")
+    run = tuned_run("kv")
     assert 4000 < run.outcome.peak_kv_tokens <= 6000
     assert any("its KV cache has room for 6000" in note for note in run.notes)
 
@@ -72,7 +72,7 @@ def test_auto_keeps_samples_within_the_kv_cache() -> None:
 @pytest.mark.soak
 def test_auto_holds_the_staleness_cap_with_masking() -> None:
     """Nothing waits for old groups there. Fails when the largest α is not bound to the cap."""
-    run = tuned("masked")
+    run = tuned_run("masked")
     assert 1 < np.mean(run.staleness) <= 2
     assert max(run.factors) <= 3
 

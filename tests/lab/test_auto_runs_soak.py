@@ -4,7 +4,7 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from tuned_runs import SET_UPS, of_the_best, tuned
+from tuned_runs import SET_UPS, of_the_best, tuned_run
 
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulation import Scenario, simulate
@@ -20,7 +20,7 @@ def test_the_best_fixed_factor_is_what_the_table_says(name: str) -> None:
     found = {
         factor: fmean(
             simulate(
-                seeded(set_up.scenario, seed),
+                with_seed(set_up.scenario, seed),
                 over_sampling=FixedFactor(factor),
                 refill=set_up.refill,
                 num_steps=500,
@@ -35,7 +35,7 @@ def test_the_best_fixed_factor_is_what_the_table_says(name: str) -> None:
     assert relative == pytest.approx(set_up.speeds, abs=0.03)
 
 
-def seeded(scenario: Scenario, seed: int) -> Scenario:
+def with_seed(scenario: Scenario, seed: int) -> Scenario:
     length_of = scenario.length_of
     return (
         replace(scenario, seed=seed, length_of=replace(length_of, seed=seed))
@@ -48,7 +48,7 @@ def seeded(scenario: Scenario, seed: int) -> Scenario:
 @pytest.mark.parametrize("name", SET_UPS)
 def test_auto_finds_the_best_alpha_and_reverses_at_most_once(name: str, seed: int) -> None:
     """Over 120 steps, with noise of a fifth on every tick; budgets hold within 1 %."""
-    set_up, run = SET_UPS[name], tuned(name, seed=seed, num_steps=120)
+    set_up, run = SET_UPS[name], tuned_run(name, seed=seed, num_steps=120)
     print(name, seed, [(at, run.factors[at]) for at in run.changed_at])
     # Two of the 56 runs, refill with prefill and seeds 5 and 6, end one place below the best: 0.94.
     assert of_the_best(name, run.factors[-1]) >= 0.94

@@ -101,7 +101,7 @@ def test_ratios_are_paired_by_seed_with_the_interval_of_students_t(comparison: C
     for mine, base in zip(*reversed(comparison.variants.values()), strict=True):
         assert mine.setting("seed") == base.setting("seed")
         ratios.append(math.log(base.total("time/step_s") / mine.total("time/step_s")))
-    found = comparison.paired(rate, "α = 2.0")
+    found = comparison.pair(rate, "α = 2.0")
     assert found is not None
     mean = fmean(ratios)
     deviation = math.sqrt(sum((ratio - mean) ** 2 for ratio in ratios) / 2)
@@ -116,7 +116,7 @@ def test_seeds_without_a_partner_are_not_paired_and_one_pair_has_no_ratio(folder
     paths = [folder / name for name in ("a0", "b0", "b1")]
     found = compare(paths, accuracy=None, evaluation_set=None)
     rate = figure("trained samples/s")
-    paired = found.paired(rate, "α = 2.0")
+    paired = found.pair(rate, "α = 2.0")
     assert paired is not None
     assert math.isinf(paired[1])
     assert not found.versus(rate, "α = 2.0")
@@ -191,7 +191,7 @@ def test_runs_of_one_seed_are_averaged(comparison: Comparison) -> None:
     assert twice.missing(median, SYNCHRONOUS) == 0
     [april, _, _] = comparison.variants["α = 2.0"]
     ratio = math.log(median.value(april, comparison.budget) / (2 * alone))
-    assert twice.paired(median, "α = 2.0") == (pytest.approx(ratio), math.inf)
+    assert twice.pair(median, "α = 2.0") == (pytest.approx(ratio), math.inf)
 
 
 def test_shares_are_compared_by_difference(comparison: Comparison) -> None:
@@ -199,7 +199,7 @@ def test_shares_are_compared_by_difference(comparison: Comparison) -> None:
     assert comparison.mean(off_policy, SYNCHRONOUS) == 0.0
     share = comparison.mean(off_policy, "α = 2.0")
     assert share is not None
-    assert comparison.paired(off_policy, "α = 2.0")[0] == pytest.approx(share)
+    assert comparison.pair(off_policy, "α = 2.0")[0] == pytest.approx(share)
     points = comparison.versus(off_policy, "α = 2.0")
     assert re.fullmatch(r"\+\d\d\.\d ± \d+\.\d points", points)
     waiting = figure("slots that wait during a rollout")

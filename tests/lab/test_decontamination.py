@@ -9,7 +9,7 @@ LONG = (
 )
 
 
-def found(training: list[str], **evaluation: list[str]) -> list[tuple[int, str, int]]:
+def find(training: list[str], **evaluation: list[str]) -> list[tuple[int, str, int]]:
     overlaps = Passages(evaluation).overlaps(training)
     return [(overlap.row, overlap.set_name, overlap.evaluation_row) for overlap in overlaps]
 
@@ -18,25 +18,23 @@ def test_a_passage_of_thirteen_words_is_found_whatever_stands_around_it() -> Non
     words = LONG.split()
     shared = " ".join(words[2 : 2 + NUM_WORDS])
     training = ["What is 2 + 3?", f"Problem 7. {shared.upper()}, right? Say why."]
-    assert found(training, aime=["Name a prime.", LONG]) == [(1, "aime", 1)]
+    assert find(training, aime=["Name a prime.", LONG]) == [(1, "aime", 1)]
 
 
 def test_twelve_words_in_common_are_no_overlap() -> None:
     words = LONG.split()
     shared = " ".join(words[2 : 1 + NUM_WORDS])
-    assert found([f"But here {shared} differs after that and goes on"], aime=[LONG]) == []
+    assert find([f"But here {shared} differs after that and goes on"], aime=[LONG]) == []
 
 
 def test_a_short_question_overlaps_only_where_it_is_the_same() -> None:
-    assert found(["What is $2+3$?", "What is 2+3 then?"], test=["what is 2 + 3"]) == [
-        (0, "test", 0)
-    ]
+    assert find(["What is $2+3$?", "What is 2+3 then?"], test=["what is 2 + 3"]) == [(0, "test", 0)]
 
 
 @pytest.mark.parametrize("text", ["", "...", "?!"])
 def test_a_question_without_words_overlaps_with_nothing(text: str) -> None:
     assert passages(text) == []
-    assert found([text], test=[text]) == []
+    assert find([text], test=[text]) == []
 
 
 CHINESE = "一个农场有鸡和兔子共35只，它们一共有94只脚，请问这个农场里鸡和兔子各有多少只？"
@@ -54,27 +52,27 @@ CHINESE = "一个农场有鸡和兔子共35只，它们一共有94只脚，请�
 )
 def test_a_question_in_any_script_is_found(question: str) -> None:
     """Fails when words have the letters a to z only."""
-    assert found([f"{question} (7)"], test=["Name a prime.", question]) == [(0, "test", 1)]
+    assert find([f"{question} (7)"], test=["Name a prime.", question]) == [(0, "test", 1)]
 
 
 def test_questions_in_other_scripts_that_share_their_digits_only_do_not_overlap() -> None:
     """Fails when all words but the digits are left out of the comparison."""
     assert (
-        found(["小明有2个苹果，小红有5个，一共有几个苹果？"], test=["从2到5的整数的乘积等于多少？"])
+        find(["小明有2个苹果，小红有5个，一共有几个苹果？"], test=["从2到5的整数的乘积等于多少？"])
         == []
     )
     assert (
-        found(["Сколько будет 5 плюс 3 в сумме?"], test=["Найдите остаток от деления 5 на 3"]) == []
+        find(["Сколько будет 5 плюс 3 в сумме?"], test=["Найдите остаток от деления 5 на 3"]) == []
     )
 
 
 def test_chinese_questions_overlap_by_a_passage_and_not_by_a_phrase() -> None:
     """Half of a question, in other words around it. Fails when a dozen characters are enough."""
-    assert found([f"已知{CHINESE[3:36]}试求之"], test=[CHINESE]) == [(0, "test", 0)]
-    assert found(["请问这个农场里鸡和兔子各有几条腿呢"], test=[CHINESE]) == []
+    assert find([f"已知{CHINESE[3:36]}试求之"], test=[CHINESE]) == [(0, "test", 0)]
+    assert find(["请问这个农场里鸡和兔子各有几条腿呢"], test=[CHINESE]) == []
 
 
 def test_a_question_of_three_words_overlaps_with_nothing() -> None:
     """Fails when the same sum in two sets, or "2 + 3" for "2 - 3", is taken for a leak."""
-    assert found(["2 + 3 ="], test=["2 - 3 ="]) == []
-    assert found(["求2+3的值"], test=["求2-3的值"]) == []
+    assert find(["2 + 3 ="], test=["2 - 3 ="]) == []
+    assert find(["求2+3的值"], test=["求2-3的值"]) == []

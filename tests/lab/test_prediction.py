@@ -14,7 +14,7 @@ from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal, Recorded, finished_lengths
 from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.prediction import Mode
-from april_rl.lab.simulator.scaled_down import scaled_down
+from april_rl.lab.simulator.scaled_down import scale_down
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.lab.tuning.comparison import Comparison
 from april_rl.lab.tuning.evidence import Evidence
@@ -46,7 +46,7 @@ def lengths_of(scenario: Scenario, *, num_groups: int = 400) -> tuple[tuple[int,
     )
 
 
-def recorded(scenario: Scenario, *, num_groups: int = 400, seed: int = 0) -> Scenario:
+def record(scenario: Scenario, *, num_groups: int = 400, seed: int = 0) -> Scenario:
     """The scenario with lengths as a run recorded them."""
     groups = lengths_of(scenario, num_groups=num_groups)
     return replace(scenario, seed=seed, length_of=Recorded(groups=groups, seed=seed))
@@ -57,7 +57,7 @@ def recorded_by(comparison: Comparison) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, comparison.scenario.length_of.groups))
 
 
-def played(scenario: Scenario, factor: float, *, num_steps: int, refill: bool = True) -> Outcome:
+def play(scenario: Scenario, factor: float, *, num_steps: int, refill: bool = True) -> Outcome:
     return simulate(
         scenario,
         over_sampling=FixedFactor(factor),
@@ -85,9 +85,9 @@ def test_a_scaled_down_scenario_takes_the_same_time(
     if scenario.num_engines == 3:
         monkeypatch.setattr("april_rl.lab.simulator.scaled_down._MAX_SAMPLES", 32)
         monkeypatch.setattr("april_rl.lab.simulator.scaled_down._MAX_ENGINES", 1)
-    small = scaled_down(recorded(scenario))
-    real = played(scenario, 1.5, num_steps=60)
-    found = played(small, 1.5, num_steps=60)
+    small = scale_down(record(scenario))
+    real = play(scenario, 1.5, num_steps=60)
+    found = play(small, 1.5, num_steps=60)
     assert found.trained_samples_per_s == pytest.approx(real.trained_samples_per_s, rel=0.06)
     assert found.generated_tokens_per_s == pytest.approx(real.generated_tokens_per_s, rel=0.06)
     assert found.off_policy_token_frac == pytest.approx(real.off_policy_token_frac, abs=0.04)
@@ -97,13 +97,13 @@ def test_a_scaled_down_scenario_takes_the_same_time(
 
 def test_a_small_scenario_is_not_scaled_down() -> None:
     """Fails when anything but the lengths changes where nothing is large."""
-    assert replace(scaled_down(recorded(SHORT)), length_of=SHORT.length_of) == SHORT
+    assert replace(scale_down(record(SHORT)), length_of=SHORT.length_of) == SHORT
 
 
 def test_the_work_of_a_prediction_is_bounded() -> None:
     """Fails when lengths, groups or engines are simulated one for one."""
     huge = replace(LONG, num_groups=4096, group_size=16, num_engines=512, max_response_tokens=32768)
-    small = scaled_down(recorded(huge, num_groups=100))
+    small = scale_down(record(huge, num_groups=100))
     assert small.num_groups * small.group_size <= 1024
     assert small.num_engines <= 8
     assert fmean(n for group in lengths_of(small) for n in group) < 100
@@ -127,9 +127,9 @@ def test_predictions_agree_with_long_simulations(refill: bool, changes: dict[str
     """
     scenario = replace(SHORT, **changes)
     modes = tuple(Mode(factor, refill=refill) for factor in (1.0, 2.0))
-    long = [played(scenario, mode.factor, num_steps=100, refill=refill) for mode in modes]
+    long = [play(scenario, mode.factor, num_steps=100, refill=refill) for mode in modes]
     comparisons = [
-        Comparison(recorded(scenario, seed=seed), modes).predictions() for seed in range(3)
+        Comparison(record(scenario, seed=seed), modes).predictions() for seed in range(3)
     ]
     gain = fmean(high.gain for _, high in comparisons)
     real_gain = long[1].trained_samples_per_s / long[0].trained_samples_per_s

@@ -15,7 +15,7 @@ from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Recorded
 from april_rl.lab.simulator.prediction import Prediction, modes_of, predict
 from april_rl.lab.simulator.profile import Profile, advice
-from april_rl.lab.simulator.scaled_down import scaled_down
+from april_rl.lab.simulator.scaled_down import scale_down
 from april_rl.lab.simulator.simulation import Scenario
 
 COST = EngineCost(step_s=2e-3, sample_s=2e-5, context_token_s=1e-8, prefill_token_s=3e-5)
@@ -36,7 +36,7 @@ def predictions_for(profile: Profile, *, max_staleness: int = 8) -> list[Predict
         max_staleness=max_staleness,
     )
     modes = modes_of(FACTORS, refill=True)
-    return list(predict(scaled_down(scenario), modes, num_steps=12, warmup_steps=6))
+    return list(predict(scale_down(scenario), modes, num_steps=12, warmup_steps=6))
 
 
 def long_tail() -> Profile:

@@ -155,7 +155,7 @@ def test_the_synchronous_step_beside_it_is_longer_and_starts_all_samples_at_once
 # What a run is told in words.
 
 
-def told(run: RunFiles, gains: Gains | None = None, **changes: object) -> str:
+def advice_for(run: RunFiles, gains: Gains | None = None, **changes: object) -> str:
     """The advice to a run with these metrics in every row."""
     return "\n".join(advisories(replace(run, rows=[{**r, **changes} for r in run.rows]), gains))
 
@@ -192,8 +192,8 @@ def told(run: RunFiles, gains: Gains | None = None, **changes: object) -> str:
 )
 def test_the_report_advises_what_to_change(run: RunFiles, changes: dict, sentence: str) -> None:
     healthy = {"staleness/age_max": 1, "rollout/truncated_frac": 0.0}
-    assert told(run, None, **healthy) == ""
-    assert re.search(sentence, told(run, None, **(healthy | changes)))
+    assert advice_for(run, None, **healthy) == ""
+    assert re.search(sentence, advice_for(run, None, **(healthy | changes)))
 
 
 def test_the_report_says_when_batches_differ_more_than_random_draws(run: RunFiles) -> None:
@@ -206,12 +206,14 @@ def test_the_report_says_when_batches_differ_more_than_random_draws(run: RunFile
 def test_the_report_states_the_long_tail_and_the_gain_of_another_alpha(run: RunFiles) -> None:
     found = simulated_gains(run)
     assert found is not None
-    text = told(run, replace(found, by_factor={2.0: 1.2, 3.0: 1.8}))
+    text = advice_for(run, replace(found, by_factor={2.0: 1.2, 3.0: 1.8}))
     assert re.search(r"\d+ % of a synchronous rollout would wait for the last \d+ % of its", text)
     assert "α = 2, as run, gives +20%" in text
     assert "α = 3 would give +50% over this run" in text
     assert "What small batches cost is a guess there" in text
-    short = told(run, replace(found, synchronous=replace(found.synchronous, stays=_equal(found))))
+    short = advice_for(
+        run, replace(found, synchronous=replace(found.synchronous, stays=_equal(found)))
+    )
     assert "hardly a tail" in short
 
 

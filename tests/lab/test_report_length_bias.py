@@ -19,7 +19,7 @@ from april_rl.rollout.measures.timeline import Timeline, timeline_of
 from april_rl.types import SampleId
 
 
-def recorded(run: Run, num_steps: int) -> list[Timeline]:
+def record(run: Run, num_steps: int) -> list[Timeline]:
     return [timeline_of(run.step().record) for _ in range(num_steps)]
 
 
@@ -36,7 +36,7 @@ def test_the_means_are_right_though_many_opened_samples_are_unfinished() -> None
     for seed in range(12):
         setup = Setup(num_groups=16, group_size=4, alpha=3.0, length_of=lengths_of(seed))
         run = Run(replace(setup, budget=60, tick_steps=2))
-        timelines = recorded(run, 3)
+        timelines = record(run, 3)
         lengths = [s.num_tokens for scored in run.trained for s in scored.group.samples]
         longest = max(lengths + [sample.num_tokens for sample in run.alive])
         ids = [SampleId(prompt_id, i) for prompt_id in run.prompts.taken for i in range(4)]
@@ -56,7 +56,7 @@ def test_a_run_that_ends_trained_as_long_responses_as_it_opened(turns: int) -> N
     sample counts twice or never.
     """
     run = Run(Setup(num_groups=4, group_size=2, alpha=3.0, turns=turns, length_of=lengths_of(0)))
-    timelines = recorded(run, 4)
+    timelines = record(run, 4)
     while run.alive:
         timelines.append(timeline_of(run.step(may_open=False).record))
     found = LengthBias.of(timelines)
@@ -69,8 +69,8 @@ def test_groups_that_were_opened_before_the_recorded_steps_do_not_count_as_opene
     that they opened.
     """
     run = Run(Setup(num_groups=8, group_size=4, alpha=3.0, length_of=lognormal(6, 0.8), budget=60))
-    recorded(run, 12)
-    timelines = recorded(run, 2)
+    record(run, 12)
+    timelines = record(run, 2)
     found = LengthBias.of(timelines)
     without = [
         replace(

@@ -98,15 +98,15 @@ def test_a_slow_tool_makes_the_synchronous_loop_wait_and_hardly_over_sampling():
     at_once = replace(SMALL, max_staleness=16, turns=replace(SLOW, tool_s=0.0))
     slow = replace(at_once, turns=SLOW)
 
-    def kept(factor: float, *, refill: bool) -> float:
+    def speed_ratio(factor: float, *, refill: bool) -> float:
         speeds = [
             run(scenario, factor, refill=refill)[0].trained_samples_per_s
             for scenario in (slow, at_once)
         ]
         return speeds[0] / speeds[1]
 
-    assert kept(1, refill=False) < 0.65
-    assert kept(1.5, refill=True) > 0.85
+    assert speed_ratio(1, refill=False) < 0.65
+    assert speed_ratio(1.5, refill=True) > 0.85
 
 
 def test_a_turn_prefills_what_its_last_turn_left_uncached():

@@ -16,7 +16,7 @@ from april_rl.runtime.profiling.call_profiler import CallProfiler
 SLACK_US = 1000  # between two reads of the clock
 
 
-def profiled(run_dir: Path, *, num_ticks: int) -> Path:
+def profile(run_dir: Path, *, num_ticks: int) -> Path:
     """Profile a step that runs an update and then ticks; return its folder."""
     folder = run_dir / "profile" / "step_00002"
     folder.mkdir(parents=True)
@@ -42,7 +42,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 def test_operators_lie_within_their_call_and_phase_on_one_clock(tmp_path: Path) -> None:
     """Fails when torch's times are not moved to the origin, or a call is left out."""
-    profiled(tmp_path, num_ticks=0)
+    profile(tmp_path, num_ticks=0)
     (path,) = write_step_traces(tmp_path)
     assert path == tmp_path / "profile" / "step_00002.trace.json.gz"
     assert list(path.parent.iterdir()) == [path]
@@ -63,7 +63,7 @@ def test_operators_lie_within_their_call_and_phase_on_one_clock(tmp_path: Path) 
 
 def test_only_the_first_ticks_have_operators(tmp_path: Path) -> None:
     """Fails when a whole rollout is traced, which takes gigabytes, or earlier calls stay."""
-    profiled(tmp_path, num_ticks=7)
+    profile(tmp_path, num_ticks=7)
     events = events_of(*write_step_traces(tmp_path))
     assert sum(event["name"] == "advance" for event in events) == 7
     assert sum(event["name"] == "aten::add" for event in events) == 4
@@ -72,7 +72,7 @@ def test_only_the_first_ticks_have_operators(tmp_path: Path) -> None:
 def test_the_report_makes_the_trace_and_names_it_once(tmp_path: Path, capsys) -> None:
     """A step that is still under way is left alone."""
     run_dir = make_run(tmp_path / "run")
-    folder = profiled(run_dir, num_ticks=1)
+    folder = profile(run_dir, num_ticks=1)
     (folder.parent / "step_00003").mkdir()
     assert main([str(run_dir)]) == 0
     assert "step_00002.trace.json.gz: open it at ui.perfetto.dev" in capsys.readouterr().out

@@ -129,7 +129,7 @@ def at_once(comparison: Comparison) -> Future[list[Prediction]]:
     return predictions
 
 
-def predicted(mode: Mode, *, speed: float = 1.0, kv_tokens: int = 1) -> Prediction:
+def prediction(mode: Mode, *, speed: float = 1.0, kv_tokens: int = 1) -> Prediction:
     """A prediction with these figures; the speed is in tokens per second."""
     outcome = Outcome(
         num_steps=1,
@@ -202,7 +202,7 @@ def tune(
 
 
 @cache
-def tuned(name: str, *, seed: int = 0, num_steps: int = 60) -> Tuned:
+def tuned_run(name: str, *, seed: int = 0, num_steps: int = 60) -> Tuned:
     """Return the run of a set-up."""
     set_up = SET_UPS[name]
     of = noisy(set_up.scenario, seed=seed)

@@ -270,5 +270,5 @@ EXHAUSTING = {  # attempts and how they may end; None: by a limit of time
 @pytest.mark.parametrize("name", EXHAUSTING)
 def test_attempts_to_exhaust_end_within_their_limits(name: str) -> None:
     attempt, exit_codes = EXHAUSTING[name]
-    with NONE.opened("import sys; exec(sys.stdin.read())", timeout_s=0.5) as opened:
+    with NONE.start("import sys; exec(sys.stdin.read())", timeout_s=0.5) as opened:
         assert opened.run(attempt, wall_s=2.0).exit_code in exit_codes

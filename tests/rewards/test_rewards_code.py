@@ -145,7 +145,7 @@ class CountedSandbox:
         return self.now_s
 
     @contextmanager
-    def opened(self, code: str, *, timeout_s: float) -> Iterator[CountedSandbox]:  # noqa: ARG002
+    def start(self, code: str, *, timeout_s: float) -> Iterator[CountedSandbox]:  # noqa: ARG002
         yield self
 
     def run(self, stdin: str, *, wall_s: float) -> Finished:  # noqa: ARG002

@@ -10,7 +10,7 @@ from source_tree import ROOT
 
 from april_rl.config.choices import Extract
 from april_rl.rewards.check import gold_response
-from april_rl.rewards.extraction import extract_answer, gold_answer, normalised, stated_answers
+from april_rl.rewards.extraction import extract_answer, gold_answer, normalise, stated_answers
 from april_rl.rewards.math_reward import score_math
 
 AUTO = {
@@ -192,16 +192,16 @@ def test_extraction_takes_linear_time_on_hostile_responses(how, hostile):
     response = hostile * (100_000 // len(hostile))
     start_s = time.process_time()
     for text in stated_answers(response, how)[-1:]:
-        normalised(text)
+        normalise(text)
     stated_answers("Answer: " + response + "x", how)
     assert time.process_time() - start_s < 20.0
 
 
 def test_normalising_keeps_what_an_answer_means():
-    assert normalised(r"$ \left( 1,000 , \dfrac{1}{2} \right) $.") == normalised(
+    assert normalise(r"$ \left( 1,000 , \dfrac{1}{2} \right) $.") == normalise(
         r"(1000,\frac{1}{2})"
     )
-    assert len({normalised(text) for text in ("x^2", "x_2", "2x", "(1,2)", "12", "-12")}) == 6
+    assert len({normalise(text) for text in ("x^2", "x_2", "2x", "(1,2)", "12", "-12")}) == 6
 
 
 @pytest.mark.parametrize(

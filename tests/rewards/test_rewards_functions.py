@@ -15,7 +15,7 @@ from light_samples import whole_sample
 from april_rl.config.task import RewardConfig, RewardFunctionConfig
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.jobs import RewardError
-from april_rl.rewards.loading import checked
+from april_rl.rewards.loading import read_values
 from april_rl.rewards.pool import RewardPool
 from april_rl.rollout.measures.reward_metrics import reward_metrics
 from april_rl.types import Group, Prompt, ScoredGroup
@@ -155,7 +155,7 @@ def test_a_function_gets_prompts_responses_and_answers_by_their_names(name, valu
     ],
 )
 def test_whatever_is_a_finite_number_is_a_reward(returned, expected):
-    assert checked(returned, 2) == expected
+    assert read_values(returned, 2) == expected
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_whatever_is_a_finite_number_is_a_reward(returned, expected):
     ],
 )
 def test_anything_else_is_no_reward(returned):
-    message = checked(returned, 2)
+    message = read_values(returned, 2)
     assert isinstance(message, str)
     assert "expected a list of 2 numbers" in message
 
@@ -208,7 +208,7 @@ def test_a_set_needs_the_columns_of_the_functions_that_score_it_only():
 
 
 def test_metrics_are_by_function_and_by_source():
-    def scored(number, dataset, rewards, parts):
+    def scored_group(number, dataset, rewards, parts):
         asked = prompt(number, dataset=dataset)
         samples = tuple(sample(asked, index, "a") for index in range(2))
         group = Group(prompt=asked, samples=samples)
@@ -216,8 +216,8 @@ def test_metrics_are_by_function_and_by_source():
 
     metrics = reward_metrics(
         [
-            scored(0, "a", (1.0, 3.0), ((("f", 1.0), ("g", 2.0)), (("f", 3.0), ("g", 0.0)))),
-            scored(1, "b", (5.0, 5.0), ((("f", 5.0),), (("f", 5.0),))),
+            scored_group(0, "a", (1.0, 3.0), ((("f", 1.0), ("g", 2.0)), (("f", 3.0), ("g", 0.0)))),
+            scored_group(1, "b", (5.0, 5.0), ((("f", 5.0),), (("f", 5.0),))),
         ]
     ).read()
     assert metrics == {

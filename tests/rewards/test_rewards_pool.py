@@ -37,7 +37,7 @@ def pool(function=TOLD, **changes):
     return closing(RewardPool(reward, decode=characters))
 
 
-def checked(function, **changes):
+def check(function, **changes):
     settings = {"hard_timeout_s": 5.0} | changes
     reward = RewardConfig(function=function, **settings)
     with closing(RewardPool(reward, decode=characters)) as tried:
@@ -77,7 +77,7 @@ def test_the_reward_processes_read_the_answer_where_the_setting_says(extract, va
         scorer.submit(sample(0, "Answer: 2"), group_size=1)
         scorer.submit(sample(1, r"\boxed{2}"), group_size=1)
         assert [score.value for score in scorer.collect(None)] == values
-    assert checked("math_verify", extract=extract) == 1.0
+    assert check("math_verify", extract=extract) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ BAD_FUNCTIONS = {
 @pytest.mark.parametrize("function", BAD_FUNCTIONS)
 def test_a_function_at_fault_is_one_message_before_training(function):
     with pytest.raises(RewardError, match=BAD_FUNCTIONS[function]) as error:
-        checked(function)
+        check(function)
     assert str(error.value).startswith(f"reward.function={function} ")
     assert "\n" not in str(error.value)
     assert function.partition(":")[0] not in sys.modules
@@ -238,7 +238,7 @@ def test_a_module_with_a_syntax_error_names_file_and_line(tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "unfinished_rewards.py").write_text("x = 1\ndef reward(:\n")
     with pytest.raises(RewardError, match=r"SyntaxError.*unfinished_rewards\.py:2\)"):
-        checked("unfinished_rewards:reward")
+        check("unfinished_rewards:reward")
 
 
 @pytest.mark.parametrize(
@@ -246,13 +246,13 @@ def test_a_module_with_a_syntax_error_names_file_and_line(tmp_path, monkeypatch)
 )
 def test_a_good_function_passes_the_check_with_its_own_value(function, value):
     """The example answers in a box, which is not the bare answer. Fails when nothing is called."""
-    assert checked(function) == value
+    assert check(function) == value
 
 
 def test_a_function_that_never_answers_fails_the_check():
     message = "did not answer within 7 s, of which it may take reward.start_timeout_s=3 to start"
     with pytest.raises(RewardError, match=message):
-        checked("reward_functions:hangs", hard_timeout_s=2.0, start_timeout_s=3.0)
+        check("reward_functions:hangs", hard_timeout_s=2.0, start_timeout_s=3.0)
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def slow_to_load(tmp_path, monkeypatch) -> str:
 def test_a_function_that_takes_too_long_to_load_fails_the_check(slow_to_load):
     """Fails when only the calls are timed: loading is not in them."""
     with pytest.raises(RewardError, match=r"reward\.start_timeout_s=1 to start"):
-        checked(slow_to_load, start_timeout_s=1.0)
+        check(slow_to_load, start_timeout_s=1.0)
 
 
 @pytest.mark.slow

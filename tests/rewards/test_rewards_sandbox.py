@@ -112,7 +112,7 @@ print(sympy.factorint(int(input())), sys.stdin.isatty(), __name__)
 
 def test_every_run_of_an_open_sandbox_starts_anew() -> None:
     program = "import sys\nprint(len(sys.argv), input())\nsys.argv += [0]\nsys.exit(int(input()))"
-    with NONE.opened(program, timeout_s=5.0) as opened:
+    with NONE.start(program, timeout_s=5.0) as opened:
         finished = [opened.run(f"{number}\n{number}\n", wall_s=5.0) for number in range(3)]
     assert [(f.output, f.exit_code) for f in finished] == [("1 0\n", 0), ("1 1\n", 1), ("1 2\n", 2)]
 
@@ -144,7 +144,7 @@ def test_a_program_ends_as_in_python(program: str) -> None:
 
 def test_the_end_of_a_program_takes_less_time_than_taking_python_down() -> None:
     """Hundreds of cases fit into a limit; without its exit function a program ends as usual."""
-    with NONE.opened("exec(input())", timeout_s=20.0) as opened:
+    with NONE.start("exec(input())", timeout_s=20.0) as opened:
         short, whole = (
             statistics.median(opened.run(program, wall_s=20.0).used_s for _ in range(30))
             for program in ("pass", "import atexit; atexit._clear()")
@@ -153,7 +153,7 @@ def test_the_end_of_a_program_takes_less_time_than_taking_python_down() -> None:
 
 
 def test_cpu_time_and_wall_time_are_limited_apart() -> None:
-    with NONE.opened("exec(input())", timeout_s=0.3) as opened:
+    with NONE.start("exec(input())", timeout_s=0.3) as opened:
         loop = opened.run("while True: pass", wall_s=60.0)
         sleep = opened.run("import time; time.sleep(60)", wall_s=0.5)
         nap = opened.run("import time; time.sleep(0.5); print(1)", wall_s=60.0)
@@ -170,7 +170,7 @@ def test_the_time_a_program_used_leaves_out_waiting_for_a_core() -> None:
     loop = "import time\ndef work():\n    while time.process_time() < 0.4: pass\n"
     threaded = f"{loop}import threading\nt = threading.Thread(target=work)\nt.start(); t.join()"
     try:
-        with NONE.opened("exec(input())", timeout_s=20.0) as opened:
+        with NONE.start("exec(input())", timeout_s=20.0) as opened:
             start_s = time.monotonic()
             worked = opened.run(f"exec({loop + 'work()'!r})", wall_s=60.0)
             middle_s = time.monotonic()
@@ -237,7 +237,7 @@ def test_code_does_not_outlive_its_reward_process(level: Level, name: str) -> No
     )
     script = (
         "from april_rl.rewards.code.sandbox import Level, Sandbox\n"
-        f"with Sandbox(level=Level({level.value!r})).opened({stays!r}, timeout_s=60.0) as opened:\n"
+        f"with Sandbox(level=Level({level.value!r})).start({stays!r}, timeout_s=60.0) as opened:\n"
         "    opened.run(wall_s=600.0)"
     )
     scorer = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)

@@ -78,7 +78,7 @@ SETS = [
 ]
 
 
-def stated_as_asked(prompt, answer):
+def state_as_asked(prompt, answer):
     """A response in the form that the prompt's own text asks for."""
     asks_line = re.search(r"of the form Answer:", prompt) is not None
     assert asks_line != ("\\boxed{}" in prompt)
@@ -112,8 +112,8 @@ def test_the_right_answer_in_the_form_the_prompt_asks_for_is_paid_and_a_wrong_on
     prompts = load_prompts(chosen, tokenizer, key="data.path", max_prompt_tokens=10_000)
     assert len(prompts) > 3
     for number, prompt in enumerate(prompts):
-        right = stated_as_asked(prompt.text, prompt.answer)
-        wrong = stated_as_asked(prompt.text, "-987")
+        right = state_as_asked(prompt.text, prompt.answer)
+        wrong = state_as_asked(prompt.text, "-987")
         hedged = f"{right}\n{wrong.rpartition('</think>')[2]}"
         texts = tokenizer.encode([right, wrong, hedged], add_special_tokens=False)
         for index, token_ids in enumerate(texts):

@@ -119,7 +119,7 @@ FORMS: dict[str, list[tuple[object, object]]] = {
 ASKS_FOR_A_PROGRAM = "1 2"
 
 
-def scored(program: str, tests: object, entry: object = None, **settings: object) -> float | None:
+def score(program: str, tests: object, entry: object = None, **settings: object) -> float | None:
     code = Code(
         **{
             "sandbox": Sandbox(level=Level.NONE),
@@ -146,16 +146,16 @@ def test_the_right_program_is_paid_and_neither_a_wrong_one_nor_one_that_does_not
 ) -> None:
     is_program = ASKS_FOR_A_PROGRAM in json.dumps(tests)
     right, wrong = (SUM, DIFFERENCE) if is_program else (RIGHT, WRONG)
-    assert scored(right, tests, entry) == 1.0
-    assert scored(wrong, tests, entry) == 0.0
-    assert scored("pass", tests, entry) == 0.0
-    assert scored("raise RuntimeError", tests, entry) == 0.0
+    assert score(right, tests, entry) == 1.0
+    assert score(wrong, tests, entry) == 0.0
+    assert score("pass", tests, entry) == 0.0
+    assert score("raise RuntimeError", tests, entry) == 0.0
 
 
 @pytest.mark.parametrize("tests", [APPS, [CALL], PRIME])
 def test_a_method_of_the_class_solution_is_called_too(tests: object) -> None:
-    assert scored(METHOD, tests) == 1.0
-    assert scored(METHOD.replace("+", "-"), tests) == 0.0
+    assert score(METHOD, tests) == 1.0
+    assert score(METHOD.replace("+", "-"), tests) == 0.0
 
 
 def test_every_test_is_counted_once() -> None:
@@ -163,9 +163,9 @@ def test_every_test_is_counted_once() -> None:
         "def test_one():\n    assert add(1, 2) == 3\ndef test_two():\n    assert add(2, 2) == 0\n"
         "def run_tests():\n    test_one()\n    test_two()\n" + GUARD + "run_tests()"
     )
-    assert scored(RIGHT, tests) == scored(WRONG, tests) == 0.5
-    assert scored(RIGHT, CLASS.replace("== 4", "== 5")) == 0.5
-    assert scored(RIGHT, APPS | {"outputs": [3, [3, 4]]}) == 0.5
+    assert score(RIGHT, tests) == score(WRONG, tests) == 0.5
+    assert score(RIGHT, CLASS.replace("== 4", "== 5")) == 0.5
+    assert score(RIGHT, APPS | {"outputs": [3, [3, 4]]}) == 0.5
 
 
 REFUSED: dict[str, tuple[object, str]] = {
@@ -222,13 +222,13 @@ WEAK: dict[str, tuple[object, str]] = {
 def test_a_test_that_a_program_passes_which_does_nothing_is_named(name: str) -> None:
     tests, message = WEAK[name]
     with pytest.raises(ValueError, match=f"the program 'pass' passes {message}.*is not a test"):
-        scored("pass", tests)
+        score("pass", tests)
 
 
 def test_with_value_all_one_weak_test_does_no_harm() -> None:
-    assert scored("pass", "assert add(1, 2) == 3\nassert True", value="all") == 0.0
+    assert score("pass", "assert add(1, 2) == 3\nassert True", value="all") == 0.0
     with pytest.raises(ValueError, match="is not a test"):
-        scored("pass", "assert True", value="all")
+        score("pass", "assert True", value="all")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_returned_values_are_compared_as_json(
     returned: str, expected: object, is_right: bool
 ) -> None:
     tests = {"fn_name": "f", "inputs": [[]], "outputs": [expected]}
-    assert scored(f"def f():\n    return {returned}", tests) == float(is_right)
+    assert score(f"def f():\n    return {returned}", tests) == float(is_right)
 
 
 def test_the_expected_value_of_a_call_never_enters_the_sandbox() -> None:
@@ -266,5 +266,5 @@ def test_the_expected_value_of_a_call_never_enters_the_sandbox() -> None:
         "    return wanted if any(wanted in text for text in texts) else ''\n"
     )
     calls = {"fn_name": "f", "inputs": [[""]], "outputs": ["distinctive"]}
-    assert scored(look, calls) == 0.0
-    assert scored(look, calls | {"inputs": [["distinctive"]]}) == 1.0
+    assert score(look, calls) == 0.0
+    assert score(look, calls | {"inputs": [["distinctive"]]}) == 1.0

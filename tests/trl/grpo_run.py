@@ -83,13 +83,13 @@ class Fault:
             trainer.training_step = self.interrupting(trainer.training_step)
 
     def interrupting(self, step):
-        def interrupted(*args):
+        def interrupt(*args):
             self.number -= 1
             if self.number == 0:
                 raise KeyboardInterrupt(self.name)
             return step(*args)
 
-        return interrupted
+        return interrupt
 
 
 def problems(settings):
@@ -115,7 +115,7 @@ def main(settings):
     fault = Fault(settings.get("fault"))
     fault.in_save()
 
-    def noted(completions, number, completion_ids, **_):
+    def note(completions, number, completion_ids, **_):
         fault.in_reward()
         with batches.open("a") as file:
             file.write(json.dumps({"rows": number, "tokens": completion_ids}) + "\n")
@@ -145,7 +145,7 @@ def main(settings):
     }
     trainer = GRPOTrainer(
         model=str(FOLDER / "policy"),
-        reward_funcs=[right, even, seldom, noted],
+        reward_funcs=[right, even, seldom, note],
         args=GRPOConfig(**(args | settings.get("grpo", {}))),
         train_dataset=rows.to_iterable_dataset() if settings.get("streamed") else rows,
         eval_dataset=rows.select(range(4)),

@@ -37,7 +37,7 @@ class Said:
         ]
 
 
-def asked(*, start=0, logprob=-0.5, regex=None, **generation_kwargs):
+def ask(*, start=0, logprob=-0.5, regex=None, **generation_kwargs):
     """Return the parameters of a request of a sample that has `start` tokens."""
     from april_rl.trl.engine import TrlEngine
 
@@ -66,18 +66,18 @@ def asked(*, start=0, logprob=-0.5, regex=None, **generation_kwargs):
 
 
 def test_structured_outputs_are_those_of_trl_and_its_regex_comes_first():
-    assert asked().structured_outputs is None
-    assert asked(structured_outputs={"regex": "a"}).structured_outputs.regex == "a"
-    assert asked(structured_outputs={"regex": "a"}, regex="b").structured_outputs.regex == "b"
+    assert ask().structured_outputs is None
+    assert ask(structured_outputs={"regex": "a"}).structured_outputs.regex == "a"
+    assert ask(structured_outputs={"regex": "a"}, regex="b").structured_outputs.regex == "b"
 
 
 def test_a_resumed_sample_has_what_is_left_of_both_limits():
-    params = asked(start=3, max_tokens=99, min_tokens=5)
+    params = ask(start=3, max_tokens=99, min_tokens=5)
     assert (params.max_tokens, params.min_tokens) == (7, 2)
-    assert asked(start=6, min_tokens=5).min_tokens == 0
+    assert ask(start=6, min_tokens=5).min_tokens == 0
 
 
 @pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
 def test_a_log_probability_that_is_not_finite_ends_the_run_with_a_reason(logprob):
     with pytest.raises(RunError, match=r"log-probability (nan|-inf) to a token"):
-        asked(logprob=logprob)
+        ask(logprob=logprob)

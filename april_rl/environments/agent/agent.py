@@ -1,7 +1,7 @@
 """Agents: programs that talk to the policy through a client of OpenAI's API, as environments.
 
-An agent is an environment turned inside out: it calls, and what it asks next is the observation
-after the turn before. Its reward is what it returns at its end.
+An agent is an environment turned inside out: it calls, and its next request is the observation
+after the turn before. The value that it returns at its end is the reward.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class _Request:
 
     asked: CompletionRequest
     response: asyncio.Future[ApiResponse]
-    clients: list[Client]  # that wait for the response
-    is_read: bool = False  # the response, by one of them
+    clients: list[Client]  # the clients that wait for the response
+    is_read: bool = False  # one of the clients has read the response
 
     @property
     def has_client(self) -> bool:
-        """Return whether somebody waits, or has read the response."""
+        """Return whether a client waits for the response, or has read it."""
         return self.is_read or not (self.response.done() or all(c.is_gone() for c in self.clients))
 
 
@@ -47,21 +47,21 @@ class Agent:
     def __init__(
         self, program: Program, endpoint: Endpoint, *, name: str, patience_s: float
     ) -> None:
-        """Start nothing yet. `name` is that of the sample; for `patience_s` a request that the
-        program made before is waited for.
+        """Start nothing yet. `name` names the sample. A replay waits up to `patience_s` for each
+        request that the program made before.
         """
         self._program, self._endpoint, self._name = program, endpoint, name
         self._patience_s = patience_s
         self._access: Access | None = None
         self._running: asyncio.Task[object] | None = None
-        self._waiting: list[_Request] = []  # without a response, in the order of arrival
-        self._arrival = asyncio.Event()  # of another one
+        self._waiting: list[_Request] = []  # requests without a response, in the order of arrival
+        self._arrival = asyncio.Event()  # set when another request arrives
         self._expected: deque[str] = deque()  # keys of requests that had responses before
         self._current: _Request | None = None  # the one that the next turn responds to
         self._last: _Request | None = None  # the one that had the last response
         self._num_turns = 0
         self._is_over = False  # the budget is used up: nothing more is sampled
-        self._was_refused = False  # for that reason, at least once
+        self._was_refused = False  # a request was refused for that reason
         self._has_ended = False
 
     def expect(self, keys: Sequence[str]) -> None:
@@ -79,15 +79,17 @@ class Agent:
         if self._current is None:
             self._running.result()  # raises what ended it
             raise RuntimeError("the agent ended before it asked the policy anything")
-        return _observed(self._current.asked)
+        return _observe(self._current.asked)
 
     async def step(self, turn: Turn) -> StepResult:
-        """Respond to a request with a turn; return what the next one adds, or the reward."""
+        """Send the turn as the response to the current request; return the messages of the next
+        request, or the reward.
+        """
         current = self._current
         if current is None:
             raise RuntimeError(
-                f"the agent ended after {self._num_turns} turns, when it was started again to "
-                "continue: it is not repeatable"
+                f"the agent is not repeatable: started again to continue, it ended after "
+                f"{self._num_turns} turns"
             )
         self._num_turns += 1
         response = response_of(turn, current.asked, name=self._name, number=self._num_turns)
@@ -103,8 +105,8 @@ class Agent:
         asked = self._current.asked
         added = added_messages(current.asked, response, asked)
         if added is None:
-            return _observed(asked)._replace(begins_context=True)
-        return _observed(asked)._replace(messages=added, tools=())
+            return _observe(asked)._replace(begins_context=True)
+        return _observe(asked)._replace(messages=added, tools=())
 
     def end(self) -> None:
         """Stop the program if it still runs."""
@@ -134,7 +136,7 @@ class Agent:
             self._was_refused = True
             raise RefusedError(_OVER)
         if len(self._waiting) >= _MAX_WAITING:
-            raise RefusedError(f"{_MAX_WAITING} requests of the episode wait for their responses")
+            raise RefusedError(f"{_MAX_WAITING} requests of the episode already wait; send fewer")
         made = _Request(request, asyncio.get_running_loop().create_future(), [client])
         self._waiting.append(made)
         self._arrival.set()
@@ -152,13 +154,13 @@ class Agent:
     async def _next_request(self) -> _Request | None:
         """Return the request that the next turn responds to; None when the program has ended."""
         if self._expected:
-            with suppress(TimeoutError):  # then it asks something else, which its tokens show
+            with suppress(TimeoutError):  # the program asks something else, which its tokens show
                 async with asyncio.timeout(self._patience_s):
                     return await self._request(self._expected.popleft())
         return await self._request("")
 
     async def _request(self, key: str) -> _Request | None:
-        """Return the request with a key, or the first one that somebody waits for; None when the
+        """Return the request with a key, or the first one that a client waits for; None when the
         program has ended.
         """
         assert self._running is not None
@@ -198,7 +200,7 @@ class Agent:
         return float(reward)
 
 
-def _observed(asked: CompletionRequest) -> StepResult:
+def _observe(asked: CompletionRequest) -> StepResult:
     return StepResult(
         asked.messages,
         tools=asked.tools,
@@ -209,6 +211,6 @@ def _observed(asked: CompletionRequest) -> StepResult:
 
 
 def _forget_failure(running: asyncio.Task[object]) -> None:
-    """Look at the exception of a program that no one waits for: asyncio reports others."""
+    """Read the exception of a program that no one awaits, since asyncio reports unread ones."""
     if not running.cancelled():
         running.exception()

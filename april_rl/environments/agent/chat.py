@@ -37,7 +37,7 @@ _ONLY_OF_CHAT = {"top_logprobs": (None, 0)}
 _ONLY_OF_TEXT = {"best_of": (None, 1), "echo": (None, False), "suffix": (None, "")}
 _READ = {"stop", "stream", "stream_options", "max_tokens", "logprobs"}
 _READ_OF_CHAT = {"messages", "tools", "max_completion_tokens"}
-_WISHES_OF_CHAT = {"tool_choice", "response_format"}  # that change nothing: the policy may obey
+_WISHES_OF_CHAT = {"tool_choice", "response_format"}  # the policy may follow them
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_TOKENS_OF_TEXT = 16  # the API's default
 
@@ -53,19 +53,19 @@ class CompletionRequest:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     stop: tuple[str, ...] = ()  # texts that end the response, which the agent does not read
-    max_tokens: int = 0  # of the response; 0: what is left of the budget
+    max_tokens: int = 0  # of the response; 0: the rest of the budget
     is_streamed: bool = False
     wants_usage: bool = field(default=False, compare=False)
     wants_logprobs: bool = field(default=False, compare=False)
 
     @property
     def is_text(self) -> bool:
-        """Return whether a text is to be continued, not a chat."""
+        """Return whether the request continues a text, not a chat."""
         return bool(self.messages[0]["role"] == TEXT)
 
     @property
     def key(self) -> str:
-        """Return a digest of what the policy is asked: the same for equal requests."""
+        """Return a digest of the request; equal requests have the same digest."""
         asked = [self.messages, self.tools, self.stop, self.max_tokens]
         return hashlib.blake2b(
             json.dumps(asked, sort_keys=True).encode(), digest_size=16
@@ -74,7 +74,7 @@ class CompletionRequest:
     @classmethod
     def of_chat(cls, body: object) -> CompletionRequest:
         """Return the request in the body of a POST to chat/completions; raise RefusedError."""
-        body = _checked(body, {**_ONLY, **_ONLY_OF_CHAT}, _READ_OF_CHAT | _WISHES_OF_CHAT)
+        body = _check(body, {**_ONLY, **_ONLY_OF_CHAT}, _READ_OF_CHAT | _WISHES_OF_CHAT)
         messages, tools = body.get("messages"), body.get("tools") or []
         if not isinstance(messages, list) or not messages:
             raise RefusedError("messages must be a list with at least one message")
@@ -93,14 +93,14 @@ class CompletionRequest:
     @classmethod
     def of_text(cls, body: object) -> CompletionRequest:
         """Return the request in the body of a POST to completions; raise RefusedError."""
-        body = _checked(body, {**_ONLY, **_ONLY_OF_TEXT}, {"prompt"})
+        body = _check(body, {**_ONLY, **_ONLY_OF_TEXT}, {"prompt"})
         prompt = body.get("prompt")
         if isinstance(prompt, list) and len(prompt) == 1:
             (prompt,) = prompt
         if not isinstance(prompt, str) or not prompt:
-            raise RefusedError("prompt must be one text, which is not empty")
+            raise RefusedError("prompt must be one text that is not empty")
         if type(body.get("logprobs")) is int and body["logprobs"] > 0:
-            raise RefusedError("logprobs above 0 is not supported: only those of what was sampled")
+            raise RefusedError("logprobs above 0 is not supported: only sampled tokens have them")
         has_limit = body.get("max_tokens") is not None
         limit = body["max_tokens"] if has_limit else _MAX_TOKENS_OF_TEXT
         return cls(
@@ -108,9 +108,7 @@ class CompletionRequest:
         )
 
 
-def _checked(
-    body: object, only: Mapping[str, tuple[Any, ...]], read: set[str]
-) -> Mapping[str, Any]:
+def _check(body: object, only: Mapping[str, tuple[Any, ...]], read: set[str]) -> Mapping[str, Any]:
     """Return a body whose parameters are known; raise RefusedError."""
     if not isinstance(body, Mapping):
         raise RefusedError("the body must be a JSON object")
@@ -123,7 +121,7 @@ def _checked(
     try:
         json.dumps(dict(body), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise RefusedError(f"the request holds half a character: {error}") from error
+        raise RefusedError(f"the request has half of a surrogate pair: {error}") from error
     return body
 
 
@@ -145,7 +143,7 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
         "max_tokens": limit or 0,
         "is_streamed": bool(body.get("stream")),
         "wants_usage": isinstance(options, Mapping) and bool(options.get("include_usage")),
-        # 0 asks for those of the sampled tokens alone, in the API of texts.
+        # In the API of texts, 0 asks for the log-probabilities of the sampled tokens alone.
         "wants_logprobs": body.get("logprobs") is not None and body["logprobs"] is not False,
     }
 
@@ -156,7 +154,7 @@ def _message(given: object) -> Message:
     """
     role = given.get("role") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or role not in _ROLES:
-        raise RefusedError(f"{given!r:.80} is no message with a role of {', '.join(_ROLES)}")
+        raise RefusedError(f"{given!r:.80} is not a message; roles: {', '.join(_ROLES)}")
     content = given.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
         kinds = [part.get("type") if isinstance(part, Mapping) else part for part in content]
@@ -164,13 +162,13 @@ def _message(given: object) -> Message:
             raise RefusedError(f"content of type {other[0]!r:.40} is not supported, only text")
         content = "".join(str(part.get("text", "")) for part in content)
     if content is not None and not isinstance(content, str):
-        raise RefusedError(f"content={content!r:.40} is no text")
+        raise RefusedError(f"content={content!r:.40} is not text")
     message = {key: value for key, value in given.items() if value is not None}
     calls = message.pop("tool_calls", [])
     try:
         called = {"tool_calls": calls_of_tools(calls, "a message")} if calls else {}
     except ValueError as error:
         raise RefusedError(str(error)) from error
-    # Chat templates know the older name.
+    # Chat templates use the older name.
     named = "system" if role == "developer" else role
     return {**message, "role": named, "content": content or "", **called}

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from april_rl.outside.user_code import GIB
 
-_KEPT_BYTES = 1 << 16  # of what a command writes, the last ones
-_SHOWN_BYTES = 2000  # of these, in the message when it fails
-_DRAIN_S = 1.0  # for them to arrive after its end
-_MOST_LOOKS, _LOOK_S = 50, 0.01  # at what a command has left behind, and between two of them
+_KEPT_BYTES = 1 << 16  # the last bytes of a command's output
+_SHOWN_BYTES = 2000  # the part of them that an error message shows
+_DRAIN_S = 1.0  # the wait for the output after the command has ended
+_MOST_LOOKS, _LOOK_S = 50, 0.01  # searches for orphans of a command, and the pause between two
 _PR_SET_CHILD_SUBREAPER = 36
 _OF_MEMORY = re.compile(r"memory|alloc", re.IGNORECASE)
 
@@ -31,7 +31,7 @@ _running: set[int] = set()  # commands; the other children of this process are o
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what commands leave behind, so that it is found."""
+    """Become the parent of the processes that commands leave behind, so that they are found."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -39,7 +39,7 @@ async def output_of(words: Sequence[str], variables: Mapping[str, str], *, mark:
     """Return the end of what a command prints. `mark` is the name of the variable by which programs
     that it has started are known. Raise RuntimeError when it fails.
     """
-    command, transport = await _started(words, variables)
+    command, transport = await _start(words, variables)
     try:
         await command.ended.wait()
     finally:
@@ -56,7 +56,7 @@ async def output_of(words: Sequence[str], variables: Mapping[str, str], *, mark:
 
 
 class _Command(asyncio.SubprocessProtocol):
-    """A running command. It ends when its process does, whoever holds its pipes."""
+    """A running command. It ends when its process does, even if others hold its pipes."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -77,7 +77,7 @@ class _Command(asyncio.SubprocessProtocol):
         self.closed.set()
 
 
-async def _started(
+async def _start(
     words: Sequence[str], variables: Mapping[str, str]
 ) -> tuple[_Command, asyncio.SubprocessTransport]:
     with _lifeline() as fd:
@@ -141,13 +141,13 @@ def _kill_orphan(pid: int, mark: bytes) -> bool:
 
 
 def _orphans() -> set[int]:
-    """Return the children of this process that are no commands."""
+    """Return the children of this process that are not commands."""
     lists = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
     return {int(pid) for pids in lists for pid in pids} - _running
 
 
 def _limit() -> str:
     return (
-        "it and each program that it starts may use environment.memory_gib = "
+        "the command and each program that it starts may use environment.memory_gib = "
         f"{resource.getrlimit(resource.RLIMIT_DATA)[0] / GIB:g}"
     )

@@ -24,12 +24,12 @@ from april_rl.environments.agent.chat import CompletionRequest, RefusedError
 from april_rl.environments.agent.responses import ApiResponse
 
 _MAX_BODY_BYTES = 4 << 20
-_NO_EPISODE = "no episode has this key: it has ended, or there never was one"
+_NO_EPISODE = "no running episode has this key"
 _SERVED = "there are POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
 
 
 class Client(NamedTuple):
-    """Who has sent a request."""
+    """The client that sent a request."""
 
     is_retry: bool  # it says that it sends the request again
     is_gone: Callable[[], bool]  # its connection is lost
@@ -88,7 +88,7 @@ class Endpoint:
     async def _complete(
         self, parse: Callable[[object], CompletionRequest], http: web.Request
     ) -> web.StreamResponse:
-        asked = self._asked(http)
+        asked = self._find_asked(http)
         if asked is None:
             return _error(401, _NO_EPISODE)
         try:
@@ -99,25 +99,25 @@ class Endpoint:
         except RecursionError:
             return _error(400, "the body is nested too deeply")
         except ValueError as error:
-            return _error(400, f"the body is no JSON: {error}")
+            return _error(400, f"the body is not valid JSON: {error}")
         if not request.is_streamed:
             return web.json_response(responses.body(completed, request))
         events = responses.events(completed, request)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        with suppress(ConnectionError):  # of a client that has lost patience
+        with suppress(ConnectionError):  # the client has given up waiting
             await response.prepare(http)
             for event in (*map(json.dumps, events), "[DONE]"):
                 await response.write(f"data: {event}\n\n".encode())
             await response.write_eof()
         return response
 
-    def _asked(self, http: web.Request) -> Asked | None:
+    def _find_asked(self, http: web.Request) -> Asked | None:
         """Return the episode with the key of a request."""
         key = http.headers.get("Authorization", "").removeprefix("Bearer ")
         return self._of_key.get(key)
 
     async def _models(self, http: web.Request) -> web.Response:
-        if self._asked(http) is None:
+        if self._find_asked(http) is None:
             return _error(401, _NO_EPISODE)
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "april_rl"}
         return web.json_response({"object": "list", "data": [model]})
@@ -127,11 +127,11 @@ class Endpoint:
 async def _with_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Tell of a wrong path or method, and of a body that is too long, in the form of the API."""
+    """Report a wrong path or method, or a body that is too long, in the form of the API."""
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge as error:
-        return _error(error.status, f"a body may have {_MAX_BODY_BYTES} bytes")
+        return _error(error.status, f"a body may have at most {_MAX_BODY_BYTES} bytes")
     except web.HTTPException as error:
         return _error(error.status, f"{request.method} {request.path} is not served; {_SERVED}")
 
@@ -150,7 +150,7 @@ def check_address(address: str) -> None:
 
 
 def _client(http: web.Request) -> Client:
-    """Return who has sent a request; clients of OpenAI count their retries."""
+    """Return the client that sent a request; OpenAI's clients count their retries."""
     return Client(
         is_retry=http.headers.get("x-stainless-retry-count", "0") != "0",
         is_gone=lambda: http.transport is None or http.transport.is_closing(),

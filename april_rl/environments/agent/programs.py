@@ -15,20 +15,18 @@ from april_rl.environments.agent.commands import output_of
 from april_rl.environments.agent.endpoint import Access
 from april_rl.environments.protocol import Context
 
-# Runs an episode of a row with a seed; returns what it gives as reward.
+# Runs an episode of a row with a seed and returns its reward.
 Program = Callable[[Access, Mapping[str, Any], int], Awaitable[object]]
 
 
 def check_function(function: Callable[..., Any], args: Mapping[str, Any]) -> None:
-    """Raise TypeError for what cannot be called as an agent."""
+    """Raise TypeError for a function that cannot be called as an agent."""
     if not inspect.iscoroutinefunction(function):
-        raise TypeError("is no coroutine function: async def run(client, row, seed)")
+        raise TypeError("is not a coroutine function: async def run(client, row, seed)")
     try:
         inspect.signature(function).bind(None, {}, 0, **args, **_context(function, None))
     except TypeError as error:
-        raise TypeError(
-            f"is called with (client, row, seed) and environment.args: {error}"
-        ) from None
+        raise TypeError(f"must accept (client, row, seed) and environment.args: {error}") from None
 
 
 def _context(function: Callable[..., Any], context: Context | None) -> dict[str, Context | None]:
@@ -67,7 +65,7 @@ async def _run_command(
     words: Sequence[str], sample: str, access: Access, row: Mapping[str, Any], seed: int
 ) -> float | None:
     """Return the number in the last line that a command prints; None if it prints nothing. Raise
-    RuntimeError when it fails, ValueError when that line is no number.
+    RuntimeError when it fails, ValueError when that line is not a number.
     """
     variables = {"OPENAI_BASE_URL": access.base_url, "OPENAI_API_KEY": access.key}
     variables |= {"APRIL_RL_ROW": json.dumps(row, default=str), "APRIL_RL_SEED": str(seed)}

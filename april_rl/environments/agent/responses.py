@@ -52,8 +52,8 @@ def _message(turn: Turn, request: CompletionRequest, *, number: int) -> Message:
 def added_messages(
     before: CompletionRequest, response: ApiResponse, asked: CompletionRequest
 ) -> tuple[Message, ...] | None:
-    """Return what a request adds to the last one and its response; None if it does not continue
-    them.
+    """Return the messages that a request adds to the last one and its response; None if it does not
+    continue them.
     """
     if asked.is_text != before.is_text or asked.tools != before.tools:
         return None
@@ -157,7 +157,7 @@ def _ends(response: ApiResponse, request: CompletionRequest) -> list[str]:
 def _is_same(ours: Message, theirs: Message, *, ends: Sequence[str] = ()) -> bool:
     """Return whether a message is repeated. Clients add and drop empty fields. Of the assistant's
     an agent may leave out thoughts and blanks around them, or add one of `ends`: the policy
-    continues from what it sampled.
+    continues from its own tokens.
     """
     if ours["role"] != "assistant":
         return _fields(ours) == _fields(theirs)
@@ -169,17 +169,17 @@ def _is_same(ours: Message, theirs: Message, *, ends: Sequence[str] = ()) -> boo
 
 
 def _fields(message: Message) -> dict[str, object]:
-    """Return what is in a message, calls of tools as data: clients may write them again."""
+    """Return the fields of a message, tool calls as data: clients may write them differently."""
     filled = {name: value for name, value in message.items() if value}
     return {**filled, "tool_calls": _calls(message)}
 
 
 def _calls(message: Message) -> list[tuple[object, object]]:
     called = (call.get("function") or {} for call in message.get("tool_calls") or ())
-    return [(each.get("name"), _parsed(each.get("arguments"))) for each in called]
+    return [(each.get("name"), _parse(each.get("arguments"))) for each in called]
 
 
-def _parsed(arguments: object) -> object:
+def _parse(arguments: object) -> object:
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(arguments)
     folder = _folder(options.settings)
     try:
-        config = _configured(options.settings)
+        config = _configure(options.settings)
         if (folder / FILE_NAME).exists():
             raise ConfigError(f"{_OUTPUT}{folder} already holds a profile; give another folder")
         _profile(config, folder, num_prompts=options.prompts, factors=sorted(set(options.alpha)))
@@ -114,7 +114,7 @@ def _folder(settings: Sequence[str]) -> Path:
     return Path(given[-1] if given else time.strftime("outputs/profile/%Y-%m-%d_%H-%M-%S"))
 
 
-def _configured(settings: Sequence[str]) -> TrainConfig:
+def _configure(settings: Sequence[str]) -> TrainConfig:
     """Return the checked settings of training, with the training data in place of held-out sets."""
     config = to_config(
         compose_overrides([given for given in settings if not given.startswith(_OUTPUT)])
@@ -198,7 +198,7 @@ def _show(
     from april_rl.lab.simulator.length_distributions import Recorded
     from april_rl.lab.simulator.prediction import modes_of, predict
     from april_rl.lab.simulator.profile import advice
-    from april_rl.lab.simulator.scaled_down import scaled_down
+    from april_rl.lab.simulator.scaled_down import scale_down
     from april_rl.lab.simulator.scenarios import scenario_of
     from april_rl.lab.simulator.tables import comparison_table
 
@@ -221,7 +221,7 @@ def _show(
     allowed = [factor for factor in factors if factor - 1 <= config.rollout.max_staleness]
     modes = modes_of(allowed, refill=config.rollout.refill)
     predictions = list(
-        predict(scaled_down(scenario), modes, num_steps=_NUM_STEPS, warmup_steps=_WARMUP_STEPS)
+        predict(scale_down(scenario), modes, num_steps=_NUM_STEPS, warmup_steps=_WARMUP_STEPS)
     )
     lines = advice(profile, predictions, max_staleness=config.rollout.max_staleness)
     samples = sum(map(len, profile.lengths))

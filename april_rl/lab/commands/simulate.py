@@ -138,7 +138,7 @@ def _count(text: str) -> int:
 
 def _source(options: argparse.Namespace) -> Source:
     """Return the scenario of the run or the preset, with the command line's changes."""
-    source = _recorded(options.run) if options.run else _preset(options)
+    source = _load_run(options.run) if options.run else _preset(options)
     given = {name: getattr(options, name) for name, _, _ in _FIELDS}
     if options.resume:
         given["keeps_parked"] = options.resume == "keep"
@@ -195,7 +195,7 @@ def _preset(options: argparse.Namespace) -> Source:
     )
 
 
-def _recorded(run_dir: Path) -> Source:
+def _load_run(run_dir: Path) -> Source:
     """Return the scenario of a recorded run: its lengths, rewards, cost and configuration."""
     from april_rl.config.store import run_config
     from april_rl.lab.simulator.recorded_run import recorded_scenario

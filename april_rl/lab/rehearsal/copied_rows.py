@@ -11,7 +11,7 @@ import numpy as np
 
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
-from april_rl.data.json_rows import published
+from april_rl.data.json_rows import to_public_types
 from april_rl.data.procedural import PREFIX
 from april_rl.data.sources import open_source, quiet
 
@@ -31,7 +31,7 @@ def copy_rows(
     with TemporaryDirectory() as folder, quiet():
         table = open_source(chosen, key=key, seed=seed, folder=Path(folder)).table.select(rows)
         if target.suffix == ".parquet":
-            published(table).to_parquet(str(target))
+            to_public_types(table).to_parquet(str(target))
         else:
             _write_lines(table, target)
 

@@ -21,7 +21,7 @@ from april_rl.data.prompts import PromptTable, load_prompts
 from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.copied_rows import UnwritableError, copy_rows
 from april_rl.lab.rehearsal.decontamination import Overlap, Passages
-from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, rate, shortened, try_forms
+from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, rate, shorten, try_forms
 from april_rl.rewards.check import check_tests, reads_answers
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt
@@ -140,7 +140,7 @@ class DataPage:
         limit = self._config.data.max_prompt_tokens
         self._say(f"{chosen.path}\n{counts(table, max_prompt_tokens=limit)}")
         self._say(histogram(table.all_lengths))
-        self._say(rendered(table))
+        self._say(render(table))
         for note in table.notes:
             self._say(note)
         self._say(forms_lines(tried))
@@ -175,12 +175,12 @@ def histogram(lengths: NDArray[np.int64]) -> str:
     )
 
 
-def rendered(prompts: Sequence[Prompt]) -> str:
+def render(prompts: Sequence[Prompt]) -> str:
     """Return the first, middle and last prompt as the model sees them, with their answers."""
     places = sorted({0, len(prompts) // 2, len(prompts) - 1})[:_NUM_RENDERED]
     return "\n".join(
         f"prompt {place + 1:,}, from {prompts[place].source}; answer: {prompts[place].answer}\n"
-        f"{indent(shortened(prompts[place].text), '  | ')}"
+        f"{indent(shorten(prompts[place].text), '  | ')}"
         for place in places
     )
 

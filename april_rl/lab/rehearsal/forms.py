@@ -16,7 +16,7 @@ _ASKS_LINE = re.compile(r"\banswer:", re.IGNORECASE)
 _BOX = re.compile(r"\\boxed\{(.*)\}\s*$", re.DOTALL)
 
 
-def stated(answer: str, form: str) -> str:
+def state_answer(answer: str, form: str) -> str:
     """Return a response that states `answer` in one of FORMS, after a line of work."""
     plain = _BOX.sub(r"\1", answer) if form == "boxed" else answer
     return f"Some work is shown here.\n\n{FORMS[form].format(answer=plain)}"

@@ -9,7 +9,7 @@ from textwrap import indent
 import numpy as np
 
 from april_rl.lab.rehearsal.findings import Finding
-from april_rl.lab.rehearsal.forms import FORMS, another_answer, asked_form, stated
+from april_rl.lab.rehearsal.forms import FORMS, another_answer, asked_form, state_answer
 from april_rl.rewards.pool import RewardPool
 from april_rl.rewards.scorebook import total
 from april_rl.types import Prompt
@@ -56,9 +56,11 @@ def try_forms(prompts: Sequence[Prompt], rate: Rate) -> FormsTried | None:
         prompts[i]
         for i in np.linspace(0, len(prompts) - 1, min(_NUM_TRIED, len(prompts))).astype(int)
     ]
-    right = {form: _mean(rate, chosen, [stated(p.answer, form) for p in chosen]) for form in FORMS}
+    right = {
+        form: _mean(rate, chosen, [state_answer(p.answer, form) for p in chosen]) for form in FORMS
+    }
     wrong = {
-        form: _mean(rate, chosen, [stated(another_answer(p.answer), form) for p in chosen])
+        form: _mean(rate, chosen, [state_answer(another_answer(p.answer), form) for p in chosen])
         for form in FORMS
     }
     asked = {asked_form(prompt.text) for prompt in chosen}
@@ -120,7 +122,7 @@ def shown_set(key: str, prompts: Sequence[Prompt], tried: FormsTried | None) -> 
         [
             f"data        {key}",
             f"  the first of {len(prompts):,} prompts, as the model sees it:",
-            indent(shortened(prompts[0].text), "    | "),
+            indent(shorten(prompts[0].text), "    | "),
             f"  its answer: {prompts[0].answer}",
             indent(forms_lines(tried), "  "),
         ]
@@ -141,7 +143,7 @@ def forms_lines(tried: FormsTried | None) -> str:
     )
 
 
-def shortened(text: str, *, limit: int = 700) -> str:
+def shorten(text: str, *, limit: int = 700) -> str:
     """Return the text, without its middle if it is longer than `limit` characters."""
     if len(text) <= limit:
         return text

@@ -165,7 +165,7 @@ def _larger_cap(run: RunFiles) -> str:
 
 
 def _engines(run: RunFiles) -> Iterator[str]:
-    again = _prefilled_again(run)
+    again = _reprefill_share(run)
     if again > _PREFILLED_AGAIN:
         yield (
             f"{percent(again)} of the rollouts went into prefilling parked samples again (by the "
@@ -191,7 +191,7 @@ def _engines(run: RunFiles) -> Iterator[str]:
         )
 
 
-def _prefilled_again(run: RunFiles) -> float:
+def _reprefill_share(run: RunFiles) -> float:
     """Return the share of the engines' time in rollouts that resumed samples took until they could
     go on; 0 where the timelines do not tell the cost.
     """

@@ -27,7 +27,7 @@ _TOTALS = ("opened", "trained", "rejected", "dropped")  # of the ledger, since t
 
 def charts(run: RunFiles) -> list[Chart]:
     """Return the charts that the run has data for."""
-    steps = averaged(run.steps, limit=MAX_POINTS)
+    steps = average(run.steps, limit=MAX_POINTS)
     found = (
         reward(steps),
         evaluation(run),
@@ -35,7 +35,7 @@ def charts(run: RunFiles) -> list[Chart]:
         _lengths(steps),
         _length_histogram(run),
         _ages(steps),
-        _ledger(averaged(_flows(run.steps), limit=MAX_POINTS)),
+        _ledger(average(_flows(run.steps), limit=MAX_POINTS)),
         _occupancy(steps),
         _rework(steps),
         mismatch(steps),
@@ -43,7 +43,7 @@ def charts(run: RunFiles) -> list[Chart]:
     return [chart for chart in found if chart is not None]
 
 
-def averaged(rows: Sequence[Row], *, limit: int) -> Sequence[Row]:
+def average(rows: Sequence[Row], *, limit: int) -> Sequence[Row]:
     """Return at most `limit` rows: the means of as many neighbours as that takes, each with the
     number of the last step in it.
     """
@@ -78,7 +78,7 @@ def _time(steps: Sequence[Row]) -> Chart | None:
     names = [*(name for name, _ in PHASES), REST]
     values = [
         {"step": row["step"], "phase": name, "seconds": seconds, "order": names.index(name)}
-        for row in averaged(steps, limit=MAX_BARS)
+        for row in average(steps, limit=MAX_BARS)
         for name, seconds in phase_seconds(row).items()
     ]
     return Chart(

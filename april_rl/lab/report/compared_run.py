@@ -127,7 +127,7 @@ def _sum_of_products(run: RunFiles, rate: str, seconds: str) -> float:
     return sum((row.get(rate) or 0.0) * (row.get(seconds) or 0.0) for row in run.rows)
 
 
-def _generated(run: RunFiles) -> float:
+def _generated_tokens(run: RunFiles) -> float:
     return _sum_of_products(run, "rollout/generated_tokens_per_s", "rollout/time_s")
 
 
@@ -142,14 +142,14 @@ def _awaiting_scores(run: RunFiles, _: Budget) -> float | None:
     return run.total("time/score_s") / seconds if seconds else None
 
 
-def _wasted(run: RunFiles, _: Budget) -> float | None:
-    generated = _generated(run)
+def _waste(run: RunFiles, _: Budget) -> float | None:
+    generated = _generated_tokens(run)
     trained = _sum_of_products(run, "throughput/trained_tokens_per_s", "time/step_s")
     return 1 - trained / generated if generated and trained else None
 
 
-def _reprefilled(run: RunFiles, _: Budget) -> float | None:
-    generated = _generated(run)
+def _reprefill_share(run: RunFiles, _: Budget) -> float | None:
+    generated = _generated_tokens(run)
     return run.total("rollout/reprefill_tokens") / generated if generated else None
 
 
@@ -174,8 +174,8 @@ FIGURES: tuple[Figure, ...] = (
     Figure("rollout that waits for rewards alone", _awaiting_scores, _percent, is_share=True),
     Figure("off-policy tokens", _mean_of("staleness/off_policy_token_frac"), _percent, True),
     Figure("mean age of a token", _mean_of("staleness/age_mean"), _number(2), True),
-    Figure("generated, never trained", _wasted, _percent, is_share=True),
-    Figure("prefilled again ÷ generated", _reprefilled, _percent, is_share=True),
+    Figure("generated, never trained", _waste, _percent, is_share=True),
+    Figure("prefilled again ÷ generated", _reprefill_share, _percent, is_share=True),
     Figure("response tokens, p50", _mean_of("rollout/response_tokens_p50"), _number(0)),
     Figure("response tokens, p95", _mean_of("rollout/response_tokens_p95"), _number(0)),
     Figure("response tokens, p99", _mean_of("rollout/response_tokens_p99"), _number(0)),

@@ -55,7 +55,7 @@ class Comparison:
         """Return how many runs of a variant do not have the figure."""
         return sum(figure.value(run, self.budget) is None for run in self.variants[variant])
 
-    def paired(self, figure: Figure, variant: str) -> tuple[float, float] | None:
+    def pair(self, figure: Figure, variant: str) -> tuple[float, float] | None:
         """Return a variant against the baseline on the seeds both have, with half its 95 %
         interval: a difference of shares, else the logarithm of a ratio. None without a pair; the
         interval of a single pair is infinite.
@@ -76,7 +76,7 @@ class Comparison:
         """Return why ratios are left out, each reason with the variants concerned."""
         found: dict[str, list[str]] = {}
         for variant in [*self.variants][1:]:
-            figures = [figure for figure in FIGURES if self.paired(figure, variant)]
+            figures = [figure for figure in FIGURES if self.pair(figure, variant)]
             reasons = [doubt for figure in figures for doubt in self._doubts(figure, variant)]
             for reason in dict.fromkeys(reasons):
                 found.setdefault(reason, []).append(variant)
@@ -108,7 +108,7 @@ class Comparison:
         """Return the paired comparison as text: × 1.31 [1.20, 1.43], or a difference; nothing where
         chance alone would explain a ratio.
         """
-        if variant == self.baseline or (found := self.paired(figure, variant)) is None:
+        if variant == self.baseline or (found := self.pair(figure, variant)) is None:
             return ""
         if any(self._doubts(figure, variant)):
             return ""

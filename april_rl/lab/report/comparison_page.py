@@ -22,10 +22,10 @@ def comparison_table(comparison: Comparison) -> str:
         f"{label:<{first}}" + "".join(f"  {c:>{w}}" for c, w in zip(cells, widths, strict=True))
         for label, cells in rows
     ]
-    return "\n".join((*lines, "", _explained(comparison), *_left_out(comparison)))
+    return "\n".join((*lines, "", _explanation(comparison), *_omission_note(comparison)))
 
 
-def _explained(comparison: Comparison) -> str:
+def _explanation(comparison: Comparison) -> str:
     budget = comparison.budget
     return (
         f"The accuracy is {budget.accuracy:.2f} on {budget.evaluation_set or 'no held-out set'}. "
@@ -36,7 +36,7 @@ def _explained(comparison: Comparison) -> str:
     )
 
 
-def _left_out(comparison: Comparison) -> list[str]:
+def _omission_note(comparison: Comparison) -> list[str]:
     """Return the sentence that says why ratios are left out, if some are."""
     doubts = comparison.doubts()
     if not doubts:
@@ -57,8 +57,8 @@ def _body(comparison: Comparison) -> Iterator[str]:
     others = [variant for variant in comparison.variants if variant != comparison.baseline]
     title = " against ".join(filter(None, (comparison.baseline, ", ".join(others))))
     yield f"<header><h1>{escape(title)}</h1>"
-    yield f"<p>{escape(_explained(comparison))}</p></header><main>"
-    yield html.advice(_left_out(comparison))
+    yield f"<p>{escape(_explanation(comparison))}</p></header><main>"
+    yield html.advice(_omission_note(comparison))
     yield _table(comparison)
     for chart in _charts(comparison):
         yield html.chart_block(chart)

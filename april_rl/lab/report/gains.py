@@ -9,7 +9,7 @@ from april_rl.lab.report.run_files import RunFiles
 from april_rl.lab.simulator.outcome import Scale
 from april_rl.lab.simulator.prediction import SYNCHRONOUS, Mode, predict
 from april_rl.lab.simulator.recorded_run import RecordedRunError, recorded_scenario
-from april_rl.lab.simulator.scaled_down import scaled_down
+from april_rl.lab.simulator.scaled_down import scale_down
 from april_rl.rollout.collector import Collection
 from april_rl.rollout.measures.timeline import Timeline, timeline_of
 
@@ -48,7 +48,7 @@ def simulated_gains(run: RunFiles) -> Gains | None:
         scenario = recorded_scenario(run.run_dir, config, num_files=NUM_FILES)
     except (ConfigError, RecordedRunError):
         return None
-    small = scaled_down(scenario)
+    small = scale_down(scenario)
     own = round(run.mean("rollout/over_sampling_factor", late=True) or 1.0, 2)
     factors = sorted({*_FACTORS, own} - {1.0})
     allowed = [factor for factor in factors if factor - 1 <= scenario.max_staleness]

@@ -56,17 +56,17 @@ def _block(sample: Mapping[str, Any], *, is_open: bool) -> str:
     return (
         f"<details{' open' if is_open else ''}><summary>{escape(facts)}</summary>"
         f"<dl><dt>prompt</dt><dd><pre>{escape(_cut(sample['prompt']))}</pre></dd>"
-        f"{_said(sample)}"
+        f"{_text_of(sample)}"
         f"<dt>answer</dt><dd><pre>{escape(_cut(str(sample['answer'])))}</pre></dd>"
         f"<dt>tokens</dt><dd>{escape(ages)}</dd></dl></details>"
     )
 
 
-def _said(sample: Mapping[str, Any]) -> str:
+def _text_of(sample: Mapping[str, Any]) -> str:
     """Return the response; with an environment, each turn and what was said to it."""
     said = sample.get("conversation")
     if not said:
-        return f"<dt>response</dt><dd><pre>{_shaded(sample)}</pre></dd>"
+        return f"<dt>response</dt><dd><pre>{_shade_ages(sample)}</pre></dd>"
     room = _SHOWN_CHARACTERS // min(len(said), _SHOWN_PIECES)
     first, last, left_out = _ends_of(said)
     pieces = [
@@ -78,7 +78,7 @@ def _said(sample: Mapping[str, Any]) -> str:
     return "".join(pieces)
 
 
-def _shaded(sample: Mapping[str, Any]) -> str:
+def _shade_ages(sample: Mapping[str, Any]) -> str:
     """Return the response, each completion with the shade of its age; samples of older runs, which
     do not say where completions end, have no shades.
     """

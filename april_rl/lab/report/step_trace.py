@@ -44,10 +44,10 @@ def _events(folder: Path) -> Iterator[Event]:
     phases = json.loads((folder / "phases.json").read_text())
     worker = json.loads((folder / "calls.json").read_text())
     origin_ns = min(phase["began_ns"] for phase in phases)
-    yield from _named(_CONTROLLER, "controller", thread="phases")
+    yield from _name_events(_CONTROLLER, "controller", thread="phases")
     for phase in phases:
         yield _range(phase, "phase", origin_ns, process=_CONTROLLER)
-    yield from _named(_WORKER, "worker 0", thread="calls")
+    yield from _name_events(_WORKER, "worker 0", thread="calls")
     gpus = set[int]()
     for number, call in enumerate(worker["calls"]):
         yield _range(call, "call", origin_ns, process=_WORKER)
@@ -55,11 +55,11 @@ def _events(folder: Path) -> Iterator[Event]:
             continue
         with gzip.open(folder / call["trace"], "rt", encoding="utf-8") as file:
             trace = json.load(file)
-        for event in _placed(trace, number, origin_ns, pid=worker["pid"]):
+        for event in _place_events(trace, number, origin_ns, pid=worker["pid"]):
             gpu = event["pid"] - _WORKER - 1
             if gpu >= 0 and gpu not in gpus:
                 gpus.add(gpu)
-                yield from _named(event["pid"], f"worker 0, GPU {gpu}")
+                yield from _name_events(event["pid"], f"worker 0, GPU {gpu}")
             yield event
 
 
@@ -75,7 +75,7 @@ def _range(found: Event, category: str, origin_ns: int, *, process: int) -> Even
     }
 
 
-def _named(process: int, name: str, *, thread: str | None = None) -> Iterator[Event]:
+def _name_events(process: int, name: str, *, thread: str | None = None) -> Iterator[Event]:
     """Yield the events that name a process and its first thread and sort it by its id."""
     shown = {"process_name": {"name": name}, "process_sort_index": {"sort_index": process}}
     shown |= {} if thread is None else {"thread_name": {"name": thread}}
@@ -83,7 +83,7 @@ def _named(process: int, name: str, *, thread: str | None = None) -> Iterator[Ev
         yield {"ph": "M", "name": kind, "pid": process, "tid": 0, "args": args}
 
 
-def _placed(trace: Event, number: int, origin_ns: int, *, pid: int) -> Iterator[Event]:
+def _place_events(trace: Event, number: int, origin_ns: int, *, pid: int) -> Iterator[Event]:
     """Yield torch's events of the worker's call `number` with times since the origin, under ids
     that no other trace has.
 

@@ -27,7 +27,7 @@ def busy_frac(timeline: Timeline) -> float:
 def timeline_spec(timeline: Timeline, *, until_s: float, height: int = 420) -> Spec:
     """Return the chart of a step; `until_s` ends the time axis, so that two can be compared."""
     num_slots = sum(timeline.slots.values())
-    bars = _drawn(list(timeline.bars()), num_slots=num_slots)
+    bars = _first_slots(list(timeline.bars()), num_slots=num_slots)
     ages = [f"age {age}" for age in range(1 + max((b.stay.age for b in bars), default=0))]
     values = [_value(bar) for bar in bars]
     engines = len(timeline.slots)
@@ -130,7 +130,7 @@ def _every(num_slots: int) -> int:
     return -(-num_slots // MAX_SLOTS)
 
 
-def _drawn(bars: Sequence[Bar], *, num_slots: int) -> list[Bar]:
+def _first_slots(bars: Sequence[Bar], *, num_slots: int) -> list[Bar]:
     """Return the bars of at most MAX_SLOTS slots, numbered anew."""
     every = _every(num_slots)
     return [bar._replace(slot=bar.slot // every) for bar in bars if bar.slot % every == 0]

@@ -97,13 +97,13 @@ def simulate_case(case: PaperCase) -> PaperRow:
     """Simulate a cell with the synchronous loop, the paper's scheme and ours."""
     scenario, refill = case.scenario(), Mode(2.0, refill=True)
     modes = [SYNCHRONOUS, Mode(2.0, refill=False), refill]
-    synchronous, one_shot, refilled = _predicted(scenario, modes)
+    synchronous, one_shot, refilled = _predict(scenario, modes)
     # Without over-sampling nothing is parked: the synchronous loop is the same.
-    _, kept = _predicted(replace(scenario, keeps_parked=True), [SYNCHRONOUS, refill])
+    _, kept = _predict(replace(scenario, keeps_parked=True), [SYNCHRONOUS, refill])
     return PaperRow(
         case=case, synchronous=synchronous, one_shot=one_shot, refill=refilled, kept=kept
     )
 
 
-def _predicted(scenario: Scenario, modes: list[Mode]) -> Iterator[Prediction]:
+def _predict(scenario: Scenario, modes: list[Mode]) -> Iterator[Prediction]:
     return predict(scenario, modes, num_steps=_NUM_STEPS, warmup_steps=_WARMUP_STEPS)

@@ -23,7 +23,7 @@ def survival(
     It is the product-limit estimate (Kaplan & Meier 1958). Leaving out the unfinished samples, or
     taking them as finished, would give lengths that are too short.
     """
-    ends, num_ended = _counted(np.asarray(finished))
+    ends, num_ended = _count(np.asarray(finished))
     cuts = np.sort(np.asarray(unfinished, float))
     # Samples of at least this length, including unfinished ones of the same length.
     at_risk = num_ended[::-1].cumsum()[::-1] + len(cuts) - np.searchsorted(cuts, ends)
@@ -65,7 +65,7 @@ def dispersion(batches: Sequence[Sequence[float]]) -> float | None:
     return float(np.sqrt(found / expected)) if expected else None
 
 
-def _counted(lengths: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _count(lengths: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the distinct lengths in rising order, and how often each occurs."""
     if not np.issubdtype(lengths.dtype, np.integer):
         return np.unique(lengths, return_counts=True)

@@ -17,7 +17,7 @@ from april_rl.lab.simulator.simulation import Scenario
 _MEAN_TOKENS, _MAX_SAMPLES, _MAX_ENGINES = 64, 1024, 8
 
 
-def scaled_down(real: Scenario) -> Scenario:
+def scale_down(real: Scenario) -> Scenario:
     """Return a scenario with recorded lengths, made smaller where it is large.
 
     Its `scale` says how many tokens, groups and engines each simulated one stands for. The cost

@@ -41,7 +41,7 @@ class Budgets:
     max_off_policy_frac: float  # share of the trained tokens; 1: no limit
     kv_cache_tokens: float  # of one engine
 
-    def broken_by(self, found: Prediction, *, room: float = 1.0) -> str:
+    def describe_excess(self, found: Prediction, *, room: float = 1.0) -> str:
         """Return a message for the budget that `found` exceeds, or an empty string.
 
         Only the fraction `room` of each budget may be used.
@@ -123,7 +123,7 @@ class AutoFactor:
     def _follow(self, found: dict[float, Prediction]) -> str | None:
         """Choose α by the predictions for it and its neighbours; return a note or None."""
         here, below, above = self.factor, min(found), max(found)
-        broken = self._budgets.broken_by(found[here])
+        broken = self._budgets.describe_excess(found[here])
         self._num_broken = self._num_broken + 1 if broken else 0
         if broken and here == 1:
             is_news, self._has_warned = not self._has_warned, True
@@ -134,7 +134,7 @@ class AutoFactor:
             return self._move(self._largest, broken)
         if broken:
             return None
-        limit = self._budgets.broken_by(found[above], room=_ROOM) if above > here else ""
+        limit = self._budgets.describe_excess(found[above], room=_ROOM) if above > here else ""
         between = max((factor for factor in _GRID if factor < above), default=here)
         if limit and between > here:  # the next comparison includes `between`
             self._largest = between

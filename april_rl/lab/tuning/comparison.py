@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from april_rl.lab.simulator.prediction import Mode, Prediction, predict
-from april_rl.lab.simulator.scaled_down import scaled_down
+from april_rl.lab.simulator.scaled_down import scale_down
 from april_rl.lab.simulator.simulation import Scenario
 
 # Steps that fill the buffer; then the least number of counted steps, and of samples in them.
@@ -21,6 +21,6 @@ class Comparison:
 
     def predictions(self) -> list[Prediction]:
         """Return the prediction for each mode, by short simulations."""
-        small = scaled_down(self.scenario)
+        small = scale_down(self.scenario)
         num_steps = max(_FEWEST_STEPS, _FEWEST_SAMPLES // (small.num_groups * small.group_size))
         return list(predict(small, self.modes, num_steps=num_steps, warmup_steps=_WARMUP_STEPS))

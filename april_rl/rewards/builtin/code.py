@@ -122,7 +122,7 @@ class Code:
 
     def _passed_checks(self, program: str, checks: Sequence[Check]) -> list[Check]:
         """Return the tests that count and pass."""
-        with self.sandbox.opened(program, timeout_s=self.timeout_s, tests=checks) as opened:
+        with self.sandbox.start(program, timeout_s=self.timeout_s, tests=checks) as opened:
             finished = opened.run(wall_s=self.timeout_s * WALL_PER_CPU)
         return [checks[number] for number in finished.passed]
 
@@ -137,7 +137,7 @@ class Code:
         whole_s = self.timeout_s * WALL_PER_CPU
         passed, used_s = [], 0.0
         code = calling(program) if isinstance(cases[0], Call) else program
-        with self.sandbox.opened(code, timeout_s=self.timeout_s) as opened:
+        with self.sandbox.start(code, timeout_s=self.timeout_s) as opened:
             for number, case in enumerate(cases):
                 wall_s = min(whole_s, end_s - time.monotonic())
                 finished = opened.run(case.input, wall_s=wall_s) if wall_s > 0 else None

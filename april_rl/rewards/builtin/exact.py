@@ -1,13 +1,13 @@
 """`exact`: 1.0 when the answer of the response equals the data set's answer as text, else 0.0.
 
 The answer is read as `reward.extract` says. Both are compared without what never changes the
-meaning (`extraction.normalised`): spaces, `$`, sizes of fractions and brackets, thousands commas. A
+meaning (`extraction.normalise`): spaces, `$`, sizes of fractions and brackets, thousands commas. A
 response that states several different answers is wrong. It never fails.
 """
 
 from __future__ import annotations
 
-from april_rl.rewards.extraction import gold_answer, normalised, stated_answers
+from april_rl.rewards.extraction import gold_answer, normalise, stated_answers
 from april_rl.rewards.loading import Context, Reward
 
 
@@ -25,5 +25,5 @@ def build(context: Context) -> Reward:
 
 def score_exact(response: str, answer: str, *, how: str) -> float:
     """Return 1.0 when every answer that the response states has the text of `answer`, else 0.0."""
-    stated = {normalised(text) for text in stated_answers(response, how)}
-    return float(stated == {normalised(gold_answer(answer))})
+    stated = {normalise(text) for text in stated_answers(response, how)}
+    return float(stated == {normalise(gold_answer(answer))})

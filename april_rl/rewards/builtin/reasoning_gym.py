@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from april_rl.outside.user_code import Caught
-from april_rl.rewards.extraction import normalised, stated_answers
+from april_rl.rewards.extraction import normalise, stated_answers
 from april_rl.rewards.loading import Context, Reward
 
 
@@ -43,7 +43,7 @@ def build(context: Context) -> Reward:
 
     def score(response: str, entry: dict[str, Any]) -> float:
         stated = stated_answers(response, context.extract)
-        if len({normalised(text) for text in stated}) != 1:
+        if len({normalise(text) for text in stated}) != 1:
             return 0.0
         verify, value = verifier(entry["task"]), 0.0
         with Caught():

@@ -92,23 +92,23 @@ class RewardModel:
         scores: list[float | None] = [None] * len(token_ids)
         for batch in _batches(sorted(fitting, key=lambda i: len(token_ids[i])), self.batch_size):
             for i, value in zip(batch, self._forward([token_ids[i] for i in batch]), strict=True):
-                scores[i] = self._checked(value)
+                scores[i] = self._score_of(value)
         return scores
 
     def _token_ids(self, question: object, response: str) -> list[int]:
         """Return the tokens of a question with a response [L]."""
         if self.template == CONCAT:
-            return self._encoded(text_of(question) + response, special=False)
+            return self._encode(text_of(question) + response, special=False)
         answer = response.rpartition(THINK_END)[2].strip()
         if self.template == CHAT:
             messages = [*messages_of(question), {"role": "assistant", "content": answer}]
             text = self.tokenizer.apply_chat_template(messages, tokenize=False)
-            return self._encoded(str(text), special=False)
+            return self._encode(str(text), special=False)
         filled = {"prompt": text_of(question), "response": answer}
         text = PLACEHOLDER.sub(lambda match: filled[match[1]], self.template)
-        return self._encoded(text, special=True)
+        return self._encode(text, special=True)
 
-    def _encoded(self, text: str, *, special: bool) -> list[int]:
+    def _encode(self, text: str, *, special: bool) -> list[int]:
         """Return the tokens of a text [L], with those that every text begins or ends with."""
         token_ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return token_ids
@@ -137,7 +137,7 @@ class RewardModel:
         values: list[float] = logits[:, 0].float().tolist()
         return values
 
-    def _checked(self, logit: float) -> float | None:
+    def _score_of(self, logit: float) -> float | None:
         """Return the score for a logit; None when it is not finite."""
         if not math.isfinite(logit):
             self.last_failure = f"the model's score is {logit}"

@@ -80,7 +80,7 @@ def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
     """
     index = 0
     while index < len(lines):
-        block = _opened(lines[index])
+        block = _read_opening(lines[index])
         index += 1
         if block is None:
             continue
@@ -97,7 +97,7 @@ def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
             yield block
 
 
-def _opened(line: str) -> _Block | None:
+def _read_opening(line: str) -> _Block | None:
     """Return the block that a line opens, if it does."""
     opening = _OPENING.fullmatch(line.rstrip())
     if opening is None:

@@ -73,7 +73,7 @@ def die_with(parent: int) -> None:
     """Have the kernel kill this process when the thread that started it ends; the process `parent`
     may have ended already.
     """
-    landlock.checked(landlock.libc.prctl(seccomp.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+    landlock.check_call(landlock.libc.prctl(seccomp.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     if os.getppid() != parent:
         os._exit(1)
 
@@ -81,7 +81,7 @@ def die_with(parent: int) -> None:
 def lock_in(job: dict[str, Any]) -> None:
     """Apply all restrictions of the job, from resource limits to the system call filter."""
     _limit(resource.RLIMIT_AS, job["memory_bytes"])
-    _limit(resource.RLIMIT_CPU, math.ceil(job["cpu_s"]) + 1)  # should nobody watch
+    _limit(resource.RLIMIT_CPU, math.ceil(job["cpu_s"]) + 1)  # if the parent no longer enforces it
     _limit(resource.RLIMIT_FSIZE, MAX_OUTPUT_BYTES)
     _limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
     _limit(resource.RLIMIT_CORE, 0)
@@ -97,7 +97,7 @@ def drop_capabilities() -> None:
     """Drop every capability: root has them, and Landlock does not restrict them."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     nothing = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, two words each
-    landlock.checked(landlock.libc.capset(ctypes.byref(header), ctypes.byref(nothing)))
+    landlock.check_call(landlock.libc.capset(ctypes.byref(header), ctypes.byref(nothing)))
 
 
 def run_tests(code: str, tests: Sequence[Sequence[Any]], token: str) -> None:

@@ -59,16 +59,16 @@ def allow_reading_only(paths: Iterable[str]) -> None:
     )
     # fields that an older kernel does not know are zero, which it accepts
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
-    ruleset = checked(libc.syscall(CREATE_RULESET, ctypes.byref(attributes), size, 0))
+    ruleset = check_call(libc.syscall(CREATE_RULESET, ctypes.byref(attributes), size, 0))
     for path in paths:
         if os.path.exists(path):
             _allow_reading(ruleset, path)
-    checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    checked(libc.syscall(RESTRICT_SELF, ruleset, 0))
+    check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    check_call(libc.syscall(RESTRICT_SELF, ruleset, 0))
     os.close(ruleset)
 
 
-def checked(returned: int) -> int:
+def check_call(returned: int) -> int:
     """Return what a system call returned; raise OSError when it failed."""
     if returned < 0:
         number = ctypes.get_errno()
@@ -81,5 +81,5 @@ def _allow_reading(ruleset: int, path: str) -> None:
     parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
     allowed = READ_FILE | READ_DIR if os.path.isdir(path) else READ_FILE
     rule = PathAttributes(allowed=allowed, parent=parent)
-    checked(libc.syscall(ADD_RULE, ruleset, RULE_PATH_BENEATH, ctypes.byref(rule), 0))
+    check_call(libc.syscall(ADD_RULE, ruleset, RULE_PATH_BENEATH, ctypes.byref(rule), 0))
     os.close(parent)

@@ -112,7 +112,7 @@ def probe(sandbox: Sandbox) -> Isolation:
     Raise SandboxError when code cannot run in it at all.
     """
     check_start(sandbox)
-    happened = _tried(sandbox)
+    happened = _try_threats(sandbox)
     if sandbox.run("while True: pass", timeout_s=LOOP_S).exit_code is not None:
         happened.add(Threat.LOOPS)
     return Isolation(sandbox=sandbox, stopped=frozenset(set(Threat) - happened))
@@ -128,7 +128,7 @@ def check_start(sandbox: Sandbox) -> None:
         )
 
 
-def _tried(sandbox: Sandbox) -> set[Threat]:
+def _try_threats(sandbox: Sandbox) -> set[Threat]:
     """Return what code in a sandbox achieved; raise SandboxError when it was ended before."""
     secret = secrets.token_hex()
     with (

@@ -58,7 +58,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A statement or function of the tests; one that does not count prepares those after it."""
+    """A statement or test function. Set-up statements run first and are not scored."""
 
     source: str
     counts: bool = True
@@ -94,11 +94,11 @@ class Sandbox:
         stdin: str = "",
     ) -> Finished:
         """Run code once, for at most `timeout_s` of CPU time and of wall time."""
-        with self.opened(code, timeout_s=timeout_s, tests=tests) as program:
+        with self.start(code, timeout_s=timeout_s, tests=tests) as program:
             return program.run(stdin, wall_s=timeout_s)
 
     @contextmanager
-    def opened(
+    def start(
         self, code: str, *, timeout_s: float, tests: Sequence[Check] | None = None
     ) -> Iterator[Program]:
         """Start the process that can run code, and tests in its module if there are any; end it
@@ -118,9 +118,9 @@ class Sandbox:
             "readable": readable_paths(),
         }
         control, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with control, _filled(json.dumps(job)) as file, tempfile.TemporaryFile() as errors:
+        with control, _memory_file(json.dumps(job)) as file, tempfile.TemporaryFile() as errors:
             with other_end:
-                process = self._started(other_end.fileno(), file.fileno(), errors)
+                process = self._start_process(other_end.fileno(), file.fileno(), errors)
             try:
                 yield Program(
                     sandbox=self, control=control, errors=errors, token=token, tests=tests
@@ -130,7 +130,7 @@ class Sandbox:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def _started(self, control: int, job: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    def _start_process(self, control: int, job: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
         """Start jail.py in a session of its own."""
         python = [sys.executable, "-I", "-B", "-X", "utf8", "-c", BOOTSTRAP]
         try:
@@ -163,7 +163,7 @@ class Program:
 
         Raise SandboxError when the sandbox does not close; nothing has run then.
         """
-        with _filled(stdin) as file, tempfile.TemporaryFile() as output:
+        with _memory_file(stdin) as file, tempfile.TemporaryFile() as output:
             reply = self._reply(f"{wall_s:f}", file.fileno(), output.fileno(), wall_s=wall_s)
             size = os.fstat(output.fileno()).st_size
             has_tests = self.tests is not None
@@ -206,7 +206,7 @@ def readable_paths() -> list[str]:
 
 
 @contextmanager
-def _filled(text: str) -> Iterator[IO[bytes]]:
+def _memory_file(text: str) -> Iterator[IO[bytes]]:
     """Open a file in memory that holds a text. Code may open it again as /dev/stdin, where Landlock
     forbids what has been a file on disk.
     """

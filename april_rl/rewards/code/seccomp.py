@@ -13,7 +13,7 @@ import ctypes
 import errno
 import platform
 
-from april_rl.rewards.code.landlock import PR_SET_NO_NEW_PRIVS, checked, libc
+from april_rl.rewards.code.landlock import PR_SET_NO_NEW_PRIVS, check_call, libc
 
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 PR_GET_SECCOMP = 21
@@ -148,8 +148,8 @@ def deny_escapes() -> None:
     """
     code = [Instruction(*line) for line in _instructions(platform.machine())]
     program = Program(len(code), (Instruction * len(code))(*code))
-    checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    checked(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0))
+    check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    check_call(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0))
 
 
 def _instructions(machine: str) -> list[tuple[int, int, int, int]]:

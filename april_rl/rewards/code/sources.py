@@ -56,13 +56,13 @@ class _Source:
     """A parsed source: its statements, and the tests that they do not call."""
 
     def __init__(self, source: str) -> None:
-        body = _parsed(source).body
+        body = _parse(source).body
         self._functions = {node.name: node for node in body if isinstance(node, _Function)}
         self._classes = [*_test_classes(body)]
         self._tests = [
             function
             for name, function in self._functions.items()
-            if _TEST_NAME.match(name) and not _required(function)
+            if _TEST_NAME.match(name) and not _required_arguments(function)
         ]
         has_tests = self._tests or self._classes
         statements = body if has_tests else [*_without_guards(body)]
@@ -76,51 +76,51 @@ class _Source:
         """Return whether a statement can fail because of what it asserts."""
         if isinstance(statement, _Function | ast.ClassDef):
             return False
-        functions = [self._functions[name] for name in self._reached(statement)]
+        functions = [self._functions[name] for name in self._reach(statement)]
         return any(_asserts(node) for node in (statement, *functions))
 
     def calls(self, entry: str) -> Iterator[str]:
         """Yield a call of each test that the statements do not call, in order."""
         running = [s for s in self.statements if not isinstance(s, _Function | ast.ClassDef)]
-        has_run = {name for statement in running for name in self._reached(statement)}
+        has_run = {name for statement in running for name in self._reach(statement)}
         names = {test.name for test in self._tests}
         for test in self._tests:
-            is_only_runner = self._reached(test) & (names - {test.name}) and not _asserts(test)
+            is_only_runner = self._reach(test) & (names - {test.name}) and not _asserts(test)
             if test.name not in has_run and not is_only_runner:
-                yield _called(test, test.name)
+                yield _call_of(test, test.name)
         for node, is_unittest in self._classes:
             yield from _method_calls(node, is_unittest=is_unittest)
         everywhere = {
             name
             for node in (*running, *self._functions.values(), *(c for c, _ in self._classes))
-            for name in _names_called(node)
+            for name in _called_names(node)
         }
         for name, function in self._functions.items():
-            if name in everywhere or not _required(function):
+            if name in everywhere or not _required_arguments(function):
                 continue
             if _takes_candidate(function):
                 yield f"{name}({_checked_entry(entry, name)})"
             elif _TEST_NAME.match(name):
                 raise ValueError(_unknown_arguments(name))
 
-    def _reached(self, node: ast.AST) -> set[str]:
+    def _reach(self, node: ast.AST) -> set[str]:
         """Return the names of the functions that a node calls, or that those call."""
         found, waiting = set[str](), [node]
         while waiting:
-            for name in _names_called(waiting.pop()) & self._functions.keys() - found:
+            for name in _called_names(waiting.pop()) & self._functions.keys() - found:
                 found.add(name)
                 waiting.append(self._functions[name])
         return found
 
 
-def _parsed(source: str) -> ast.Module:
+def _parse(source: str) -> ast.Module:
     """Return the parsed source; raise ValueError when it is invalid, empty or needs fixtures."""
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"the tests of a task are not Python: {error}: {source!r:.80}") from error
     if not module.body:
-        raise ValueError(f"the tests of a task hold no statement: {source!r:.80}")
+        raise ValueError(f"a task's tests contain no statement: {source!r:.80}")
     for node in ast.walk(module):
         if isinstance(node, _Function):
             decorators = " ".join(map(ast.unparse, node.decorator_list))
@@ -146,12 +146,12 @@ def _asserts(node: ast.AST) -> bool:
     return False
 
 
-def _names_called(node: ast.AST) -> set[str]:
+def _called_names(node: ast.AST) -> set[str]:
     calls = (part.func for part in ast.walk(node) if isinstance(part, ast.Call))
     return {function.id for function in calls if isinstance(function, ast.Name)}
 
 
-def _required(function: _Function, *, given: int = 0) -> list[str]:
+def _required_arguments(function: _Function, *, given: int = 0) -> list[str]:
     """Return the arguments without a default, besides `given` by position."""
     arguments = function.args
     by_place = [*arguments.posonlyargs, *arguments.args]
@@ -161,7 +161,7 @@ def _required(function: _Function, *, given: int = 0) -> list[str]:
 
 
 def _takes_candidate(function: _Function) -> bool:
-    required = _required(function)
+    required = _required_arguments(function)
     return len(required) == 1 and (function.name == "check" or required == ["candidate"])
 
 
@@ -218,17 +218,17 @@ def _method_calls(node: ast.ClassDef, *, is_unittest: bool) -> Iterator[str]:
             yield f"{node.name}.setUpClass()\n{node.name}({name!r}).debug()"
             continue
         is_static = any(ast.unparse(each) == "staticmethod" for each in method.decorator_list)
-        if _required(method, given=0 if is_static else 1):
+        if _required_arguments(method, given=0 if is_static else 1):
             raise ValueError(_unknown_arguments(f"{node.name}.{name}"))
         lines = [f"_test = {node.name}()"]
         for before in ("setup_class", "setup_method"):
             if before in methods:
-                given = f"_test.{name}" if _required(methods[before], given=1) else ""
+                given = f"_test.{name}" if _required_arguments(methods[before], given=1) else ""
                 lines.append(f"_test.{before}({given})")
-        yield "\n".join([*lines, _called(method, f"_test.{name}")])
+        yield "\n".join([*lines, _call_of(method, f"_test.{name}")])
 
 
-def _called(function: _Function, name: str) -> str:
+def _call_of(function: _Function, name: str) -> str:
     """Return a call without arguments, to its end if it is a coroutine."""
     if isinstance(function, ast.AsyncFunctionDef):
         return f"__import__('asyncio').run({name}())"

@@ -34,7 +34,7 @@ def read_tests(tests: object, entry: object = None) -> Tests:
 
 
 def _read(tests: object, entry: str) -> Tests:
-    found = _decoded(tests)
+    found = _decode(tests)
     if isinstance(found, str):
         return split_source(found, entry)
     if isinstance(found, Mapping):
@@ -43,7 +43,7 @@ def _read(tests: object, entry: str) -> Tests:
         raise ValueError(f"the tests of a task must be {_FORMS}; got {tests!r:.80}")
     if not found:
         raise ValueError(f"a task has no tests: {tests!r:.80}")
-    items = [_decoded(item) for item in found]
+    items = [_decode(item) for item in found]
     if all(isinstance(item, str) for item in items):
         return split_sources([str(item) for item in items], entry)
     mappings = [item for item in items if isinstance(item, Mapping)]
@@ -52,7 +52,7 @@ def _read(tests: object, entry: str) -> Tests:
     raise ValueError(f"the tests of a task must be {_FORMS}; got {tests!r:.80}")
 
 
-def _decoded(value: object) -> object:
+def _decode(value: object) -> object:
     """Return what JSON text holds, or JSON text in JSON text; other values as they are."""
     while isinstance(value, str):
         try:
@@ -80,15 +80,15 @@ def _of_mapping(item: Mapping[str, object], entry: str) -> Tests:
             raise ValueError(f"the tests of a task are for the language {language}, not Python")
         return _read(item["test_cases"], entry)
     if {"inputs", "outputs"} <= item.keys():
-        return _of_one_kind(_zipped(item))
+        return _of_one_kind(_zip_cases(item))
     if {"input", "output"} <= item.keys():
         return _of_one_kind([_case(item, entry)])
     raise ValueError(f"the tests of a task must be {_FORMS}; got {dict(item)!r:.80}")
 
 
-def _zipped(item: Mapping[str, object]) -> list[Case | Call]:
+def _zip_cases(item: Mapping[str, object]) -> list[Case | Call]:
     """Return the cases of {fn_name, inputs, outputs}."""
-    inputs, outputs = _decoded(item["inputs"]), _decoded(item["outputs"])
+    inputs, outputs = _decode(item["inputs"]), _decode(item["outputs"])
     if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
         raise ValueError(
             f"a task must have as many outputs as inputs, in two lists, got {dict(item)!r:.80}"
@@ -118,7 +118,7 @@ def _case(item: Mapping[str, object], entry: str) -> Case | Call:
 
 
 def _program(given: object, printed: object) -> Case:
-    return Case(input=_joined(given), output=_joined(printed))
+    return Case(input=_join_lines(given), output=_join_lines(printed))
 
 
 def _call(name: str, given: object, returned: object) -> Call:
@@ -144,14 +144,14 @@ def _call(name: str, given: object, returned: object) -> Call:
     return Call(input=call, expected=expected)
 
 
-def _joined(text: object) -> str:
+def _join_lines(text: object) -> str:
     """Return a text; a list of lines becomes one text."""
     return "\n".join(map(str, text)) if isinstance(text, list) else str(text)
 
 
 def _name_in(value: object) -> str:
     """Return the name of a function in a row's value; empty when it has none."""
-    found = _decoded(value)
+    found = _decode(value)
     if isinstance(found, Mapping):
         return next((str(found[key]) for key in _NAMES if found.get(key)), "")
     return found if isinstance(found, str) else ""

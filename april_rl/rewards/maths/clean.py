@@ -85,7 +85,7 @@ def clean(answer: str) -> str:
     return _LEADING_POINT.sub("0.", text).strip(_ENDS)
 
 
-def squeezed(text: str) -> str:
+def squeeze(text: str) -> str:
     """Return a cleaned answer without `\\text` and without spaces, except between two words."""
     return re.sub(r"(?<=\W) +| +(?=\W)", "", " ".join(_TEXT.sub(r" \1 ", text).split()))
 

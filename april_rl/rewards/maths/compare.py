@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from april_rl.rewards.extraction import normalised, what_it_says
+from april_rl.rewards.extraction import normalise, what_it_says
 from april_rl.rewards.maths import kinds
-from april_rl.rewards.maths.clean import clean, squeezed
+from april_rl.rewards.maths.clean import clean, squeeze
 from april_rl.rewards.maths.expressions import (
     are_equal_decimals,
     are_equal_formulas,
@@ -28,13 +28,13 @@ def are_equal_answers(gold: str, text: str) -> bool:
     """
     gold, text = what_it_says(gold), what_it_says(text)
     if max(len(gold), len(text)) > LONGEST:
-        return normalised(gold) == normalised(text)
+        return normalise(gold) == normalise(text)
     gold, text = clean(gold), clean(text)
     return bool(gold and text) and _are_equal(read(gold), read(text))
 
 
 def _are_equal(gold: Answer, other: Answer) -> bool:
-    if squeezed(gold.text) == squeezed(other.text):
+    if squeeze(gold.text) == squeeze(other.text):
         return True
     match gold, other:
         case (kinds.Verbatim(), _) | (_, kinds.Verbatim()):
@@ -272,10 +272,10 @@ def _are_equal_congruences(gold: kinds.Congruence, other: kinds.Congruence) -> b
         return False
     if not _are_equal(gold.modulus, other.modulus):
         return False
-    return _are_equal(_reduced(gold), _reduced(other))
+    return _are_equal(_reduce(gold), _reduce(other))
 
 
-def _reduced(congruence: kinds.Congruence) -> Answer:
+def _reduce(congruence: kinds.Congruence) -> Answer:
     """Return the residues, whole numbers as the smallest ones that are not negative."""
     residues, modulus = congruence.residues, congruence.modulus
     if not isinstance(modulus, kinds.Number) or modulus.value <= 0:

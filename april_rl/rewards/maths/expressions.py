@@ -40,7 +40,7 @@ _UNBOUNDED = (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
 def are_equal_formulas(gold: str, text: str) -> bool:
     """Return whether two formulas are equal; False where one cannot be read as a whole."""
     keeps_case = _has_both_cases(gold) or _has_both_cases(text)
-    expected, found = _parsed(gold, keeps_case), _parsed(text, keeps_case)
+    expected, found = _parse(gold, keeps_case), _parse(text, keeps_case)
     if expected is None or found is None:
         return False
     try:
@@ -70,7 +70,7 @@ def are_equal_decimals(gold: Fraction, value: Fraction) -> bool:
 
 def rounds_to(formula: str, decimal: Fraction, places: int) -> bool:
     """Return whether a formula is a number that `decimal`, with `places` decimal places, rounds."""
-    parsed = _parsed(formula, False)
+    parsed = _parse(formula, False)
     if parsed is None or not _is_number(parsed):
         return False
     value = sympy.N(parsed, 30)
@@ -81,12 +81,12 @@ def rounds_to(formula: str, decimal: Fraction, places: int) -> bool:
 
 def num_variables(formula: str) -> int:
     """Return how many variables a formula has; 0 where it cannot be read."""
-    parsed = _parsed(formula, False)
+    parsed = _parse(formula, False)
     return 0 if parsed is None else len(parsed.free_symbols)
 
 
 @lru_cache(maxsize=1024)
-def _parsed(text: str, keeps_case: bool) -> Parsed | None:
+def _parse(text: str, keeps_case: bool) -> Parsed | None:
     """Return a formula as sympy has it; None when the parser does not read all of it."""
     named = _WORD.sub(r"\\text{\g<0>}", text)
     try:

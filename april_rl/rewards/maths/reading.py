@@ -89,10 +89,10 @@ def read(text: str) -> Answer:
         return Verbatim(text)
     if wrapped := _TEXT.fullmatch(text):
         text = wrapped[1].strip()
-    for reader in (_table, _ellipsis, _congruence, _list, _equation, _bracketed, _choice):
+    for reader in (_table, _ellipsis, _congruence, _list, _equation, _brackets, _choice):
         if (found := reader(text)) is not None:
             return found
-    for reader in (_number, _time, _ratio, _based, _words, _quantity, _two_signs):
+    for reader in (_number, _time, _ratio, _numeral, _words, _quantity, _two_signs):
         if (found := reader(text)) is not None:
             return found
     return Verbatim(text) if _LOOSE.search(text) else Expression(_PRIMES.sub(_prime, text))
@@ -182,7 +182,7 @@ def _equation(text: str) -> Answer | None:
     )
 
 
-def _bracketed(text: str) -> Answer | None:
+def _brackets(text: str) -> Answer | None:
     opening = next((mark for mark in (*_PAIRS, "{") if text.startswith(mark)), None)
     if opening is None:
         return None
@@ -226,7 +226,7 @@ def _ratio(text: str) -> Answer | None:
     return Ratio(text, tuple(map(read, parts))) if all(parts) else Verbatim(text)
 
 
-def _based(text: str) -> Answer | None:
+def _numeral(text: str) -> Answer | None:
     if not (found := _BASED.fullmatch(text)):
         return None
     base = _BASES.get(found[2], found[2])
