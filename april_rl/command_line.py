@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from april_rl.checkpointing.run_lock import RunOwnedError, owned
+from april_rl.checkpointing.run_lock import RunOwnedError, own
 from april_rl.config import TrainConfig, config_dir, register, to_config
 from april_rl.config.store import (
     ConfigError,
@@ -112,7 +112,7 @@ def _status_of(composed: DictConfig) -> int:
     run_dir, started_s = Path(HydraConfig.get().runtime.output_dir), time.time()
     try:
         config = to_config(composed)
-        with owned(run_dir):
+        with own(run_dir):
             run(config, run_dir, as_plain(composed), labels=_labels(config))
     except RunOwnedError as error:  # the directory is another run's: nothing is written there
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -167,7 +167,7 @@ def run(
     restarts = Restarts(config.runtime.max_restarts, resume=config.resume)
     for resume in restarts.lives():
         with (
-            restarts.allowed(),
+            restarts.suppress_failure(),
             Trainer(
                 replace(config, resume=resume),
                 run_dir=run_dir,

@@ -101,7 +101,7 @@ class Trainer:
         On a signal or trainer.max_hours, park the samples in flight and write a checkpoint with
         every token; after Ctrl-C, then raise KeyboardInterrupt.
         """
-        with self._interrupts.held(deadline_s=self._config.checkpoint.stop_deadline_s):
+        with self._interrupts.hold(deadline_s=self._config.checkpoint.stop_deadline_s):
             try:
                 self._run()
             except KeyboardInterrupt:
@@ -309,7 +309,7 @@ class Trainer:
             show=self._show,
         )
         self._evaluated = self._version
-        self._checkpointer.evaluated(self._version, metrics)
+        self._checkpointer.note_evaluation(self._version, metrics)
         return metrics
 
     def _export(self) -> float:

@@ -214,7 +214,7 @@ class Sample:
         """Return the version that sampled the first token, or None before there is one."""
         return next((c.policy_version for c in self.completions if c.token_ids), None)
 
-    def extended(self, span: Span) -> Sample:
+    def with_span(self, span: Span) -> Sample:
         """Return the sample with one more span.
 
         The sample must be unfinished, and a completion must start where the sample ends.

@@ -68,7 +68,7 @@ def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str,
         if saved[name] != model[name]:
             key = name.replace("_", ".", 1)
             raise OtherModelError(
-                f"{key}={_shown(model[name])}, but the saved run had {_shown(saved[name])}, and "
+                f"{key}={_format(model[name])}, but the saved run had {_format(saved[name])}, and "
                 "its weights fit no other: resume with the same"
             )
     if None not in (weights := (model["weights"], saved["weights"])) and len({*weights}) > 1:
@@ -78,7 +78,7 @@ def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str,
         )
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     """Return a value of a setting as it is written in a command."""
     if isinstance(value, list):
         return f"[{','.join(value)}]"

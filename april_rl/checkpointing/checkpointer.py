@@ -90,7 +90,7 @@ class Checkpointer:
         self._metrics = Metrics()
         self._scored_step, self._score = -1, 0.0
 
-    def evaluated(self, step: int, metrics: Metrics) -> None:
+    def note_evaluation(self, step: int, metrics: Metrics) -> None:
         """Remember the value of `checkpoint.best_metric` at `step` if `metrics` has it."""
         if self._config.best_metric in metrics:
             self._scored_step, self._score = step, metrics.number(self._config.best_metric)

@@ -130,7 +130,7 @@ def discard(partial: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def saved(root: Path) -> list[Saved]:
+def list_saved(root: Path) -> list[Saved]:
     """Return the checkpoints of a run, oldest first, by looking at folder names only."""
     found = []
     for path in root.glob(f"{_PREFIX}*"):
@@ -140,7 +140,7 @@ def saved(root: Path) -> list[Saved]:
     return sorted(found)
 
 
-def abandoned(root: Path) -> list[Path]:
+def list_abandoned(root: Path) -> list[Path]:
     """Return the checkpoints of branches that the run has left, the oldest first."""
     return sorted(root.glob(f"{_PREFIX}*{_ABANDONED}*"), key=lambda path: path.stat().st_mtime_ns)
 
@@ -166,7 +166,7 @@ def latest(root: Path) -> Path | None:
         for hidden in (named.with_name(f".{named.name}{end}") for end in (_PARTIAL, _REMOVED)):
             if _is_whole(hidden):
                 return hidden
-    for one in reversed(saved(root)):
+    for one in reversed(list_saved(root)):
         try:
             read_manifest(one.path)
         except CheckpointError:
@@ -182,13 +182,13 @@ def set_aside_later(path: Path) -> list[Path]:
     asked to remove them, and no run goes on from them in this folder.
     """
     root, step = path.parent, read_manifest(path).step
-    later = [one.path for one in saved(root) if one.step > step]
+    later = [one.path for one in list_saved(root) if one.step > step]
     if later or latest(root) != path:
         _point_to(path)
-    return [one.rename(_unused(one.with_name(f"{one.name}{_ABANDONED}"))) for one in later]
+    return [one.rename(_free_name(one.with_name(f"{one.name}{_ABANDONED}"))) for one in later]
 
 
-def _unused(path: Path) -> Path:
+def _free_name(path: Path) -> Path:
     """Return `path`, or, where it exists, the first of path.2, path.3, ... that does not."""
     names = (path.with_name(f"{path.name}.{number}") for number in count(2))
     return path if not path.exists() else next(name for name in names if not name.exists())
@@ -203,7 +203,7 @@ def prune(
 
     Returns the paths of the removed checkpoints.
     """
-    found, left = saved(root), abandoned(root)
+    found, left = list_saved(root), list_abandoned(root)
     kept = {one.path for one in best_of(found)[:keep_best]} | {latest(root)}
     removed = [one.path for one in found[: max(0, len(found) - keep_last)] if one.path not in kept]
     if keep_abandoned is not None:

@@ -9,7 +9,7 @@ import yaml
 
 from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import DamagedStateError, Plain, read_state
-from april_rl.checkpointing.folder import abandoned, is_abandoned, latest, recover, saved
+from april_rl.checkpointing.folder import is_abandoned, latest, list_abandoned, list_saved, recover
 from april_rl.checkpointing.manifest import FILE as MANIFEST
 from april_rl.checkpointing.manifest import CheckpointError, Manifest, read_manifest, verify
 from april_rl.checkpointing.run_lock import FILE as LOCK
@@ -76,7 +76,7 @@ def load(resume: str, run_dir: Path) -> Resumed | None:
             f"resume={resume} is of a branch that {run_dir} has left: go on from it in a directory "
             "of its own, hydra.run.dir=FOLDER, or go on with the run by resume=auto"
         )
-    if saved(root) and not is_own:
+    if list_saved(root) and not is_own:
         raise CheckpointError(
             f"resume={resume} is of another run, but {run_dir} has checkpoints of its own: give a "
             "new hydra.run.dir=FOLDER"
@@ -99,7 +99,7 @@ def checkpoint_at(path: Path) -> Path:
         found = latest(root)
     if found is not None:
         return found
-    paths = [*(one.path for one in saved(root)), *abandoned(root)]
+    paths = [*(one.path for one in list_saved(root)), *list_abandoned(root)]
     names = ", ".join(path.name for path in paths) or "no checkpoint"
     raise CheckpointError(
         f"{path} is neither a checkpoint (RUN/checkpoints/step_N) nor the directory of a run that "
@@ -128,7 +128,7 @@ def read_controller(path: Path) -> Plain:
 
 def _offer(damaged: Path) -> str:
     """Return a sentence that names the newest undamaged checkpoint in the same folder."""
-    for one in reversed(saved(damaged.parent)):
+    for one in reversed(list_saved(damaged.parent)):
         try:
             if one.path != damaged:
                 verify(one.path)

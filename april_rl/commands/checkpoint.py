@@ -140,12 +140,12 @@ def _verify(path: Path) -> None:
 
 
 def _list(path: Path) -> None:
-    from april_rl.checkpointing.folder import SCORE, abandoned, latest, saved
+    from april_rl.checkpointing.folder import SCORE, latest, list_abandoned, list_saved
     from april_rl.checkpointing.manifest import CheckpointError, read_manifest
 
     root = _root(path)
     last, total_bytes = latest(root), 0
-    left, found = abandoned(root), [one.path for one in saved(root)]
+    left, found = list_abandoned(root), [one.path for one in list_saved(root)]
     for one in [*found, *left]:
         try:
             manifest = read_manifest(one)
@@ -164,11 +164,11 @@ def _list(path: Path) -> None:
 
 def _prune(path: Path, counts: Mapping[str, int]) -> None:
     from april_rl.checkpointing.folder import prune, recover
-    from april_rl.checkpointing.run_lock import RunOwnedError, owned
+    from april_rl.checkpointing.run_lock import RunOwnedError, own
 
     root = _root(path)
     try:
-        with owned(root.parent):
+        with own(root.parent):
             recover(root)
             removed = prune(
                 root,

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from april_rl.commands.arguments import Arguments
-from april_rl.config.secrets import masked
+from april_rl.config.secrets import mask
 from april_rl.errors import RunError
 
 _DESCRIPTION = """\
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     content = [CommitOperationAdd(CARD, card.encode())]
     content += [CommitOperationAdd(name, export / name) for name in files]
     try:
-        print(f"pushed: {_pushed(options, content)}")
+        print(f"pushed: {_push(options, content)}")
     except (HTTPError, OSError, ValueError) as error:
         raise _in_our_words(error, options.name) from error
     return 0
@@ -104,10 +104,10 @@ def _card(export: Path, name: str, *, has_own: bool) -> str:
     if records is None:
         note = f"note: {export} lies in no run, so its card has no accuracy and no settings"
         print(note, file=sys.stderr)
-    return str(masked(str(model_card(name, records))))
+    return str(mask(str(model_card(name, records))))
 
 
-def _pushed(options: argparse.Namespace, content: Sequence[CommitOperationAdd]) -> str:
+def _push(options: argparse.Namespace, content: Sequence[CommitOperationAdd]) -> str:
     """Make the repository and upload everything in one commit; return the commit's address."""
     api, name = HfApi(), options.name
     _check_token(api)

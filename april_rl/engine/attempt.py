@@ -77,7 +77,7 @@ class Attempt:
         """Return whether its prefill is done, so that its KV cache is worth keeping."""
         return bool(self.token_ids) or self.is_continued
 
-    def continued(self) -> Attempt:
+    def continuation(self) -> Attempt:
         """Return the attempt that continues after these tokens, with the same KV cache."""
         start = self.request.start + len(self.token_ids)
         return Attempt(

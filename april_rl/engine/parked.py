@@ -57,7 +57,7 @@ class Parked:
             held = self._scheduler.requests.get(request_id)
             is_running = held is not None and held.status == RequestStatus.RUNNING
             if is_running and attempt.has_state:
-                self._idle[attempt.request.sample_id] = (request_id, attempt.continued())
+                self._idle[attempt.request.sample_id] = (request_id, attempt.continuation())
                 kept.add(request_id)
         self._scheduler.running = [r for r in self._scheduler.running if r.request_id not in kept]
         self._core.abort_requests([request_id for request_id in running if request_id not in kept])

@@ -101,7 +101,7 @@ def precision(asked: ComputeDtype, device: str) -> ComputeDtype:
     return ComputeDtype.bfloat16 if device == "cuda" else ComputeDtype.float32
 
 
-def choices_made(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
+def auto_choices(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
     """Yield a line for each auto of `requested` that `settle` replaced in `config`, with the
     reason.
     """

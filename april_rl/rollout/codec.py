@@ -118,7 +118,7 @@ def restore_open_group(state: Plain, *, num_engines: int, begins_anew: bool = Fa
     group = _restore_group(state)
     if begins_anew and group.prompt.has_environment and not group.is_complete:
         return OpenGroup(group.prompt, len(group.samples))
-    return OpenGroup.restored(
+    return OpenGroup.restore(
         group,
         engines=[
             engine if engine is not None and engine < num_engines else None

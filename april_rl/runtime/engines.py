@@ -155,7 +155,7 @@ class RayEngines:
             results = dict(zip(refs, found, strict=True))
             while ticks:
                 completions += self._take_tick(engine, results).finished
-            completions += self._checked(engine, call, results[call.first], results=results)
+            completions += self._check(engine, call, results[call.first], results=results)
         if stalled and timeout_s >= _REPORT_FROM_S:
             self._watchdog.write_report(
                 f"engine {stalled[0]} did not give its samples back within {timeout_s:g} s"
@@ -180,10 +180,10 @@ class RayEngines:
         call = self._ticks[engine].popleft()
         tick: Tick = results[call.first]
         self._step_timer.record(tick)
-        self._checked(engine, call, tick.finished, results=results)
+        self._check(engine, call, tick.finished, results=results)
         return tick
 
-    def _checked(
+    def _check(
         self, engine: int, call: _Call, completions: Completions, *, results: _Results
     ) -> Completions:
         """Return `completions` if all ranks sampled the same, and with the current weights."""

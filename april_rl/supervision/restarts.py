@@ -42,7 +42,7 @@ class Restarts:
         self._failed_s: float | None = None  # time of the last failure
 
     def lives(self) -> Iterator[str | None]:
-        """Yield what to go on from: at first, and after each failure that `allowed` suppressed."""
+        """Yield the checkpoint to resume: at the start, and after each suppressed failure."""
         while self._lives_on:
             self._lives_on = False
             yield self._resume
@@ -51,7 +51,7 @@ class Restarts:
         self._run, self._began_at = run, run.version
 
     @contextmanager
-    def allowed(self) -> Iterator[None]:
+    def suppress_failure(self) -> Iterator[None]:
         """Suppress the failure of a worker if the run may restart; let any other error pass.
 
         The run does not restart if it was never built, made no step since the last restart, or ran

@@ -305,7 +305,7 @@ def describe(key: str) -> Key | None:
     return next(exact, next((known for known in KEYS if matches(known.key, key)), None))
 
 
-def undescribed(keys: Iterable[str]) -> list[str]:
+def undescribed_keys(keys: Iterable[str]) -> list[str]:
     """Return the keys of metrics that the table does not describe."""
     return [key for key in keys if key != "step" and describe(key) is None]
 

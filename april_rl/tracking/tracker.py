@@ -131,7 +131,7 @@ class Tracker:
         values = metrics.read()
         values |= self._axes.advance(values) | {"time/tracking_s": self._tracking_s}
         self._tracking_s = 0.0
-        with self._timed():
+        with self._count_time():
             with self._writing():
                 self._metrics_file.append(step, values)
             self._backends.log(
@@ -155,7 +155,7 @@ class Tracker:
         Raises the errors of `log`, and ValueError for a metric that the row has already.
         """
         values = metrics.read()
-        with self._timed():
+        with self._count_time():
             with self._writing():
                 self._metrics_file.amend(step, values)
             self._backends.log(
@@ -186,11 +186,11 @@ class Tracker:
     ) -> None:
         """Write all samples of the step and its timeline, show a few, each when it is due."""
         if self._saves_samples(step):
-            with self._timed(), self._writing():
+            with self._count_time(), self._writing():
                 write_samples(self._run_dir / "samples", step, records)
                 if timeline is not None:
                     write_timeline(self._run_dir / "timeline", step, timeline)
-            with self._timed():
+            with self._count_time():
                 self._backends.samples(step, records, is_repeated=self._is_repeated(step))
         if self._shows_samples(step):
             self._view.samples(step, figures.telling(records))
@@ -227,7 +227,7 @@ class Tracker:
         self.close(error)
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _count_time(self) -> Iterator[None]:
         """Count the time in the context for time/tracking_s of the next row."""
         started = time.perf_counter()
         yield

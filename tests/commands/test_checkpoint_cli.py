@@ -6,7 +6,7 @@ from small_checkpoints import write
 from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import write_state
 from april_rl.checkpointing.folder import set_aside_later
-from april_rl.checkpointing.run_lock import owned
+from april_rl.checkpointing.run_lock import own
 from april_rl.commands import checkpoint
 
 
@@ -76,6 +76,6 @@ def test_abandoned_checkpoints_are_listed_counted_and_removed_when_asked(tmp_pat
 
 def test_a_run_that_is_going_on_is_not_pruned(tmp_path, capsys):
     write(tmp_path / "checkpoints", 1)
-    with owned(tmp_path):
+    with own(tmp_path):
         assert checkpoint.main(["prune", str(tmp_path), "keep_abandoned=0"]) == 1
     assert "It prunes by itself: checkpoint.keep_last" in capsys.readouterr().err

@@ -98,11 +98,11 @@ def test_evaluate_gives_a_set_its_task_settings_as_training_does(
     """Fails when the path of the training data is forgotten: products of five digits are asked."""
     asked: list[PromptSetConfig] = []
 
-    def begun(config: TrainConfig, **_: object) -> None:
+    def begin(config: TrainConfig, **_: object) -> None:
         asked.append(evaluation_set(config.data, config.evaluation.sets["held_out"]))
         raise RunError("enough")
 
-    monkeypatch.setattr("april_rl.commands.evaluation_run.EvaluationRun", begun)
+    monkeypatch.setattr("april_rl.commands.evaluation_run.EvaluationRun", begin)
     assert main(["+recipe=smollm2_135m_cpu"]) == 1
     assert [chosen.args for chosen in asked] == [{"max_digits": 1}]
 
@@ -182,7 +182,7 @@ def test_the_command_reports_what_its_samples_say(
     own = f"{{path: {sums}, num_samples: 4, top_p: 0.000001, max_response_tokens: 5}}"
     arguments = [f"+evaluation.sets.greedy={own}", "evaluation.max_prompts=8"]
     capfd.readouterr()
-    evaluated(task, "out", *arguments, "--compare", str(tmp_path / "before"))
+    evaluate_plain(task, "out", *arguments, "--compare", str(tmp_path / "before"))
     printed = capfd.readouterr()
     assert printed.err == ""
     report = read_report(tmp_path / "out")
@@ -229,7 +229,7 @@ def earlier_evaluation(sums: Path) -> SetReport:
     return replace(report, path=str(sums), sampling=sampling, prompts=tuple(prompts))
 
 
-def evaluated(task: Path, output: str, *arguments: str) -> None:
+def evaluate_plain(task: Path, output: str, *arguments: str) -> None:
     """Run the command on the set `plain`, three samples a prompt and nine tokens a sample."""
     settings = [
         f"model.path={task / 'model'}",

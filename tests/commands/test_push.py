@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import TOKEN, Hub, served
+from hub_server import TOKEN, Hub, serve
 from huggingface_hub import ModelCard
 from omegaconf import OmegaConf
 from small_checkpoints import write
@@ -48,7 +48,7 @@ def make_export(run: Path, *, step: int = 20, model: str = "Qwen/Qwen3-4B") -> P
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with served(Hub()) as found:
+    with serve(Hub()) as found:
         yield found
 
 

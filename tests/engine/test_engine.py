@@ -185,7 +185,7 @@ def test_aborted_and_resumed_samples_get_every_token_once_and_one_budget(
         tick = engine.advance(resumed, slots=5, max_steps=5)
         generated += tick.generated_tokens
         for completion in (*tick.finished, *engine.abort()):
-            samples[completion.sample_id] = samples[completion.sample_id].extended(completion)
+            samples[completion.sample_id] = samples[completion.sample_id].with_span(completion)
     assert max(len(s.completions) for s in samples.values()) > 3
     assert generated == sum(s.num_tokens for s in samples.values())
     model = AutoModelForCausalLM.from_pretrained(folders["tied"], dtype=torch.float32)

@@ -69,6 +69,6 @@ def played(pool: EnvironmentPool, sample: Sample, *turns: str) -> tuple[Sample, 
     for turn in turns:
         if reply.is_final:
             break
-        sample = said(sample.extended(reply), turn)
+        sample = said(sample.with_span(reply), turn)
         reply = answer(pool, sample)
     return sample, reply

@@ -77,7 +77,7 @@ def test_a_process_with_many_calls_that_hang_is_replaced(monkeypatch):
         other = said(other, "a")
         first = answer(environments, other)
         assert "no answer within" in answer(environments, said(hung, "sleep 600")).failure
-        second = answer(environments, said(other.extended(first), "b"))
+        second = answer(environments, said(other.with_span(first), "b"))
         assert "built again" in second.failure  # a process id is no answer that can be repeated
         assert not answer(environments, said(slow, "a")).failure
         metrics = environments.metrics()

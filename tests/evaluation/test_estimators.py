@@ -104,7 +104,7 @@ def test_rewards_beyond_0_and_1_get_the_bootstrap() -> None:
     assert paired_difference(rewards, rewards + 5) == pytest.approx((5, 5, 5))
 
 
-def simulated(rng: np.random.Generator, prompts: int, k: int, mean: float) -> np.ndarray:
+def simulate(rng: np.random.Generator, prompts: int, k: int, mean: float) -> np.ndarray:
     """Return the values of 600 test sets [600, prompts], whose prompts differ in difficulty."""
     chances = rng.beta(1.2 * mean, 1.2 * (1 - mean), (600, prompts))
     return rng.binomial(k, chances) / k
@@ -118,7 +118,7 @@ def test_intervals_hold_what_they_promise(prompts: int, k: int, mean: float) -> 
     """600 sets, ± 1.8 points. Fails when prompts are resampled (78 % for 30, 16, 0.02) or when the
     samples of a prompt count as independent (56 % for 200, 16, 0.5).
     """
-    drawn = simulated(np.random.default_rng(2), prompts, k, mean)
+    drawn = simulate(np.random.default_rng(2), prompts, k, mean)
     found = [estimate(values) for values in drawn]
     covered = np.mean([each.low <= mean <= each.high for each in found])
     assert 0.925 < covered < 0.985
@@ -150,7 +150,7 @@ def test_one_more_sample_moves_an_interval_by_little(k: int) -> None:
 
 @pytest.mark.parametrize("mean", [0.005, 0.1, 0.5])
 def test_intervals_lie_between_0_and_1_and_do_not_say_which_end_is_right(mean: float) -> None:
-    for values in simulated(np.random.default_rng(4), 12, 4, mean)[:100]:
+    for values in simulate(np.random.default_rng(4), 12, 4, mean)[:100]:
         found, other = estimate(values), estimate(1 - values)
         assert 0 <= found.low <= found.value <= found.high <= 1
         assert other == pytest.approx((1 - found.value, 1 - found.high, 1 - found.low))

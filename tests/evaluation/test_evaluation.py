@@ -199,7 +199,7 @@ def test_evaluation_function_chooses_which_reward_function_decides() -> None:
     assert found.records[0].reward == reward(IDS[0]) + 100
 
 
-def configured(chosen: EvaluationSetConfig, **evaluation) -> TrainConfig:
+def configure(chosen: EvaluationSetConfig, **evaluation) -> TrainConfig:
     return TrainConfig(
         model=ModelConfig(path="model"),
         data=DataConfig(path="data"),
@@ -210,11 +210,11 @@ def configured(chosen: EvaluationSetConfig, **evaluation) -> TrainConfig:
 
 def test_an_evaluation_set_inherits_from_evaluation_and_then_from_rollout() -> None:
     bare = EvaluationSetConfig(path="aime")
-    config = configured(bare)
+    config = configure(bare)
     assert set_sampling(config, bare) == SetSampling(
         num_samples=1, temperature=0.8, top_p=1.0, max_response_tokens=300, max_prompts=0
     )
-    config = configured(
+    config = configure(
         bare, num_samples=4, temperature=0.7, top_p=0.9, max_response_tokens=400, max_prompts=5
     )
     assert set_sampling(config, bare) == SetSampling(
@@ -229,7 +229,7 @@ def test_an_evaluation_set_inherits_from_evaluation_and_then_from_rollout() -> N
         max_response_tokens=500,
         max_prompts=0,
     )
-    config = configured(own, num_samples=4, max_response_tokens=400, max_prompts=5)
+    config = configure(own, num_samples=4, max_response_tokens=400, max_prompts=5)
     assert set_sampling(config, own) == SetSampling(
         num_samples=32, temperature=0.6, top_p=0.95, max_response_tokens=500, max_prompts=0
     )
@@ -240,10 +240,10 @@ def test_an_evaluation_set_inherits_from_evaluation_and_then_from_rollout() -> N
 
 
 def test_a_context_that_holds_training_but_not_an_evaluation_is_refused() -> None:
-    config = configured(EvaluationSetConfig(path="aime", max_response_tokens=500))
+    config = configure(EvaluationSetConfig(path="aime", max_response_tokens=500))
     assert context_length(config)[0] == 1524
-    assert context_length(configured(EvaluationSetConfig(path="aime")))[0] == 1324
-    short = configured(EvaluationSetConfig(path="aime", max_response_tokens=5))
+    assert context_length(configure(EvaluationSetConfig(path="aime")))[0] == 1324
+    short = configure(EvaluationSetConfig(path="aime", max_response_tokens=5))
     assert context_length(short)[0] == 1324
     assert context_length(short, is_training=False)[0] == 1029
     config = replace(config, engine=replace(config.engine, max_model_len=1400))
@@ -267,7 +267,7 @@ def the_set(config: TrainConfig) -> HeldOut:
     ],
 )
 def test_samples_vote_with_the_answers_that_the_reward_reads(function, response, answer) -> None:
-    config = configured(EvaluationSetConfig(path="aime"))
+    config = configure(EvaluationSetConfig(path="aime"))
     read = the_set(replace(config, reward=RewardConfig(function=function))).answer_of
     assert read is not None
     assert read(response) == answer
@@ -277,7 +277,7 @@ def test_the_function_that_decides_is_the_named_one_or_the_first_that_scores_the
     """And nothing votes where it reads no answer, as of a program. Fails when a function decides
     that gives the set no value.
     """
-    config = configured(EvaluationSetConfig(path="aime"))
+    config = configure(EvaluationSetConfig(path="aime"))
     functions = {
         "form": RewardFunctionConfig(function="format"),
         "math": RewardFunctionConfig(function="math_verify", sources=["aime"]),

@@ -157,12 +157,12 @@ def test_logits_that_are_shaped_in_another_way_are_refused(monkeypatch):
     model = empty_model(AutoConfig.for_model("llama", **SIZES), dtype=torch.float32)
     plain = type(model).forward
 
-    def squared(self, **inputs):
+    def square_logits(self, **inputs):
         output = plain(self, **inputs)
         output.logits = output.logits.square()
         return output
 
-    monkeypatch.setattr(type(model), "forward", squared)
+    monkeypatch.setattr(type(model), "forward", square_logits)
     with pytest.raises(UnsupportedModelError, match=r"model_type llama .* logits"):
         logit_shape(model)
 

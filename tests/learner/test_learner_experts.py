@@ -153,7 +153,7 @@ def test_files_of_an_export_are_planned_by_the_sizes_of_single_experts(path, tmp
     policy, target = build(path), tmp_path / "parts"
     max_bytes = 40_000
     export(
-        policy.gathered(torch.bfloat16),
+        policy.gather(torch.bfloat16),
         dtype=torch.bfloat16,
         sizes=policy.stored_bytes(torch.bfloat16),
         source=Path(path),
@@ -205,7 +205,7 @@ def test_parts_are_what_transformers_would_save(family):
     found = {
         part.name: (part, tensor)
         for name, tensor in tensors.items()
-        for part in names.stored(name, tensor.shape)
+        for part in names.stored_parts(name, tensor.shape)
     }
     assert found.keys() == expected.keys()
     for name, (part, tensor) in found.items():
@@ -219,10 +219,10 @@ def test_a_checkpoint_in_another_form_is_refused_by_its_names():
     names = StoredNames(model)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     with pytest.raises(UnknownLayoutError, match=r"model\.path: .*where the learner has"):
-        [names.stored(name, shape) for name, shape in shapes.items()]
+        [names.stored_parts(name, shape) for name, shape in shapes.items()]
 
 
-def rewritten(path: str, target: Path, **changes: torch.Tensor | None) -> str:
+def rewrite(path: str, target: Path, **changes: torch.Tensor | None) -> str:
     """A copy of the checkpoint with some tensors replaced, added, or (None) left out."""
     tensors = {**load_file(Path(path, "model.safetensors")), **changes}
     save_file({k: v for k, v in tensors.items() if v is not None}, target / "model.safetensors")
@@ -234,7 +234,7 @@ def rewritten(path: str, target: Path, **changes: torch.Tensor | None) -> str:
 def test_an_expert_that_is_missing_is_named(path, tmp_path):
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
     with pytest.raises(CheckpointError, match=r"1 \(model\.layers\.0\.mlp\.experts\.3\.up_proj"):
-        make_learner(rewritten(path, tmp_path, **{name: None}))
+        make_learner(rewrite(path, tmp_path, **{name: None}))
 
 
 @in_a_group
@@ -242,4 +242,4 @@ def test_an_expert_of_another_width_is_named(path, tmp_path):
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
     changes = {name: torch.ones(7, 64)}
     with pytest.raises(CheckpointError, match=r"experts\.3\.up_proj\.weight has shape \[7, 64\]"):
-        make_learner(rewritten(path, tmp_path, **changes))
+        make_learner(rewrite(path, tmp_path, **changes))

@@ -26,7 +26,7 @@ from rank_worlds import (
     RUNS,
     all_of,
     batch,
-    gradients_seen,
+    record_gradients,
     run_rank,
     saved_examples,
     write_models,
@@ -46,7 +46,7 @@ def plain_run(path: str) -> dict[str, Any]:
     model = plain_model(path)
     optimizer = plain_adamw(model)
     losses, norms = [], []
-    with gradients_seen(model) as gradients:
+    with record_gradients(model) as gradients:
         for seed in range(NUM_STEPS):
             examples = saved_examples(path, seed)
             total = num_tokens([examples])

@@ -124,7 +124,7 @@ def restore(saved: str, before: Run, *, trained: int, rejected: int) -> Run:
     return run
 
 
-def revived(run: Run) -> Run:
+def revive(run: Run) -> Run:
     return restore(save(run), run, trained=len(run.trained), rejected=len(run.rejected))
 
 
@@ -187,7 +187,7 @@ def test_a_run_restored_before_every_step_equals_the_uninterrupted_one(setup, st
     scored: list[SampleId] = []
     for _ in range(steps):
         uninterrupted = whole.step()
-        run = revived(run)
+        run = revive(run)
         again = run.step()
         for requests, engine in zip(asked, run.fakes.each, strict=True):
             requests += engine.requests
@@ -232,7 +232,7 @@ def test_groups_rejected_while_scores_are_settled_count_in_the_next_step():
         before = len(run.rejected)
         run.collector.settle_scores()
         between += len(run.rejected) - before
-        run = revived(run)
+        run = revive(run)
         assert run.buffer.events.lost.rejected == len(run.rejected) - before
     assert between > 0
     counted.append(run.step().record.groups.lost.rejected)

@@ -100,7 +100,7 @@ def test_versions_are_counted_as_the_groups_have_them(reject_every):
     for _ in range(12):
         run.step()
         if run.version == 6:
-            run = _restored(run)
+            run = _restore(run)
         buffer = run.buffer
         oldest = [_oldest_version(group) for group in buffer.open_groups()]
         expected = Counter(run.version if version is None else version for version in oldest)
@@ -118,7 +118,7 @@ def _oldest_version(group: OpenGroup) -> int | None:
     return Group(prompt=group.prompt, samples=tuple(group.samples)).oldest_version
 
 
-def _restored(run: Run) -> Run:
+def _restore(run: Run) -> Run:
     again = Run(run.setup, prompts=run.prompts)
     again.collector.restore(run.collector.save())
     again.version = run.version

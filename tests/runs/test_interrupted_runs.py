@@ -14,7 +14,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 import yaml
-from command_line import LEDGER_STATES, command, environment, refused, rows_of, steps_of, write_task
+from command_line import LEDGER_STATES, command, environment, refusal, rows_of, steps_of, write_task
 from own_process import is_running, wait_until
 
 from april_rl.commands import checkpoint
@@ -126,7 +126,7 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
         ("seed=7", "seed=7 is not the seed of the saved prompt stream"),
         ("lora.rank=2", "lora.rank=2, but the saved run had 0"),
     ):
-        assert message in refused(task, task, *cispo, "resume=auto", wrong)
+        assert message in refusal(task, task, *cispo, "resume=auto", wrong)
     too_large = (*cispo, "resume=auto", "engine.kv_cache_gib=9999")  # its workers have begun
     message = refused_by_the_program(task, run.run_dir, *too_large)
     assert "this run does not fit into memory" in message

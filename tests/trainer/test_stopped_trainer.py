@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from test_trainer import evaluated, run, settings
+from test_trainer import evaluated_steps, run, settings
 from trainer_fakes import NoInterrupts, rows_of
 
 from april_rl.checkpointing.resume import load
@@ -41,5 +41,5 @@ def test_a_run_that_is_stopped_before_its_first_step_ends_goes_on(tmp_path: Path
             break
         run(config, folder, resumed=resumed, **held_out)
         assert [row["step"] for row in rows_of(folder)] == [0, 1, 2], looks
-        assert evaluated(rows_of(folder)) == ([0, 1, 2] if has_set else [])
+        assert evaluated_steps(rows_of(folder)) == ([0, 1, 2] if has_set else [])
     assert looks > 2, "stopped more than once before the first step ended"

@@ -67,7 +67,7 @@ class TextPrefixes:
         found = (form for form in _FORMS if any(name.startswith(form.model) for name in listed))
         return next(found, cls())
 
-    def placed(self, name: str) -> str:
+    def add_prefix(self, name: str) -> str:
         """Return the name on disk of a tensor of the text model."""
         for own, prefix in ((_PLAIN.model, self.model), (_PLAIN.lm_head, self.lm_head)):
             if name.startswith(own):
@@ -97,14 +97,14 @@ class StoredNames:
         self._renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
         self._splits = [c for c in conversions if isinstance(c, WeightConverter)]
 
-    def stored(self, name: str, shape: Size) -> tuple[Part, ...]:
+    def stored_parts(self, name: str, shape: Size) -> tuple[Part, ...]:
         """Return the tensors on disk that make up the parameter `name`, expert after expert.
 
         Raises UnknownLayoutError when the parameter is stored neither as one tensor nor as rows of
         it or of each expert.
         """
         stored, pattern = rename_source_key(name, self._renamings, self._splits, reverse=True)
-        stored = self._prefixes.placed(stored)
+        stored = self._prefixes.add_prefix(stored)
         if pattern is None:
             return (Part(name=stored, box=_whole(shape), is_expert=False),)
         split = next(s for s in self._splits if pattern in s.source_patterns)
