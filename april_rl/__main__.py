@@ -15,7 +15,7 @@ _TRAINING = "train with a recipe: python -m april_rl train +recipe=tiny_cpu"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that `arguments` (None: those of the process) begin with; return its exit
+    """Run the command that `arguments` (None: `sys.argv`) begin with; return its exit
     status.
 
     Without a command, or with --help, list the commands; return 2 for an unknown one.

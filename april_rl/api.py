@@ -128,7 +128,7 @@ def evaluate(
     reward: Callable[..., list[float]] | None = None,
 ) -> Report:
     """Evaluate as `python -m april_rl evaluate +recipe=RECIPE OVERRIDES` does; return the report.
-    The other arguments are those of `train`.
+    The other arguments are the same as for `train`.
 
     Raise RunError for what is wrong with a setting.
     """

@@ -126,7 +126,7 @@ def _status_of(composed: DictConfig) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         sys.exit(EXIT_STATUS)  # ends a sweep, too
-    except Exception:  # whatever it is, other runs of a sweep may do better
+    except Exception:  # after any error, other runs of a sweep may succeed
         if not _is_sweep():
             raise
         traceback.print_exc()
@@ -185,7 +185,7 @@ def run(
 
 
 def _report(run_dir: Path, *, since_s: float) -> None:
-    """Write report.html, which is nothing that a run can fail of."""
+    """Write report.html; a failure here never fails the run."""
     from april_rl.commands.at_end import report_line
 
     if (line := report_line(run_dir, since_s=since_s)) is not None:

@@ -92,7 +92,7 @@ class Trainer:
 
     @property
     def last_checkpoint(self) -> Path | None:
-        """Return the checkpoint that was written last, or else the one the run went on from."""
+        """Return the checkpoint that was written last, or else the one the run resumed from."""
         return self._checkpointer.last
 
     def run(self) -> None:
@@ -109,10 +109,10 @@ class Trainer:
                 if self._interrupts.is_person:
                     raise
             except (RunDirectoryError, ExportError) as error:
-                raise type(error)(f"{error}; {self._how_to_go_on()}") from error
+                raise type(error)(f"{error}; {self._how_to_continue()}") from error
 
     def _run(self) -> None:
-        if self._evaluated < 0:  # otherwise its row is there: a checkpoint of step 0 says so
+        if self._evaluated < 0:  # else resumed from a checkpoint of step 0, which has it
             self.tracker.log(0, self._evaluate())
         if self._row is not None:
             self._end_step(self._row)
@@ -135,7 +135,7 @@ class Trainer:
         self._checkpointer.finish()
         self._export()  # last: what it fails of costs nothing that was trained
 
-    def _how_to_go_on(self) -> str:
+    def _how_to_continue(self) -> str:
         """Return what to do when the disk has refused, and what is saved."""
         last = self.last_checkpoint
         saved = f"from {last}" if last else "from the beginning, since no checkpoint was written"
@@ -150,7 +150,7 @@ class Trainer:
         self._save(row=self._row)
         self._is_saved = self._checkpointer.finish()
         self.tracker.message(
-            f"stopped after step {self._version} by {self._interrupts.reason}; go on with "
+            f"stopped after step {self._version} by {self._interrupts.reason}; continue with "
             f"resume=auto hydra.run.dir={self._run_dir}"
         )
 
@@ -325,7 +325,7 @@ class Trainer:
         return time.perf_counter() - started
 
     def _try_to_export(self) -> float:
-        """Export as `_export`; when the disk refuses, say so and go on."""
+        """Export as `_export`; when the disk refuses, report it and continue."""
         started = time.perf_counter()
         try:
             return self._export()

@@ -112,8 +112,8 @@ Span = Completion | Observation
 class Sample:
     """One response to a prompt: completions, and between the turns what an environment said.
 
-    Response tokens are those that were sampled. A sample is unfinished while its last span is a
-    part of a turn and, with an environment, until the environment says that no turn follows.
+    Response tokens are the sampled ones. A sample is unfinished while its last span is a part of a
+    turn and, with an environment, until the environment says that no turn follows.
     """
 
     prompt: Prompt

@@ -2,10 +2,10 @@
 
     python tools/gpu_acceptance.py [output=FOLDER] [parts=NAME,NAME,...]
 
-Each part runs in processes of its own, so that one that fails does not end the others. What was
-found is in acceptance.json and acceptance.md (one page: what was expected, what was measured, what
-it means, what to set) after each part. Stop it when you like: the next start goes on with the parts
-that are not there yet. Parts that are named run again. The folder is outputs/gpu_acceptance; every
+Each part runs in processes of its own, so that one that fails does not end the others. The results
+are in acceptance.json and acceptance.md (one page: what was expected, what was measured, what it
+means, what to set) after each part. Stop it when you like: the next start continues with the parts
+that are missing. Parts that are named run again. The folder is outputs/gpu_acceptance; every
 command's log is in its logs/.
 
 Without a GPU everything runs at tiny size, which shows that it works. Without vLLM the parts that
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         run(results, named)
     except KeyboardInterrupt:
-        print("\ninterrupted: the next start goes on with this part", file=sys.stderr)
+        print("\ninterrupted: the next start continues with this part", file=sys.stderr)
         return 130
     failed = [name for name, outcome in results.outcomes.items() if outcome.status == "failed"]
     print(f"\nresults     {results.json_path}\npage        {results.page_path}")

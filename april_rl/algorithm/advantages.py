@@ -104,7 +104,7 @@ def grpo_by_turn(
     """The advantages of the tokens of every sample of a group [R], from what each turn earned.
 
     Rewards are scaled as in `grpo`, over all turns of the group; the advantage of a token is the
-    sum of those of its turn and of later ones: process supervision of Shao et al. 2024
+    sum over its turn and all later turns: process supervision of Shao et al. 2024
     (DeepSeekMath), section 4.1.3. A turn earns what its environment gave for it, times the weight
     that this has in the reward; the last one earns also what the reward has beyond that (other
     reward functions, the overlong penalty). For samples of one turn this is `grpo`.

@@ -1,6 +1,6 @@
 """The folder of a run's checkpoints: each appears whole or not at all, and `latest` names the last.
 
-What `latest` names is decided first and done afterwards, so that nobody has to guess after a kill:
+`latest` is written before the rename that it announces, so recovery after a kill never guesses:
 
 - A commit writes and syncs all files in a hidden folder, the manifest last; then `latest` names the
   new checkpoint; then the folder gets its name. A checkpoint of the same step is hidden first, and
@@ -179,7 +179,7 @@ def set_aside_later(path: Path) -> list[Path]:
     """Make the checkpoint `path` the last one of its folder; return the new names of later ones.
 
     They belong to a branch that the run leaves: they stay, as step_N.abandoned, until `prune` is
-    asked to remove them, and no run goes on from them in this folder.
+    asked to remove them, and no run resumes from them in this folder.
     """
     root, step = path.parent, read_manifest(path).step
     later = [one.path for one in list_saved(root) if one.step > step]

@@ -44,8 +44,8 @@ class RunOwnedError(RunError):
 
 class _Opened(NamedTuple):
     file: FileIO
-    is_new: bool  # made here, and by nobody else
-    lock: str | None  # names those who see its kernel lock; None: the file system has no locks
+    is_new: bool  # this process created the file
+    lock: str | None  # names the processes that see its lock; None: the file system has no locks
 
 
 @contextmanager
@@ -197,8 +197,9 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 def _refusal(path: Path) -> RunOwnedError:
     return RunOwnedError(
-        f"{path.parent} belongs to a run that is going on ({_describe(path)}). Wait until it has "
-        "ended, or give this run a directory of its own: hydra.run.dir=FOLDER, or another name=NAME"
+        f"{path.parent} belongs to a run that is still active ({_describe(path)}). Wait until "
+        "it has ended, or give this run a directory of its own: hydra.run.dir=FOLDER, or another "
+        "name=NAME"
     )
 
 

@@ -38,7 +38,7 @@ from april_rl.tracking.figures import compact, percent
 _DESCRIPTION = """\
 Samples every prompt of evaluation.sets k times with the engine of training, scores the responses
 with its reward, and prints avg@k, pass@k and maj@k with 95 % intervals over prompts. Settings are
-those of training (april_rl/config/); data.path is not needed. See docs/evaluation.md.
+the same as for training (april_rl/config/); data.path is not needed. See docs/evaluation.md.
 
   python -m april_rl evaluate +recipe=tiny_cpu
   python -m april_rl evaluate +recipe=qwen3_4b_dapo model.path=outputs/.../step_500

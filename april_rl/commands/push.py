@@ -25,8 +25,8 @@ from april_rl.errors import RunError
 _DESCRIPTION = """\
 Uploads an exported policy in one commit, with a model card: held-out accuracy with intervals, base
 model, data, command line and all settings, as the run that EXPORT lies in has recorded them. A
-README.md in EXPORT is uploaded instead of that card; no other file but those that an export writes
-is. Keys are shown as ${oc.env:NAME}. Log in with `hf auth login`, or set HF_TOKEN.
+README.md in EXPORT replaces that card; apart from it, only the files that an export writes are
+uploaded. Keys are shown as ${oc.env:NAME}. Log in with `hf auth login`, or set HF_TOKEN.
 
   python -m april_rl push outputs/tiny_cpu/.../exports/step_100 me/tiny-sums --dry-run
   python -m april_rl push outputs/tiny_cpu/.../exports/step_100 me/tiny-sums --private
@@ -35,7 +35,7 @@ CARD = constants.REPOCARD_NAME
 
 
 class HubError(RunError):
-    """The hub cannot be reached, or refuses what is asked of it."""
+    """The hub cannot be reached, or refuses the request."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -89,7 +89,7 @@ def _check_name(name: str) -> None:
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise HubError(f"{name} is no name of a repository: {error}") from error
+        raise HubError(f"{name} is not a valid repository name: {error}") from error
     if "/" not in name:
         raise HubError(f"{name} has no owner: give OWNER/NAME")
 

@@ -65,7 +65,7 @@ def _yaml_files(root: Path) -> dict[str, Path]:
 
 @cache
 def recipes() -> dict[str, Path]:
-    """Return the file of every recipe by name, those of `register_folder` included."""
+    """Return the file of every recipe by name, including the recipes of `register_folder`."""
     return _yaml_files(_folder("recipes"))
 
 

@@ -29,7 +29,7 @@ class Attempt:
 
     def take(self, output: EngineCoreOutput) -> FinishReason | None:
         """Append the output of an engine step; return how the request ended, one of ENGINE_FAULTS
-        if it failed, or None while it goes on.
+        if it failed, or None while it runs.
 
         Raise RuntimeError when vLLM does not report log-probabilities.
         """

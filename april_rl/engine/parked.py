@@ -49,8 +49,8 @@ class Parked:
         return cast("Scheduler", self._core.engine_core.scheduler)
 
     def park(self, running: dict[str, Attempt]) -> None:
-        """Take running requests off vLLM's list; abort those without a token yet, and those that
-        vLLM does not know any more.
+        """Take running requests off vLLM's list; abort requests without a token yet, and requests
+        that vLLM no longer knows.
         """
         kept: set[str] = set()
         for request_id, attempt in running.items():

@@ -175,7 +175,7 @@ class Learner:
         """Write weights, config and tokenizer as the Hugging Face folder `path`.
 
         Adapters are merged, and also written alone into the subfolder `adapter`; other tensors of
-        model.path, such as those of an image encoder, are copied. A collective; rank 0 writes. The
+        model.path, such as an image encoder, are copied. A collective; rank 0 writes. The
         folder appears whole or not at all, and replaces one that is there.
         """
         self._policy.reshard_all()

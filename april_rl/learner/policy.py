@@ -53,7 +53,7 @@ class Policy(nn.Module):
         prefixes: TextPrefixes = TextPrefixes(),  # noqa: B008 -- immutable
     ) -> None:
         """Take over the parts of `causal_lm`; tied parameters stay one parameter. `prefixes` are
-        those of its checkpoint.
+        the prefixes of its checkpoint.
         """
         super().__init__()
         embedding: nn.Module = causal_lm.get_input_embeddings()

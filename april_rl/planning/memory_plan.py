@@ -98,7 +98,7 @@ class _Sizes:
         self._frozen = model.num_parameters if model.has_adapters else 0
 
     def rollout(self) -> Phase:
-        """Return the rollout; vLLM takes its share of the whole device, whatever else is there."""
+        """Return the rollout; vLLM takes its share of the whole device, used or not."""
         away = self._inputs.learner.offload
         return Phase(
             name="rollout",

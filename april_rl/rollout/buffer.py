@@ -4,7 +4,7 @@ Invariants, with the tests in tests/rollout that hold them:
 
 - nothing lost: every opened group is in one state, and the counts add up after every step
   (test_collector_state.py);
-- nothing twice: a group is trained once, and nothing of an ended one comes back
+- nothing twice: a group is trained once, and no sample of an ended group comes back
   (test_collector_invariants.py).
 
 An example: a step needs N = 2 groups of G = 2 samples; α = 1.5 keeps C = 6 samples, so 3 groups, in

@@ -35,10 +35,10 @@ class StateError(RunError):
 def check_state(
     state: Plain, *, num_groups: int, group_size: int, max_staleness: int, max_response_tokens: int
 ) -> None:
-    """Raise StateError unless a run with these settings can go on from what `Collector.save`
-    returned: its format is the one that is read here, its groups have the same size, it trained no
-    more groups in a step and none older than these settings allow, and no sample that needs more
-    tokens has used up its budget.
+    """Raise StateError unless a run with these settings can resume from the result of
+    `Collector.save`: its format is the one that is read here, its groups have the same size, it
+    trained no more groups in a step and none older than these settings allow, and no sample that
+    needs more tokens has used up its budget.
     """
     if state.get("format") != FORMAT:
         raise StateError(
@@ -190,8 +190,8 @@ def restore_sample(state: list[Plain], *, prompt: Prompt, index: int) -> Sample:
         if "logprobs" in span:
             spans.append(Completion(sample_id=sample_id, start=end, **span))
         else:
-            told = Observation(**span)
-            spans.append(told._replace(stop=tuple(told.stop)))
+            observation = Observation(**span)
+            spans.append(observation._replace(stop=tuple(observation.stop)))
         end += len(span["token_ids"])
     return Sample(prompt, index, tuple(spans))
 

@@ -204,14 +204,14 @@ class OpenGroup:
 
     def room(self, index: int, *, budget: int) -> int:
         """Return how many tokens a sample may get in this turn, of `budget` for all its turns."""
-        room, told = budget - self.lengths[index], self._last_observation(index)
-        limit = told.max_turn_tokens if told is not None else 0
+        room, last = budget - self.lengths[index], self._last_observation(index)
+        limit = last.max_turn_tokens if last is not None else 0
         return min(room, limit - self.turn_tokens(index)) if limit else room
 
     def stop(self, index: int) -> tuple[str, ...]:
         """Return the texts that end a sample's turn."""
-        told = self._last_observation(index)
-        return told.stop if told is not None else ()
+        last = self._last_observation(index)
+        return last.stop if last is not None else ()
 
     def _last_observation(self, index: int) -> Observation | None:
         """Return what the environment said before a sample's turn."""

@@ -18,7 +18,7 @@ from april_rl.types import Completion
 
 # What `abort` may take at most once workers have failed: the others give back what they have.
 _AFTER_FAILURE_S = 3.0
-_REPORT_FROM_S = 10.0  # less time is given after Ctrl-C, when nobody waits for a report
+_REPORT_FROM_S = 10.0  # Ctrl-C gives less time than this, and no one waits for a report then
 
 _Results = Mapping["ray.ObjectRef[Any]", Any]  # of calls that have ended
 
@@ -79,8 +79,8 @@ class RayEngines:
         self._engines = workers.engines
         self._deterministic = deterministic
         self._ticks: list[deque[_Call]] = [deque() for _ in self._engines]
-        # Results of the oldest tick of every engine: those still awaited, with their engine, and
-        # those that have come while other ranks have not answered. Kept up to date at each tick, so
+        # Results of the oldest tick of every engine: the awaited ones, with their engine, and the
+        # ones that have come while other ranks have not answered. Kept up to date at each tick, so
         # that its cost does not grow with the number of engines.
         self._awaited: dict[ray.ObjectRef[Any], int] = {}
         self._results: dict[ray.ObjectRef[Any], Any] = {}

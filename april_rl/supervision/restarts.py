@@ -23,18 +23,18 @@ class Run(Protocol):
 
     @property
     def last_checkpoint(self) -> Path | None:
-        """Return the checkpoint it wrote last, or else the one it went on from."""
+        """Return the checkpoint that the run wrote last, or else the one it resumed from."""
 
 
 class Restarts:
-    """Counts restarts, and decides which checkpoint the run goes on from: at first the one that
+    """Counts restarts, and decides which checkpoint the run resumes from: at first the one that
     `resume` names, then the last one of the run itself. Each restart rebuilds the whole run,
     because no worker state survives a failure.
     """
 
     def __init__(self, most: int, *, resume: str | None) -> None:
         """Allow at most `most` restarts; `resume` is the setting of that name."""
-        self._resume = resume  # what to go on from now: a path, auto, or None for a new run
+        self._resume = resume  # the checkpoint to resume next: a path, auto, or None for a new run
         self._left, self._most = most, most
         self._lives_on = True
         self._run: Run | None = None  # None before it is built
@@ -71,7 +71,7 @@ class Restarts:
             path = run.last_checkpoint
             self._resume = AUTO if path is None else str(path)
             self._lives_on = True
-            how = "there is no checkpoint yet, it begins anew" if path is None else f"from {path}"
+            how = "there is no checkpoint yet, it starts again" if path is None else f"from {path}"
             print(
                 f"{error}\nrestart {self._most - self._left} of runtime.max_restarts="
                 f"{self._most}: {how}",

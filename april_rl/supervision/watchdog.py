@@ -147,7 +147,7 @@ class Watchdog:
         self._write_report(WorkerStalledError(message), self._snapshot())
 
     def kill_workers(self) -> None:
-        """End the process of every worker and its children, whatever they are doing."""
+        """End the process of every worker and its children, even in the middle of a call."""
         self._monitor.find_processes()
         try:
             for actor in self._actors if ray.is_initialized() else ():  # a call would restart Ray

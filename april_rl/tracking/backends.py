@@ -26,7 +26,7 @@ class BackendError(RunError):
 
 @dataclass(slots=True)
 class Backends:
-    """The trackers of a run. The first failure of one is told, and it records nothing more."""
+    """The trackers of a run. The first failure of one is reported, and it then stops recording."""
 
     tell: Tell
     open: dict[Name, Backend] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Backends:
 
     @contextmanager
     def _guard(self, name: Name) -> Iterator[None]:
-        """Drop the tracker when its library raises anything, and tell why."""
+        """Drop the tracker when its library raises anything, and report why."""
         try:
             yield
         except Exception as error:
@@ -86,7 +86,7 @@ class Backends:
             reason = str(error).splitlines() or [""]
             self.tell(
                 f"tracking.backends: {name} failed ({type(error).__name__}: {reason[0]}) and "
-                "records nothing more; the run goes on, and metrics.jsonl has every step"
+                "stops recording; the run continues, and metrics.jsonl has every step"
             )
 
 

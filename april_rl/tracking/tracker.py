@@ -69,9 +69,9 @@ class Tracker:
     ) -> None:
         """Create the run directory, start the trackers, and a view unless there is one already.
 
-        `config` is plain data; `labels` are those of the trackers; `is_terminal` None: find out. A
-        resumed run goes on with its files from `first_step` on, and with the W&B run `wandb_id`:
-        rows and samples of that step and of later ones are removed, for it makes them again.
+        `config` is plain data; `labels` go to the trackers; `is_terminal` None: find out. A
+        resumed run continues its files from `first_step` on, and the W&B run `wandb_id`:
+        rows and samples of that step and of later ones are removed, because it makes them again.
 
         Raises RunDirectoryError when the run directory cannot be written, or holds a run, and
         BackendError when a tracker is not installed.
@@ -175,7 +175,7 @@ class Tracker:
         return self._save_samples_every > 0 and _is_due(step, _SHOW_SAMPLES_EVERY)
 
     def _saves_samples(self, step: int) -> bool:
-        """Return whether samples of `step` are saved: those of the first and the last step always,
+        """Return whether samples of `step` are saved: of the first and the last step always,
         unless samples are never saved.
         """
         every = self._save_samples_every
@@ -259,7 +259,7 @@ def check_unused(run_dir: Path) -> None:
     if path.exists():
         raise RunDirectoryError(
             f"hydra.run.dir={run_dir} already holds a run ({path.name}); give another folder, or "
-            "go on with it: resume=auto"
+            "continue it with resume=auto"
         )
 
 

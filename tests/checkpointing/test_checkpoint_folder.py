@@ -101,13 +101,15 @@ def test_later_checkpoints_of_a_branch_that_a_run_leaves_are_set_aside(tmp_path)
     assert names(removed) == left[:2]
 
 
-def test_a_run_does_not_go_on_in_its_folder_from_a_branch_that_it_has_left(tmp_path):
+def test_a_run_does_not_resume_from_an_abandoned_branch_in_its_folder(tmp_path):
     """Fails when two branches share a folder: `auto` would not know the second one."""
     root = tmp_path / "run" / "checkpoints"
     for step in (20, 30):
         write(root, step)
     [left] = set_aside_later(root / "step_20")
-    with pytest.raises(CheckpointError, match=r"is of a branch that .*run has left: go on from"):
+    with pytest.raises(
+        CheckpointError, match=r"belongs to a branch that .*run has left: resume it in"
+    ):
         load(str(left), tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"run\.json"):  # it is taken; it has no run's state
         load(str(left), tmp_path / "another run")

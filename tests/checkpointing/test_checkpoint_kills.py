@@ -70,9 +70,7 @@ BACK = 5  # the operation that goes back
 
 
 @pytest.mark.parametrize("killed_twice", [False, True])
-def test_a_kill_at_any_moment_loses_nothing_but_the_save_under_way(
-    tmp_path, monkeypatch, killed_twice
-):
+def test_a_kill_at_any_moment_loses_only_the_save_under_way(tmp_path, monkeypatch, killed_twice):
     """Killed at each call of each operation, and in the one that comes first afterwards. Fails when
     there is no whole checkpoint, when one is lost that was announced, or when a branch comes back
     that the run has left.

@@ -205,7 +205,7 @@ def test_a_worker_that_writes_less_than_it_said_fails_the_checkpoint(setup):
     assert run.checkpointer.last is None
 
 
-def test_the_run_knows_which_checkpoint_it_would_go_on_from(setup):
+def test_the_run_knows_which_checkpoint_it_would_resume(setup):
     """Fails when a restart is told another than the one that got its name last."""
     run = setup()
     assert run.checkpointer.last is None
@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_created_fails_only_that_checkpoint(setup):
     run.root.write_text("a file where the folder should be")
     run.save(1)
     assert "the checkpoint of step 1 could not be written" in run.told[-1]
-    assert "training goes on, and there is no earlier one" in run.told[-1]
+    assert "training continues, and there is no earlier one" in run.told[-1]
 
 
 def test_a_folder_that_disappears_during_a_save_fails_only_that_checkpoint(setup):

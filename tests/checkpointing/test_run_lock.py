@@ -163,7 +163,7 @@ def test_an_owner_that_died_on_another_machine_is_waited_for_once(
     assert "on elsewhere, since noon" in said
 
 
-def test_an_owner_on_another_machine_counts_as_alive_for_those_who_do_not_wait(clock, tmp_path):
+def test_without_waiting_an_owner_on_another_machine_counts_as_alive(clock, tmp_path):
     """Fails when a command that only reads takes two minutes."""
     (tmp_path / FILE).write_text(json.dumps(ELSEWHERE))
     assert owner_of(tmp_path, waits=False) == "process 1 on elsewhere, since noon"
@@ -271,7 +271,7 @@ def test_a_file_that_names_no_owner_is_free_in_the_end(clock, tmp_path, text):
         assert clock.now <= STALE_S + 2 * RENEW_S
 
 
-def test_what_a_file_says_cannot_command_the_terminal(tmp_path):
+def test_the_text_of_a_lock_file_cannot_control_the_terminal(tmp_path):
     owner = ELSEWHERE | {"host": "\x1b[2J[red]x[/red]\n", "since": None}
     (tmp_path / FILE).write_text(json.dumps(owner))
     assert owner_of(tmp_path, waits=False) == "process 1 on ??2J?red?x??red??, since ?"
@@ -286,7 +286,7 @@ def test_a_run_that_is_going_on_is_found_before_its_first_checkpoint(owner, tmp_
     assert unfinished_run(runs) == runs / "one"
 
 
-def test_what_is_asked_about_a_directory_changes_nothing(tmp_path):
+def test_asking_for_the_owner_of_a_directory_changes_nothing(tmp_path):
     """Fails when a look leaves a file behind."""
     assert owner_of(tmp_path) is None
     assert list(tmp_path.iterdir()) == []

@@ -26,7 +26,7 @@ def test_checkpoint_commands_with_wrong_arguments_are_refused(arguments, status,
     assert message in capsys.readouterr().err
 
 
-def test_show_ends_in_the_command_line_that_goes_on(tmp_path, capsys):
+def test_show_ends_with_the_command_line_that_resumes(tmp_path, capsys):
     """In the directory of the run from its last checkpoint, elsewhere from an earlier one, which
     else would set later ones aside. Fails when what was given to the run is not given again.
     """
@@ -41,7 +41,7 @@ def test_show_ends_in_the_command_line_that_goes_on(tmp_path, capsys):
     for step in (1, 2):
         folder = write(tmp_path / "checkpoints", step, **about, overrides=given)
         write_state(state, folder, STATE)
-    command = "to go on   python -m april_rl.train +recipe=tiny_cpu 'data.answer_pattern=(a|b)' "
+    command = "resume     python -m april_rl.train +recipe=tiny_cpu 'data.answer_pattern=(a|b)' "
     last, first = folder, folder.with_name("step_1")
     for path, end in (
         (tmp_path, f"resume={last} hydra.run.dir={tmp_path}"),
@@ -51,7 +51,7 @@ def test_show_ends_in_the_command_line_that_goes_on(tmp_path, capsys):
         assert f"{command}{end}\n" in capsys.readouterr().out
     write_state(state, write(tmp_path / "old" / "checkpoints", 1, **about), STATE)
     assert checkpoint.main(["show", str(tmp_path / "old")]) == 0
-    assert "to go on   python -m april_rl.train ... resume=" in capsys.readouterr().out
+    assert "resume     python -m april_rl.train ... resume=" in capsys.readouterr().out
 
 
 def test_abandoned_checkpoints_are_listed_counted_and_removed_when_asked(tmp_path, capsys):

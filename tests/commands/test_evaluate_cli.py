@@ -76,7 +76,7 @@ def set_report(averages: list[float], *, k: int = 4, folder: str = "/data") -> S
         ([TINY, "engine.max_model_len=100"], "rollout.max_response_tokens = 352, got 100"),
     ],
 )
-def test_what_is_wrong_or_has_no_effect_ends_in_one_message(
+def test_a_wrong_or_ignored_setting_ends_in_one_message(
     arguments: list[str],
     message: str,
     capsys: pytest.CaptureFixture[str],
@@ -166,7 +166,7 @@ def test_sets_without_a_common_prompt_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_reports_what_its_samples_say(
+def test_the_report_agrees_with_the_samples(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Two sets of their own, on a model whose folder is all there is: no data.path, no learner. One

@@ -93,7 +93,7 @@ def test_the_settings_of_a_run_of_an_older_version_can_be_read(tmp_path: Path) -
         ("parent", "defaults: [tiny_cpuu]", "recipe/parent: there is no recipe tiny_cpuu; did"),
     ],
 )
-def test_what_is_wrong_with_a_recipe_names_its_file(
+def test_an_error_in_a_recipe_names_its_file(
     tmp_path: Path, capsys, monkeypatch, name, text, message
 ):
     (tmp_path / "recipe").mkdir()

@@ -103,7 +103,7 @@ def message_of(words: list[str], capsys, monkeypatch) -> str:
 
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG, ids=[wrong for wrong, _ in WRONG])
-def test_a_wrong_setting_is_named_with_what_it_takes(
+def test_a_wrong_setting_is_named_with_the_values_it_takes(
     tmp_path: Path, capsys, monkeypatch, wrong, message
 ) -> None:
     """Fails when a line of Hydra's, OmegaConf's or argparse's gets through."""

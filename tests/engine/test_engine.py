@@ -116,7 +116,7 @@ def weights(folder: Path, *, tied: bool) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, value
 
 
-def test_behaviour_logprobs_are_those_of_the_model_at_the_sampling_temperature(
+def test_behaviour_logprobs_match_the_model_at_the_sampling_temperature(
     engine: VllmEngine, folders: dict[str, Path]
 ) -> None:
     completions = finish(engine, [request(i) for i in range(32)])

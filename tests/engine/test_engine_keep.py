@@ -82,7 +82,7 @@ def park(engine: VllmEngine, requests: list[Request], *, steps: int) -> dict[int
     return {c.sample_id.prompt_id: c for c in engine.abort()}
 
 
-def test_a_kept_sample_goes_on_as_if_nothing_had_happened(engine, folders):
+def test_a_kept_sample_continues_as_if_never_interrupted(engine, folders):
     """With the same weights loaded again, also after other work. Fails when the cache, the position
     or the seed is another.
     """
@@ -156,7 +156,7 @@ def test_new_weights_sample_the_rest_and_no_new_prompt_reads_an_old_cache(engine
     )
 
 
-def test_a_sample_that_goes_on_elsewhere_is_prefilled(engine):
+def test_a_sample_that_continues_on_another_engine_is_prefilled(engine):
     """Another start than where it was parked. Fails when state is matched by the sample alone."""
     first = park(engine, [request(0)], steps=25)[0]
     shorter = request(0, first.token_ids[:-3])

@@ -83,7 +83,7 @@ def _interpret_triton() -> None:
 
 
 @pytest.mark.soak
-def test_parked_samples_go_on_and_give_way_in_the_model_runner_of_gpus(tmp_path):
+def test_parked_samples_continue_and_give_way_in_the_model_runner_of_gpus(tmp_path):
     """Fails when this runner forgets who is not computed for a while, or parked samples hold rows
     that others need: it has one for each of engine.max_num_seqs.
     """

@@ -107,7 +107,7 @@ def all_ticks(engine: VllmEngine) -> tuple[list[Tick], list[Completion]]:
     return ticks, [completion for tick in ticks for completion in tick.finished]
 
 
-def test_counters_equal_what_the_scheduler_did(pressed):
+def test_counters_match_the_scheduler(pressed):
     """Fails when a request that waits for memory counts as running, or recomputing as nothing."""
     engine, steps = pressed
     steps.clear()

@@ -118,7 +118,7 @@ def test_every_held_out_sample_is_asked_for_once_with_a_seed_of_its_own(num_slot
     assert outcome.rewards.ravel().tolist() == [*map(reward, IDS)]
 
 
-def test_an_evaluation_leaves_alone_what_engines_hold_for_training(monkeypatch) -> None:
+def test_an_evaluation_does_not_touch_parked_samples_of_training(monkeypatch) -> None:
     """Fails when it ends in an abort, with which an engine forgets the caches of parked samples, or
     with ticks under way, which the next step would take for its own.
     """
@@ -143,7 +143,7 @@ def test_a_missing_sample_is_an_error_and_not_a_zero() -> None:
         evaluator(engines, CountingScorer()).run(HELD_OUT, lambda _: None)
 
 
-def test_the_figures_are_those_of_the_records() -> None:
+def test_the_figures_match_the_records() -> None:
     found = run()
     rewards = np.array([record.reward for record in found.records]).reshape(NUM_PROMPTS, K)
     values = found.figures.metrics("sums").read()
@@ -166,7 +166,7 @@ def test_the_figures_are_those_of_the_records() -> None:
         assert record.finish_reason == ("length" if LENGTH_OF(sample_id) > BUDGET else "stop")
 
 
-def test_a_failed_reward_leaves_its_prompt_out_and_is_no_zero() -> None:
+def test_a_failed_reward_excludes_its_prompt_and_does_not_count_as_zero() -> None:
     """The first sample of the second prompt. Fails when it counts as wrong, or goes unsaid."""
     found = run(CountingScorer(failing={-2}))
     kept = [reward(sample_id) for sample_id in IDS if sample_id.prompt_id != -2]
@@ -182,7 +182,7 @@ def test_a_set_without_a_scored_prompt_ends_in_one_message() -> None:
         run(CountingScorer(failing={-1, -2, -3, -4}))
 
 
-def test_it_names_what_an_environment_that_fails_has_said() -> None:
+def test_an_evaluation_quotes_the_error_of_a_failed_environment() -> None:
     end = Observation((), is_final=True, failure="KeyError: 'a column'")
     samples = (Sample(replace(HELD_OUT.prompts[0], has_environment=True), 0, (end,)),)
     rewards = np.full((1, 1), np.nan)

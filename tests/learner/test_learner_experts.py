@@ -78,9 +78,7 @@ def test_a_packed_row_of_a_mixture_gives_every_response_the_logprobs_it_has_alon
 
 @in_a_group
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
-def test_gradients_are_those_of_experts_that_compute_one_after_another(
-    path, activation_checkpointing
-):
+def test_gradients_equal_computing_the_experts_one_after_another(path, activation_checkpointing):
     """Also of the router. Fails when gate and up change places, or an expert is another's."""
     examples = make_examples(path, noise=0.0, age=0)
     model = plain_model(path)
@@ -97,7 +95,7 @@ def test_gradients_are_those_of_experts_that_compute_one_after_another(
 
 
 @in_a_group
-def test_an_update_is_that_of_plain_torch_and_leaves_the_sent_names_as_they_are(path):
+def test_an_update_equals_plain_torch_and_keeps_the_sent_names(path):
     examples = make_examples(path, noise=0.3, age=1)
     learner, model = make_learner(path), plain_model(path)
     plain_update(model, plain_adamw(model), [examples])
@@ -196,7 +194,7 @@ def test_a_rank_of_any_mesh_holds_its_rows_of_every_parameter(path, num_ranks, s
 
 @pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
 @pytest.mark.parametrize("family", FAMILIES)
-def test_parts_are_what_transformers_would_save(family):
+def test_parts_match_what_transformers_would_save(family):
     """Name for name and bit for bit. Fails when an expert's matrices are cut at another row."""
     model = tiny_model(tiny_config(family))
     tensors = model.state_dict()

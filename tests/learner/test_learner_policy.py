@@ -78,7 +78,7 @@ def test_a_packed_row_gives_the_gradients_of_its_sequences_one_by_one(
         assert (grad - expected[name]).norm() < 1e-5 * expected[name].norm(), name
 
 
-def test_weights_are_those_of_the_checkpoint_also_after_a_forward_pass(either_path):
+def test_weights_equal_the_checkpoint_also_after_a_forward_pass(either_path):
     learner = make_learner(either_path, compute_dtype=ComputeDtype.bfloat16)
     learner.logprobs(pack(make_examples(either_path, noise=0.0, age=0), total=1))
     stored = load_file(Path(either_path, "model.safetensors"))

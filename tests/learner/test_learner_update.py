@@ -47,7 +47,7 @@ def are_equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-def test_three_updates_are_those_of_plain_torch(either_path):
+def test_three_updates_equal_plain_torch(either_path):
     model = plain_model(either_path)
     optimizer = plain_adamw(model)
     learner = make_learner(either_path)

@@ -47,7 +47,7 @@ def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate():
     )
 
 
-def test_what_is_offloaded_is_in_host_memory_and_comes_back_for_its_phase():
+def test_offloaded_tensors_are_in_host_memory_and_return_for_their_phase():
     """Moments are away in a backward pass, and there for an optimizer step."""
     model = sizes_of("8B")
     moments = model.num_parameters
@@ -141,7 +141,7 @@ def test_on_cpu_the_host_holds_learner_and_engine_at_once():
     assert check_memory(model, settings, [worker("a", host=whole.total + 1)])
 
 
-def test_on_cpu_nothing_is_offloaded_whatever_is_set():
+def test_on_cpu_nothing_is_offloaded_with_any_setting():
     """The learner keeps its moments there, and so does the plan. Fails when either moves them."""
     for recipe, gpus, moved in (("tiny_cpu", 0, Offload.none), ("tiny_gpu", 1, Offload.all)):
         config = load(f"+recipe={recipe}", "learner.offload=all")

@@ -108,7 +108,7 @@ def test_a_state_with_a_group_too_many_or_too_few_is_refused(key, change, messag
         Buffer(1).restore({**state, "buffer": twice}, num_engines=1)
 
 
-def test_a_step_that_lost_a_group_is_no_step():
+def test_a_step_that_lost_a_group_fails():
     """Fails when the counts are not looked at when groups are trained."""
     buffer = Buffer(1)
     for prompt_id in range(2):
@@ -119,7 +119,7 @@ def test_a_step_that_lost_a_group_is_no_step():
         let(buffer, "train", 0)
 
 
-def test_what_became_of_groups_is_told_once_also_after_a_restart():
+def test_the_end_of_each_group_is_reported_once_also_after_a_restart():
     """Fails when a group that was settled before a restart is forgotten, or told twice."""
     buffer = Buffer(1)
     for prompt_id in range(4):

@@ -119,7 +119,7 @@ def test_the_open_tokens_are_the_tokens_of_open_groups():
     assert buffer.open_tokens == 8
 
 
-def test_fresh_samples_are_the_shortest_of_those_with_tokens_of_this_version():
+def test_fresh_samples_are_the_shortest_ones_with_tokens_of_this_version():
     """The first of equal ones wins. Fails when a sample without tokens or of an earlier version is
     taken, or the version of a sample's first part stands for its last.
     """

@@ -94,7 +94,7 @@ def test_another_turn_is_not_a_resumed_sample_and_the_length_of_a_turn_is_learne
     assert sent.record.reprefill_tokens == 0
 
 
-def test_a_synchronous_step_starts_its_own_samples_whatever_their_turns():
+def test_a_synchronous_step_starts_its_own_samples_in_any_turn():
     """Fails when another turn counts as another sample: then other prompts are opened for it."""
     setup = Setup(
         num_groups=4, group_size=2, alpha=1.0, refill=False, turns=3, length_of=constant(2)

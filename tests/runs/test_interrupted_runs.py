@@ -104,7 +104,7 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
     with endless_run(task, task / "run", *cispo) as run:
         run.wait_until(lambda: len(run.rows()) >= 3)
         said = refused_by_the_program(task, run.run_dir, *cispo, "resume=auto")
-        assert f"belongs to a run that is going on (process {run.process.pid} on " in said
+        assert f"belongs to a run that is still active (process {run.process.pid} on " in said
         number = len(run.rows())
         run.wait_until(lambda: len(run.rows()) > number)
         children = run.descendants()
@@ -148,7 +148,7 @@ def content_of(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.soak
-def test_a_run_that_loses_its_worker_goes_on_by_itself_as_often_as_it_may(task):
+def test_a_run_that_loses_its_worker_restarts_as_often_as_allowed(task):
     """Once here. Fails when a restart loses a step or makes one twice, or says nothing of it; when
     the second loss does not end the run, its message is another than what happened, what is parked
     is lost, or a process is left.

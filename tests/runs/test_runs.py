@@ -61,7 +61,7 @@ def test_two_workers_train_and_leave_no_shared_memory(two_workers, name, num_ste
     assert [name for name in left if "cpushm" in name or name.startswith("psm_")] == []
 
 
-def test_parked_samples_go_on_with_their_kv_cache_or_without(first, together):
+def test_parked_samples_continue_with_their_kv_cache_or_without(first, together):
     """Fails when `rollout.resume` is not heard, or the ranks of an engine do not keep alike."""
     for run_dir, keeps in ((first, False), (together, True)):
         steps = steps_of(run_dir)
@@ -85,7 +85,7 @@ def test_equal_settings_give_equal_samples_metrics_and_weights_also_after_a_resu
     check_equal(first, second, num_exports=3)
 
 
-def test_a_run_does_not_go_on_with_a_data_file_that_has_changed(two_workers, first, tmp_path):
+def test_a_run_does_not_resume_with_a_changed_data_file(two_workers, first, tmp_path):
     """Fails when only the number of prompts is compared."""
     lines = (two_workers.folder / "sums.jsonl").read_text().splitlines()
     changed = tmp_path / "changed.jsonl"

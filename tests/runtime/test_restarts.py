@@ -68,7 +68,7 @@ def test_a_run_that_makes_no_step_between_two_failures_ends():
         fail(restarts, WorkerDiedError("again"), began=4, version=4)
 
 
-def test_a_run_that_made_steps_goes_on_although_it_failed_earlier_than_before():
+def test_a_run_that_made_steps_restarts_even_if_it_failed_earlier_than_before():
     """Checkpoint 50, failures at 53 and then at 52. Fails when the failures are compared."""
     restarts = make_restarts(3)
     fail(restarts, WorkerDiedError("first"), version=53)
@@ -76,9 +76,9 @@ def test_a_run_that_made_steps_goes_on_although_it_failed_earlier_than_before():
     assert restarts.metrics().read()["restart/count"] == 2
 
 
-def test_a_restart_goes_on_from_the_runs_own_last_checkpoint(capsys):
+def test_a_restart_resumes_from_the_runs_own_last_checkpoint(capsys):
     """`resume=PATH` stays in force until then. Fails when a restart looks into a folder for
-    whatever it finds, or begins anew beside a checkpoint.
+    any checkpoint that it finds, or starts again beside a checkpoint.
     """
     restarts, resumed = Restarts(3, resume="other/checkpoints/step_50"), []
     for resume in restarts.lives():
@@ -94,7 +94,7 @@ def test_a_restart_goes_on_from_the_runs_own_last_checkpoint(capsys):
         without.begin(FakeRun(3, last_checkpoint=None))
         raise WorkerDiedError("lost")
     assert next(lives) == "auto"
-    assert "no checkpoint yet, it begins anew" in capsys.readouterr().out
+    assert "no checkpoint yet, it starts again" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

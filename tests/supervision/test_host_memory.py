@@ -59,7 +59,7 @@ def test_in_a_container_the_group_is_the_mount_itself(tmp_path, version):
     assert (found.total, found.free) == (64 << 20, 0)
 
 
-def test_without_a_limit_the_memory_is_that_of_the_machine(tmp_path):
+def test_without_a_limit_the_memory_of_the_machine_counts(tmp_path):
     (tmp_path / "groups").mkdir()
     found = memory_of(tmp_path, "v2", path="/")
     assert found.total == psutil.virtual_memory().total

@@ -81,7 +81,7 @@ def test_the_limit_is_four_times_the_largest_mismatch_rounded_up_to_one_digit():
     assert calibrate({"environment": outcome()}) is None
 
 
-def test_results_come_back_as_they_were_and_those_of_another_machine_are_refused(tmp_path):
+def test_results_are_read_back_unchanged_and_refused_on_another_machine(tmp_path):
     rows = (Row("tests", "9 passed", is_as_expected=True),)
     written = Results(folder=tmp_path, machine=GPU, outcomes={"sync": outcome(rows=rows)})
     written.write(gpu_acceptance.PARTS)
@@ -128,7 +128,7 @@ def test_any_error_in_a_part_becomes_its_outcome(tmp_path, ends_with, status, re
     assert (found.status, found.reason) == (status, reason)
 
 
-def test_a_start_runs_what_is_missing_or_what_is_named(tmp_path, monkeypatch):
+def test_a_start_runs_the_missing_or_the_named_parts(tmp_path, monkeypatch):
     ran = []
 
     def part(name: str) -> Part:

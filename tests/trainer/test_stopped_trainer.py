@@ -24,7 +24,9 @@ class InterruptAt(NoInterrupts):
 
 
 @pytest.mark.parametrize("has_set", [True, False])
-def test_a_run_that_is_stopped_before_its_first_step_ends_goes_on(tmp_path: Path, has_set) -> None:
+def test_a_run_that_is_stopped_before_its_first_step_ends_can_continue(
+    tmp_path: Path, has_set
+) -> None:
     """During the first evaluation, or in the first rollout. Fails when the row of step 0 is written
     twice, or never.
     """

@@ -43,7 +43,7 @@ def test_a_resume_that_the_workers_refuse_changes_nothing(tmp_path: Path, monkey
 
 def test_a_run_that_goes_back_sets_aside_what_came_later(tmp_path: Path) -> None:
     """Fails when checkpoints of the branch that is left stay in the way of new ones: pruning would
-    remove the new ones, and `auto` go on from the old.
+    remove the new ones, and `auto` resume from the old.
     """
     run(saving_each_step(5), tmp_path)
     root = tmp_path / CHECKPOINTS

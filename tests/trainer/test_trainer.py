@@ -77,7 +77,7 @@ class CountingScorer(FakeScorer):
     def save(self) -> dict[str, str]:
         return {"counter": "[1]"}
 
-    def evaluated_steps(self) -> None:
+    def evaluated(self) -> None:
         pass
 
     def metrics(self) -> Metrics:
@@ -272,7 +272,7 @@ def test_an_export_that_is_there_is_written_again(tmp_path: Path) -> None:
     assert [name for name, _ in workers.exports] == ["step_2"]
 
 
-def test_a_mismatch_above_the_limit_is_reported_once_and_the_run_goes_on(
+def test_a_mismatch_above_the_limit_is_reported_once_and_the_run_continues(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
     """Fails when nobody reads the figure, or it is said at every step."""

@@ -20,7 +20,7 @@ _WORKER_FRAC = 0.3  # kills of the worker, and then of the controller
 _LATEST_S = 2.0  # after a new step
 _STOPPING_S = 1.0  # between a polite signal and SIGKILL: parking and a save take about so long
 _STEP_S = 0.6
-_OWNED = "belongs to a run that is going on"
+_OWNED = "belongs to a run that is still active"
 _UNWRITTEN = "could not be written"
 _RARE_STEPS = 4  # between checkpoints, where a kill shall meet a step and not a save
 _HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ def kill(run: Run, random: Random) -> str:
     target = "controller"
     if random.random() < _WORKER_FRAC and run.kill_workers():
         target, moment = "worker", f"{moment}, then the controller"
-        time.sleep(random.uniform(0, 1.5 * _STARTING_S))  # the run goes on by itself for a while
+        time.sleep(random.uniform(0, 1.5 * _STARTING_S))  # the run continues by itself for a while
     run.kill(program)
     return f"{target} killed {moment}"
 
@@ -162,7 +162,7 @@ def start_twice(run: Run, random: Random) -> str:
 
 
 def fail_to_write(run: Run, random: Random) -> str:
-    """A checkpoint that cannot be written: training goes on; then SIGKILL."""
+    """A checkpoint that cannot be written: training continues; then SIGKILL."""
     error = random.choice(["memory", "type", "disk"])
     before = {one.step for one in run.checkpoints()}
     program = run.start(program=(str(_HERE / "failing_writer.py"), error))

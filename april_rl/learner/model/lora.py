@@ -55,8 +55,8 @@ def inject(causal_lm: PreTrainedModel, lora: LoraConfig) -> None:
         inject_adapter_in_model(config, causal_lm, adapter_name=ADAPTER, low_cpu_mem_usage=True)
     except ValueError as error:
         raise LoraError(
-            f"lora.target_modules={lora.target_modules or 'null'}: peft takes no such layers of "
-            f"this model: {error}; name others, such as [q_proj,v_proj]"
+            f"lora.target_modules={lora.target_modules or 'null'}: peft cannot adapt these "
+            f"layers of this model: {error}; choose others, such as [q_proj,v_proj]"
         ) from error
     for layer in _lora_layers(causal_lm).values():
         layer.lora_A.float()

@@ -62,7 +62,7 @@ class TextPrefixes:
 
     @classmethod
     def among(cls, names: Iterable[str]) -> TextPrefixes:
-        """Return those of the text model in a checkpoint with these names, multimodal or not."""
+        """Return the prefixes of the text model in a checkpoint with these tensor names."""
         listed = list(names)
         found = (form for form in _FORMS if any(name.startswith(form.model) for name in listed))
         return next(found, cls())
@@ -87,7 +87,7 @@ class StoredNames:
     """Mapping from a model's parameters to the tensors in its checkpoints."""
 
     def __init__(self, causal_lm: PreTrainedModel, prefixes: TextPrefixes = _PLAIN) -> None:
-        """Take the mapping from transformers; `prefixes` are those of the checkpoint."""
+        """Take the mapping from transformers; `prefixes` belong to the checkpoint."""
         self._prefixes = prefixes
         conversions = [
             conversion.reverse_transform()
@@ -115,8 +115,8 @@ class StoredNames:
 
 
 def untrained_names(causal_lm: PreTrainedModel, prefixes: TextPrefixes) -> list[str]:
-    """Return regular expressions that find the names of tensors in its checkpoints which are not
-    the model's: of layers that predict several tokens, and beside a text model those of others.
+    """Return regular expressions that find the names of tensors in its checkpoints that the model
+    does not have: layers that predict several tokens, and everything beside the text model.
     """
     ignored = [*(causal_lm._keys_to_ignore_on_load_unexpected or ())]
     if prefixes != _PLAIN:
