@@ -15,7 +15,7 @@ _TRAINING = "train with a recipe: python -m april_rl train +recipe=tiny_cpu"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that `arguments` (None: those of the process) begin with; return its exit
+    """Run the command that `arguments` (None: `sys.argv`) begin with; return its exit
     status.
 
     Without a command, or with --help, list the commands; return 2 for an unknown one.
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         train()
         return 0
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_listed())
+        print(_command_list())
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _listed() -> str:
+def _command_list() -> str:
     summaries = {_TRAIN: _TRAINING, **{name: COMMANDS[name].summary for name in COMMANDS}}
     width = max(map(len, summaries))
     lines = (f"  {name:<{width}}  {summary}" for name, summary in summaries.items())

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import cloudpickle
 
-from april_rl.checkpointing.run_lock import owned
+from april_rl.checkpointing.run_lock import own
 from april_rl.command_line import run
-from april_rl.commands.evaluate import evaluated
+from april_rl.commands.evaluate import run_evaluation
 from april_rl.config.store import (
     ConfigError,
     as_plain,
@@ -110,7 +110,7 @@ def train(
     config = to_config(compose_overrides(words))
     fresh = Path("outputs", config.name, time.strftime("%Y-%m-%d_%H-%M-%S"))
     path = Path(run_dir) if run_dir else fresh
-    with _process_restored(), owned(path):
+    with _restore_process(), own(path):
         words += _objects(path / _INPUTS, data, held_out or {}, reward)
         composed = compose_overrides(words)
         config = to_config(composed)
@@ -128,7 +128,7 @@ def evaluate(
     reward: Callable[..., list[float]] | None = None,
 ) -> Report:
     """Evaluate as `python -m april_rl evaluate +recipe=RECIPE OVERRIDES` does; return the report.
-    The other arguments are those of `train`.
+    The other arguments are the same as for `train`.
 
     Raise RunError for what is wrong with a setting.
     """
@@ -136,9 +136,9 @@ def evaluate(
     if config_dir is not None:
         register_folder(Path(config_dir))
     folder = Path(output or time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))
-    with _process_restored():
+    with _restore_process():
         given = _objects(folder / _INPUTS, None, held_out or {}, reward)
-        return evaluated([f"+recipe={recipe}", *overrides, *given], folder)
+        return run_evaluation([f"+recipe={recipe}", *overrides, *given], folder)
 
 
 def _objects(
@@ -187,7 +187,7 @@ def _name_of(reward: Callable[..., list[float]], folder: Path) -> str:
 
 
 @contextmanager
-def _process_restored() -> Iterator[None]:
+def _restore_process() -> Iterator[None]:
     """Give the process its handlers of signals and its path back, which a run replaces."""
     handlers, report = {which: signal.getsignal(which) for which in SIGNALS}, sys.unraisablehook
     folders = list(sys.path)

@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from april_rl.checkpointing.run_lock import RunOwnedError, owned
+from april_rl.checkpointing.run_lock import RunOwnedError, own
 from april_rl.config import TrainConfig, config_dir, register, to_config
 from april_rl.config.store import (
     ConfigError,
@@ -112,7 +112,7 @@ def _status_of(composed: DictConfig) -> int:
     run_dir, started_s = Path(HydraConfig.get().runtime.output_dir), time.time()
     try:
         config = to_config(composed)
-        with owned(run_dir):
+        with own(run_dir):
             run(config, run_dir, as_plain(composed), labels=_labels(config))
     except RunOwnedError as error:  # the directory is another run's: nothing is written there
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -126,7 +126,7 @@ def _status_of(composed: DictConfig) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         sys.exit(EXIT_STATUS)  # ends a sweep, too
-    except Exception:  # whatever it is, other runs of a sweep may do better
+    except Exception:  # after any error, other runs of a sweep may succeed
         if not _is_sweep():
             raise
         traceback.print_exc()
@@ -167,7 +167,7 @@ def run(
     restarts = Restarts(config.runtime.max_restarts, resume=config.resume)
     for resume in restarts.lives():
         with (
-            restarts.allowed(),
+            restarts.suppress_failure(),
             Trainer(
                 replace(config, resume=resume),
                 run_dir=run_dir,
@@ -185,7 +185,7 @@ def run(
 
 
 def _report(run_dir: Path, *, since_s: float) -> None:
-    """Write report.html, which is nothing that a run can fail of."""
+    """Write report.html; a failure here never fails the run."""
     from april_rl.commands.at_end import report_line
 
     if (line := report_line(run_dir, since_s=since_s)) is not None:

@@ -18,7 +18,7 @@ class Mean:
     total: float
     weight: float = 1.0
 
-    def merged(self, other: Mean) -> Mean:
+    def merge(self, other: Mean) -> Mean:
         """Return the mean over both populations."""
         return Mean(self.total + other.total, self.weight + other.weight)
 
@@ -33,7 +33,7 @@ class Sum:
 
     total: float
 
-    def merged(self, other: Sum) -> Sum:
+    def merge(self, other: Sum) -> Sum:
         """Return the sum of both amounts."""
         return Sum(self.total + other.total)
 
@@ -48,7 +48,7 @@ class Max:
 
     value: float
 
-    def merged(self, other: Max) -> Max:
+    def merge(self, other: Max) -> Max:
         """Return the larger value."""
         return Max(max(self.value, other.value))
 
@@ -72,7 +72,7 @@ class Histogram:
         counts, edges = np.histogram(np.asarray(values, np.float64), bins=num_bins)
         return cls(tuple(edges.tolist()), tuple(counts.tolist()))
 
-    def merged(self, other: Histogram) -> Histogram:
+    def merge(self, other: Histogram) -> Histogram:
         """Return the counts of both; raise ValueError when their bins differ."""
         if tuple(self.edges) != tuple(other.edges):
             raise ValueError("two histograms with different bins cannot be merged")
@@ -153,5 +153,5 @@ def merge(parts: Iterable[Metrics]) -> Metrics:
                     f"metric {key} is both a {type(known).__name__} and a "
                     f"{type(value).__name__}; give one of them another name"
                 )
-            merged[key] = value if known is None else known.merged(value)  # type: ignore[arg-type]
+            merged[key] = value if known is None else known.merge(value)  # type: ignore[arg-type]
     return Metrics(merged)

@@ -129,7 +129,7 @@ class Trainer:
 
     @property
     def last_checkpoint(self) -> Path | None:
-        """Return the checkpoint that was written last, or else the one the run went on from."""
+        """Return the checkpoint that was written last, or else the one the run resumed from."""
         return self._checkpointer.last
 
     def run(self) -> None:
@@ -138,7 +138,7 @@ class Trainer:
         On a signal or trainer.max_hours, park the samples in flight and write a checkpoint with
         every token; after Ctrl-C, then raise KeyboardInterrupt.
         """
-        with self._interrupts.held(deadline_s=self._config.checkpoint.stop_deadline_s):
+        with self._interrupts.hold(deadline_s=self._config.checkpoint.stop_deadline_s):
             try:
                 self._run()
             except KeyboardInterrupt:
@@ -146,12 +146,10 @@ class Trainer:
                 if self._interrupts.is_person:
                     raise
             except (RunDirectoryError, ExportError) as error:
-                raise type(error)(f"{error}; {self._how_to_go_on()}") from error
+                raise type(error)(f"{error}; {self._how_to_continue()}") from error
 
     def _run(self) -> None:
-        if (
-            self._progress.evaluated < 0
-        ):  # otherwise its row is there: a checkpoint of step 0 says so
+        if self._progress.evaluated < 0:  # a checkpoint of step 0 has its row
             self.tracker.log(0, self._evaluate())
         if self._progress.row is not None:
             self._end_step(self._progress.row)
@@ -174,7 +172,7 @@ class Trainer:
         self._checkpointer.finish()
         self._export()  # last: what it fails of costs nothing that was trained
 
-    def _how_to_go_on(self) -> str:
+    def _how_to_continue(self) -> str:
         """Return what to do when the disk has refused, and what is saved."""
         last = self.last_checkpoint
         saved = f"from {last}" if last else "from the beginning, since no checkpoint was written"
@@ -191,8 +189,8 @@ class Trainer:
         self._save(with_row=True)
         self._is_saved = self._checkpointer.finish()
         self.tracker.message(
-            f"stopped after step {self._progress.version} by {self._interrupts.reason}; go on with "
-            f"resume=auto hydra.run.dir={self._run_dir}"
+            f"stopped after step {self._progress.version} by {self._interrupts.reason}; "
+            f"continue with resume=auto hydra.run.dir={self._run_dir}"
         )
 
     def _end_before(self, step: int) -> None:
@@ -341,7 +339,7 @@ class Trainer:
             show=self._show,
         )
         self._progress.evaluated = self._progress.version
-        self._checkpointer.evaluated(self._progress.version, metrics)
+        self._checkpointer.note_evaluation(self._progress.version, metrics)
         return metrics
 
     def _export(self) -> float:
@@ -357,7 +355,7 @@ class Trainer:
         return time.perf_counter() - started
 
     def _try_to_export(self) -> float:
-        """Export as `_export`; when the disk refuses, say so and go on."""
+        """Export as `_export`; when the disk refuses, report it and continue."""
         started = time.perf_counter()
         try:
             return self._export()

@@ -112,8 +112,8 @@ Span = Completion | Observation
 class Sample:
     """One response to a prompt: completions, and between the turns what an environment said.
 
-    Response tokens are those that were sampled. A sample is unfinished while its last span is a
-    part of a turn and, with an environment, until the environment says that no turn follows.
+    Response tokens are the sampled ones. A sample is unfinished while its last span is a part of a
+    turn and, with an environment, until the environment says that no turn follows.
     """
 
     prompt: Prompt
@@ -214,7 +214,7 @@ class Sample:
         """Return the version that sampled the first token, or None before there is one."""
         return next((c.policy_version for c in self.completions if c.token_ids), None)
 
-    def extended(self, span: Span) -> Sample:
+    def with_span(self, span: Span) -> Sample:
         """Return the sample with one more span.
 
         The sample must be unfinished, and a completion must start where the sample ends.

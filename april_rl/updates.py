@@ -76,10 +76,10 @@ class Updates:
         try:
             update = self._learners.update(batch)
         except NonFiniteError as error:
-            self._skip_non_finite(error, step, self._written(step, records()))
+            self._skip_non_finite(error, step, self._write_groups(step, records()))
             return Metrics({BAD_STEP: 1.0})
         except MismatchError as error:
-            self._skip_mismatch(error, step, self._written(step, records()))
+            self._skip_mismatch(error, step, self._write_groups(step, records()))
             return Metrics({BAD_STEP: 1.0})
         self._num_bad = 0
         if MEAN in update:
@@ -110,7 +110,7 @@ class Updates:
             "ends if that does not help"
         )
 
-    def _written(self, step: int, records: Iterable[SampleRecord]) -> str:
+    def _write_groups(self, step: int, records: Iterable[SampleRecord]) -> str:
         """Write the groups of a skipped step; return a sentence that says where, or why not."""
         try:
             return f"Its groups are in {write_samples(self._folder, step, records)}"

@@ -111,7 +111,7 @@ def run_until_killed(args: list[str], cwd: Path, is_time: Callable[[], bool]) ->
         program.kill()
 
 
-def refused(task: Path, cwd: Path, *overrides: str) -> str:
+def refusal(task: Path, cwd: Path, *overrides: str) -> str:
     """Return the message of a run that is refused; runs in this process, to save the imports."""
     args = command(task, cwd / "run", "tracking.wandb=disabled", *overrides)[3:]
     plain = [arg for arg in args if not arg.startswith("hydra.")]

@@ -95,7 +95,7 @@ def top_level_imports(path: Path) -> list[str]:
     return found
 
 
-def parts_imported(path: Path) -> dict[str, int]:
+def imported_parts(path: Path) -> dict[str, int]:
     """Return the parts of the package that a file imports, with a line number each."""
     modules = [(entry.module.split("."), entry.line) for entry in imports_of(path)]
     ours = [(names[1:], line) for names, line in modules if names[0] == "april_rl"]

@@ -110,14 +110,14 @@ def requests() -> list[Request]:
     ]
 
 
-def sampled(engine: VllmEngine, *, interrupted: bool) -> list[tuple[list[int], list[float]]]:
+def sample_all(engine: VllmEngine, *, interrupted: bool) -> list[tuple[list[int], list[float]]]:
     """Return tokens and log-probabilities of a sample of each request."""
     parts: list[Sequence[Completion]] = []
     todo = requests()
     if interrupted:
         engine.advance(todo, slots=NUM_SAMPLES, max_steps=NUM_BEFORE)
         parts.append(sorted(engine.abort(), key=lambda each: each.sample_id))
-        todo = [continued(one, begun) for one, begun in zip(todo, parts[0], strict=True)]
+        todo = [continue_after(one, begun) for one, begun in zip(todo, parts[0], strict=True)]
     ended = engine.advance(todo, slots=NUM_SAMPLES, max_steps=1000).finished
     parts.append(sorted(ended, key=lambda each: each.sample_id))
     return [
@@ -126,7 +126,7 @@ def sampled(engine: VllmEngine, *, interrupted: bool) -> list[tuple[list[int], l
     ]
 
 
-def continued(request: Request, begun: Completion) -> Request:
+def continue_after(request: Request, begun: Completion) -> Request:
     """Return the request that goes on after the tokens of an interrupted one."""
     return Request(
         sample_id=request.sample_id,
@@ -186,10 +186,10 @@ def check_weights(config: PreTrainedConfig, root: Path) -> dict[str, float]:
         model.save_pretrained(root / name)
     policy = policy_of(root / "b")
     engine = engine_of(root / "a")
-    found = {"loaded": difference(models[0], sampled(engine, interrupted=False))}
-    engine.load_weights(policy.gathered(torch.float32), policy_version=1)
-    found["synced"] = difference(models[1], sampled(engine, interrupted=False))
-    found["kept"] = difference(models[1], sampled(engine, interrupted=True))
+    found = {"loaded": difference(models[0], sample_all(engine, interrupted=False))}
+    engine.load_weights(policy.gather(torch.float32), policy_version=1)
+    found["synced"] = difference(models[1], sample_all(engine, interrupted=False))
+    found["kept"] = difference(models[1], sample_all(engine, interrupted=True))
     return found
 
 
@@ -205,12 +205,12 @@ def check_adapter(config: PreTrainedConfig, root: Path) -> dict[str, float]:
     for name in ("adapter", "merged"):
         (root / name).mkdir()
     write_adapter(policy, lora, root / "adapter")
-    save_file(dict(policy.gathered(torch.float32)), root / "merged" / "model.safetensors")
+    save_file(dict(policy.gather(torch.float32)), root / "merged" / "model.safetensors")
     shutil.copy(root / "base" / "config.json", root / "merged")
     merged = AutoModelForCausalLM.from_pretrained(root / "merged", attn_implementation="eager")
     engine = engine_of(root / "base", lora)
     engine.load_adapter(root / "adapter", policy_version=1)
-    return {"adapter": difference(merged.eval(), sampled(engine, interrupted=True))}
+    return {"adapter": difference(merged.eval(), sample_all(engine, interrupted=True))}
 
 
 def main(model_type: str, what: str) -> None:

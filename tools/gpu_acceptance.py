@@ -2,10 +2,10 @@
 
     python tools/gpu_acceptance.py [output=FOLDER] [parts=NAME,NAME,...]
 
-Each part runs in processes of its own, so that one that fails does not end the others. What was
-found is in acceptance.json and acceptance.md (one page: what was expected, what was measured, what
-it means, what to set) after each part. Stop it when you like: the next start goes on with the parts
-that are not there yet. Parts that are named run again. The folder is outputs/gpu_acceptance; every
+Each part runs in processes of its own, so that one that fails does not end the others. The results
+are in acceptance.json and acceptance.md (one page: what was expected, what was measured, what it
+means, what to set) after each part. Stop it when you like: the next start continues with the parts
+that are missing. Parts that are named run again. The folder is outputs/gpu_acceptance; every
 command's log is in its logs/.
 
 Without a GPU everything runs at tiny size, which shows that it works. Without vLLM the parts that
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{__doc__}{''.join(lines)}")
         return 0
     try:
-        folder, named = _parsed(arguments)
-        machine = Machine(**Session(folder, NO_MACHINE).measured("device.probe"))
+        folder, named = _parse(arguments)
+        machine = Machine(**Session(folder, NO_MACHINE).measure("device.probe"))
         results = Results.read(folder, machine)
     except (UsageError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         run(results, named)
     except KeyboardInterrupt:
-        print("\ninterrupted: the next start goes on with this part", file=sys.stderr)
+        print("\ninterrupted: the next start continues with this part", file=sys.stderr)
         return 130
     failed = [name for name, outcome in results.outcomes.items() if outcome.status == "failed"]
     print(f"\nresults     {results.json_path}\npage        {results.page_path}")
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def _parsed(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
+def _parse(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
     """Return the folder and the parts that are named."""
     given = dict(argument.partition("=")[::2] for argument in arguments)
     unknown = set(given) - {"output", "parts"}
@@ -118,19 +118,19 @@ def outcome_of(part: Part, session: Session) -> Outcome:
     """Run a part; an error becomes its outcome, and the next part begins."""
     started = time.perf_counter()
 
-    def ended(status: str, reason: str) -> Outcome:
+    def outcome(status: str, reason: str) -> Outcome:
         return Outcome(status=status, reason=reason, took_s=time.perf_counter() - started)
 
     if part.needs_engine and session.machine.without_engine:
-        return ended("skipped", session.machine.without_engine)
+        return outcome("skipped", session.machine.without_engine)
     try:
         measured = part.measure(session)
     except SkippedError as reason:
-        return ended("skipped", str(reason))
+        return outcome("skipped", str(reason))
     except FailedError as error:
-        return ended("failed", str(error))
+        return outcome("failed", str(error))
     except Exception as error:  # of the part's own code: the other parts are worth having
-        return ended("failed", f"{type(error).__name__}: {error}")
+        return outcome("failed", f"{type(error).__name__}: {error}")
     return Outcome(
         status="done",
         took_s=time.perf_counter() - started,

@@ -58,12 +58,12 @@ def _reason(printed: str) -> str:
 
 def tried_engine(model_type: str) -> dict[str, str]:
     """Check an architecture; return the cells `engine` and `adapter` of its row."""
-    engine = _tried(model_type, "weights")
-    adapter = _tried(model_type, "adapter") if engine == "right" else ""
+    engine = _try(model_type, "weights")
+    adapter = _try(model_type, "adapter") if engine == "right" else ""
     return {"engine": engine, "adapter": adapter}
 
 
-def _tried(model_type: str, what: str) -> str:
+def _try(model_type: str, what: str) -> str:
     """Check in a process of its own; return the result in a few words."""
     try:
         ended = subprocess.run(

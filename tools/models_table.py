@@ -63,7 +63,7 @@ _CPU = torch.device("cpu")
 
 def judge(model_type: str) -> Verdict:
     """Try one architecture; needs a process group (`group_of_one`)."""
-    result, why = _tried(model_type)
+    result, why = _try(model_type)
     return Verdict(model_type=model_type, result=result, why=why)
 
 
@@ -77,7 +77,7 @@ def group_of_one() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _tried(model_type: str) -> tuple[Result, str]:
+def _try(model_type: str) -> tuple[Result, str]:
     try:
         config = tiny_config(model_type)
         empty = empty_model(config, dtype=torch.float32)
@@ -89,7 +89,7 @@ def _tried(model_type: str) -> tuple[Result, str]:
     if sum(p.numel() for p in empty.parameters()) > MAX_PARAMETERS:
         return Result.untried, "cannot be built small"
     try:
-        found = _compared(config, can_recompute=empty.supports_gradient_checkpointing)
+        found = _compare(config, can_recompute=empty.supports_gradient_checkpointing)
     except RunError as refusal:
         return Result.refused, _reason(refusal)
     except ImportError:
@@ -141,7 +141,7 @@ class _Difference:
     parameter: str  # with that gradient
 
 
-def _compared(config: PreTrainedConfig, *, can_recompute: bool) -> _Difference:
+def _compare(config: PreTrainedConfig, *, can_recompute: bool) -> _Difference:
     model = tiny_model(config)
     rows = _sequences()
     expected = torch.cat([_logprobs(model, row) for row in rows])
@@ -156,7 +156,7 @@ def _compared(config: PreTrainedConfig, *, can_recompute: bool) -> _Difference:
             activation_checkpointing=can_recompute,
             temperature=TEMPERATURE,
         )
-    found = policy(PackedRow.of(_packed(rows), device=_CPU))[0]
+    found = policy(PackedRow.of(_pack(rows), device=_CPU))[0]
     found.sum().backward()
     gradients, expected_gradients = _gradients(policy), _gradients(model)
     least = SMALL_GRADIENT * max(g.abs().max().item() for g in expected_gradients.values())
@@ -201,7 +201,7 @@ def _logprobs(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
     return logprobs.gather(-1, token_ids[1:, None])[:, 0]
 
 
-def _packed(rows: list[Tensor]) -> MicroBatch:
+def _pack(rows: list[Tensor]) -> MicroBatch:
     """Return one row of all sequences; the first token of each is its prompt."""
     size = sum(LENGTHS)
     is_last = np.zeros(size, np.bool_)

@@ -50,7 +50,7 @@ def picture(
     image.quantize(_COLOURS).save(target, optimize=True)
 
 
-def reduced(text: str, sections: Sequence[str]) -> str:
+def keep_sections(text: str, sections: Sequence[str]) -> str:
     """Return the page with these sections alone; raise ValueError for one that it does not have."""
     if not sections:
         return text
@@ -86,7 +86,7 @@ def main() -> int:
             if not address.startswith("http"):
                 page = Path(folder) / "page.html"
                 text = Path(args.page).read_text(encoding="utf-8")
-                page.write_text(reduced(text, args.sections), encoding="utf-8")
+                page.write_text(keep_sections(text, args.sections), encoding="utf-8")
                 address = page.as_uri()
             for scheme in _SCHEMES:
                 target = args.out.with_name(f"{args.out.name}_{scheme}.png")

@@ -47,7 +47,12 @@ def page() -> str:
     parts = [_HEAD, "## The ten that matter\n", _TABLE, *(rows[key] for key in _FIRST), ""]
     for section, of in sections():
         parts += [f"## {section}\n", _plain(inspect.getdoc(of) or "") + "\n"]
-        parts += [*_inherited(section, of), _TABLE, *(row for _, row in _rows(section, of)), ""]
+        parts += [
+            *_inherited_lines(section, of),
+            _TABLE,
+            *(row for _, row in _rows(section, of)),
+            "",
+        ]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -80,7 +85,7 @@ def own_settings(of: type) -> list[dataclasses.Field[Any]]:
     ]
 
 
-def _inherited(section: str, of: type) -> Iterator[str]:
+def _inherited_lines(section: str, of: type) -> Iterator[str]:
     """Yield a line for the settings of a user's prompt set that are as in a section above."""
     own = {field.name for field in own_settings(of)}
     left = [field.name for field in dataclasses.fields(of) if field.name not in own]
@@ -173,10 +178,10 @@ def _default(field: dataclasses.Field[Any]) -> str:
     value = field.default
     if field.default_factory is not dataclasses.MISSING:
         value = field.default_factory()
-    return "required" if value == MISSING else f"`{_spelled(value)}`"
+    return "required" if value == MISSING else f"`{_spell(value)}`"
 
 
-def _spelled(value: object) -> str:
+def _spell(value: object) -> str:
     """Return a value as the command line takes it."""
     match value:
         case None | True | False:
@@ -184,7 +189,7 @@ def _spelled(value: object) -> str:
         case Enum():
             return value.name
         case list():
-            return f"[{','.join(map(_spelled, value))}]"
+            return f"[{','.join(map(_spell, value))}]"
         case "":
             return "''"
     return f"{value:g}" if isinstance(value, float) else str(value)

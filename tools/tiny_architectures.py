@@ -142,7 +142,7 @@ def _randomise(tensor: torch.Tensor) -> None:
 
 def _tiny_values(default: PreTrainedConfig) -> dict[str, Any]:
     """Return the keys of a configuration that differ from `default`."""
-    values = dict(_changed(default))
+    values = dict(_changed_values(default))
     if "kv_lora_rank" in values:  # latent attention has as many key heads as query heads
         values |= {"num_key_value_heads": 4, "qk_head_dim": 16}
     if {"sliding_window", "layer_types"} <= values.keys() | set(_own_keys(default)):
@@ -151,7 +151,7 @@ def _tiny_values(default: PreTrainedConfig) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _changed(default: PreTrainedConfig) -> Iterator[tuple[str, Any]]:
+def _changed_values(default: PreTrainedConfig) -> Iterator[tuple[str, Any]]:
     values = default.to_dict()
     for key in _own_keys(default):
         value = values.get(default.attribute_map.get(key, key))

@@ -38,7 +38,7 @@ def grpo(rewards: ArrayLike) -> Floats:
     larger. The result is zeros for a group of one and for equal rewards, as everywhere here those
     that `april_rl.types.differ` takes for equal.
     """
-    return _scaled(_centred(_checked(rewards)))
+    return _scale(_centre(_check(rewards)))
 
 
 def dr_grpo(rewards: ArrayLike) -> Floats:
@@ -47,7 +47,7 @@ def dr_grpo(rewards: ArrayLike) -> Floats:
     Without the division, hard and easy prompts keep the weight that their spread gives them. The
     result is exactly zero for equal rewards, without the rounding error of a mean.
     """
-    return _centred(_checked(rewards))
+    return _centre(_check(rewards))
 
 
 def rloo(rewards: ArrayLike) -> Floats:
@@ -56,8 +56,8 @@ def rloo(rewards: ArrayLike) -> Floats:
     A baseline without the sample itself leaves the policy gradient unbiased. It is G / (G - 1)
     times `dr_grpo`; zeros for a group of one.
     """
-    values = _checked(rewards)
-    return _centred(values) * (len(values) / max(len(values) - 1, 1))
+    values = _check(rewards)
+    return _centre(values) * (len(values) / max(len(values) - 1, 1))
 
 
 def by_group(advantages: GroupAdvantages) -> BatchAdvantages:
@@ -80,7 +80,7 @@ def reinforce_pp(groups: Sequence[ArrayLike], num_tokens: Sequence[Sequence[int]
     sample a prompt and gives a signal to groups of equal rewards. The result is zeros if all
     rewards of the batch are equal.
     """
-    checked = [_checked(group) for group in groups]
+    checked = [_check(group) for group in groups]
     return _split(_over_tokens(np.concatenate(checked), num_tokens), like=checked)
 
 
@@ -104,15 +104,15 @@ def grpo_by_turn(
     """The advantages of the tokens of every sample of a group [R], from what each turn earned.
 
     Rewards are scaled as in `grpo`, over all turns of the group; the advantage of a token is the
-    sum of those of its turn and of later ones: process supervision of Shao et al. 2024
+    sum over its turn and all later turns: process supervision of Shao et al. 2024
     (DeepSeekMath), section 4.1.3. A turn earns what its environment gave for it, times the weight
     that this has in the reward; the last one earns also what the reward has beyond that (other
     reward functions, the overlong penalty). For samples of one turn this is `grpo`.
     """
     turns = [_turns(sample, environment_weight) for sample in samples]
-    for (_, earned), reward in zip(turns, _checked(rewards), strict=True):
+    for (_, earned), reward in zip(turns, _check(rewards), strict=True):
         earned[-1] += reward - sum(earned)
-    scaled = _scaled(_centred(np.concatenate([earned for _, earned in turns])))
+    scaled = _scale(_centre(np.concatenate([earned for _, earned in turns])))
     by_sample = _split(scaled, like=[np.asarray(earned) for _, earned in turns])
     return [
         np.repeat(of_turns[::-1].cumsum()[::-1], num_tokens)
@@ -141,7 +141,7 @@ def _turns(sample: Sample, environment_weight: float) -> tuple[list[int], list[f
     return num_tokens, earned
 
 
-def _checked(rewards: ArrayLike) -> Floats:
+def _check(rewards: ArrayLike) -> Floats:
     values = np.asarray(rewards, dtype=np.float64)
     assert values.ndim == 1, values.shape
     assert values.size > 0, "a group without samples"
@@ -149,7 +149,7 @@ def _checked(rewards: ArrayLike) -> Floats:
     return values
 
 
-def _centred(values: Floats) -> Floats:
+def _centre(values: Floats) -> Floats:
     """Return values minus their mean; exactly zeros if they differ by no more than rounding."""
     if not differ(float(values.min()), float(values.max())):
         return np.zeros_like(values)
@@ -157,7 +157,7 @@ def _centred(values: Floats) -> Floats:
     return centred
 
 
-def _scaled(centred: Floats) -> Floats:
+def _scale(centred: Floats) -> Floats:
     """Return `centred` over its sample standard deviation; zeros stay zeros."""
     if not centred.any():
         return centred

@@ -39,7 +39,7 @@ def token_mean(token_weights: Sequence[Floats]) -> list[Floats]:
     The weights add up to 1; a long response weighs more than a short one.
     """
     total = float(sum(weights.sum(dtype=np.float64) for weights in token_weights))
-    return [_divided(weights, total) for weights in token_weights]
+    return [_divide(weights, total) for weights in token_weights]
 
 
 def sequence_mean(token_weights: Sequence[Floats]) -> list[Floats]:
@@ -68,10 +68,10 @@ def constant_length(token_weights: Sequence[Floats], *, max_response_tokens: int
     """
     num_responses = sum(bool(weights.any()) for weights in token_weights)
     total = float(max_response_tokens * num_responses)
-    return [_divided(weights, total) for weights in token_weights]
+    return [_divide(weights, total) for weights in token_weights]
 
 
-def _divided(weights: Floats, total: float) -> Floats:
+def _divide(weights: Floats, total: float) -> Floats:
     """Return `weights` / `total`, or zeros if the total is zero."""
     if not total:
         return np.zeros_like(weights)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from april_rl.algorithm.ratio import bounded
+from april_rl.algorithm.ratio import clamp
 from april_rl.config.choices import Kl
 
 # Maps log-probabilities of the policy and the reference [T] to a term of the loss [T].
@@ -51,7 +51,7 @@ def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     ∇log π is an unbiased estimate of the gradient of the other direction, KL(ρ‖π); near ρ = π the
     two agree to first order. A token 20 nats below the reference or more has no gradient; `k2` has.
     """
-    log_ratio = bounded(reference_logprobs - logprobs)
+    log_ratio = clamp(reference_logprobs - logprobs)
     return torch.expm1(log_ratio) - log_ratio
 
 

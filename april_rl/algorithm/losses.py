@@ -126,7 +126,7 @@ def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> TokenLoss:
 def gspo_token(inputs: LossInputs, *, clip_low: float, clip_high: float) -> TokenLoss:
     """`gspo` with the ratio sg(s) · π / sg(π) [T]; Zheng et al. 2025 (GSPO), eqs. 13 and 14.
 
-    Value and gradient equal those of `gspo` if advantage and loss weight are constant within a
+    Value and gradient equal the ones of `gspo` if advantage and loss weight are constant within a
     response; otherwise each token's weight acts on that token alone. verl's GSPO is this function,
     TRL's is `gspo`.
     """
@@ -141,7 +141,7 @@ def cispo(inputs: LossInputs, *, clip_high: float, clip_low: float = 1.0) -> Tok
 
     The weight is clipped, not the update: every token keeps a gradient, even rare ones that PPO
     would drop. The paper has the upper bound only, which is `clip_low` 1. Clipped: the weight was
-    cut, whatever the sign of the advantage.
+    cut, for either sign of the advantage.
     """
     ratio = ratio_of(inputs.logprobs - inputs.anchor_logprobs).detach()
     weights = ratio.clamp(1 - clip_low, 1 + clip_high)

@@ -7,7 +7,7 @@ from torch import Tensor
 MAX_LOG_RATIO = 20.0  # a ratio of 4.9e8; verl has the same bound
 
 
-def bounded(log_ratio: Tensor) -> Tensor:
+def clamp(log_ratio: Tensor) -> Tensor:
     """min(log_ratio, MAX_LOG_RATIO); beyond the bound it has no gradient.
 
     float32 overflows at 88.7. The gradient of such an exponential is 0 · inf, which is NaN, for a
@@ -18,4 +18,4 @@ def bounded(log_ratio: Tensor) -> Tensor:
 
 def ratio_of(log_ratio: Tensor) -> Tensor:
     """exp(log_ratio), at most e^MAX_LOG_RATIO."""
-    return bounded(log_ratio).exp()
+    return clamp(log_ratio).exp()

@@ -69,7 +69,7 @@ def build_collector(
             stack=stack,
         ),
         keep=keep,
-        begins_anew=config.environment.on_restart is OnRestart.again,
+        restarts_episodes=config.environment.on_restart is OnRestart.again,
     )
 
 

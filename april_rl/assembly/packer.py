@@ -48,7 +48,7 @@ def load_age_weights(function: str, *, max_staleness: int) -> AgeWeights:
     """
     ages = np.arange(max_staleness + 1, dtype=np.int32)
     table = ages.astype(np.float32)
-    weight_of_age = _loaded(function)
+    weight_of_age = _load(function)
     with Caught() as caught:
         table = age_weights(ages, weight_of_age=weight_of_age)
     if caught.message:
@@ -64,7 +64,7 @@ def load_age_weights(function: str, *, max_staleness: int) -> AgeWeights:
     return partial(np.take, table)
 
 
-def _loaded(function: str) -> WeightOfAge:
+def _load(function: str) -> WeightOfAge:
     with Caught() as caught:
         return import_function(function)
     raise AgeWeightError(f"learner.age_weight={function} cannot be loaded: {caught.message}")

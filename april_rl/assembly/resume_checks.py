@@ -1,4 +1,4 @@
-"""Checks that a run can go on from a checkpoint, before anything in its directory is changed."""
+"""Checks that a run can resume from a checkpoint, before anything in its directory is changed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class OtherModelError(RunError):
 
 
 def model_identity(config: TrainConfig, sizes: ModelSizes) -> dict[str, Any]:
-    """Return what must stay the same when a run goes on: sizes of the model, its adapters, and what
-    tells its frozen weights from others, which no checkpoint holds. These are the weights below
-    adapters and those of the KL reference; None where every weight is trained.
+    """Return what must stay the same when a run resumes: the sizes of the model, its adapters, and
+    a fingerprint of its frozen weights, which no checkpoint holds. These are the weights below
+    adapters and of the KL reference; None where every weight is trained.
     """
     lora = config.lora
     has_frozen = lora.rank > 0 or config.algorithm.kl is not Kl.none
@@ -40,7 +40,7 @@ def model_identity(config: TrainConfig, sizes: ModelSizes) -> dict[str, Any]:
 
 
 def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str, Any]) -> None:
-    """Raise RunError unless a run with these settings can go on from a checkpoint's `state`.
+    """Raise RunError unless a run with these settings can resume from a checkpoint's `state`.
 
     Seed and data are compared by the prompt stream, when it is restored. `model` is what
     `model_identity` returns.
@@ -68,7 +68,7 @@ def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str,
         if saved[name] != model[name]:
             key = name.replace("_", ".", 1)
             raise OtherModelError(
-                f"{key}={_shown(model[name])}, but the saved run had {_shown(saved[name])}, and "
+                f"{key}={_format(model[name])}, but the saved run had {_format(saved[name])}, and "
                 "its weights fit no other: resume with the same"
             )
     if None not in (weights := (model["weights"], saved["weights"])) and len({*weights}) > 1:
@@ -78,7 +78,7 @@ def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str,
         )
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     """Return a value of a setting as it is written in a command."""
     if isinstance(value, list):
         return f"[{','.join(value)}]"

@@ -35,10 +35,10 @@ class RunDirectory:
             check_unused(self.path)
 
     def take_over(self, view: View) -> Tracker:
-        """Return the tracker, which goes on with the metrics and samples of the directory.
+        """Return the tracker, which continues the metrics and samples of the directory.
 
-        Checkpoints after the one that the run goes on from are set aside, and what was recorded
-        after it is removed, because the run makes it anew.
+        Checkpoints after the one that the run resumes from are set aside, and later metrics and
+        samples are removed, because the run makes them again.
         """
         config, resumed = self.config, self.resumed
         is_same_run = resumed is not None and resumed.is_within(self.path)
@@ -61,11 +61,11 @@ class RunDirectory:
         if resumed is not None:
             view.message(f"resumed from {resumed.path}, after step {resumed.manifest.step}")
         elif config.resume == AUTO:
-            view.message("resume=auto found no unfinished run to go on with: this is a new one")
+            view.message("resume=auto found no unfinished run to continue: this is a new one")
         return tracker
 
     def _first_step(self) -> int | None:
-        """Return the first step whose metrics are made anew, or None for a new run."""
+        """Return the first step whose metrics are made again, or None for a new run."""
         if self.resumed is not None:
             return self.resumed.manifest.step + 1
         return 0 if self.config.resume == AUTO else None  # ended before its first checkpoint

@@ -148,7 +148,7 @@ class Packer:
             for chunk in chunks
         ]
         every = [row for chunk in rows for row in chunk]
-        weighed = [self._weighed(chunk) for chunk in rows]
+        weighed = [self._weigh(chunk) for chunk in rows]
         # The first minibatch is always compared before an optimizer step is made.
         if not any(row.comparable.any() for row in rows[0]):
             weighed[0] += [_probe(sample, policy_version) for sample in probes]
@@ -192,7 +192,7 @@ class Packer:
             age_weights=np.where(ages > self._max_staleness, np.float32(0), age_weights),
         )
 
-    def _weighed(self, rows: Sequence[_Row]) -> list[_Weighed]:
+    def _weigh(self, rows: Sequence[_Row]) -> list[_Weighed]:
         """Return the trained rows of a minibatch with their loss weights."""
         loss_weights = self._aggregation([row.age_weights for row in rows])
         return [_Weighed(row, weights) for row, weights in zip(rows, loss_weights, strict=True)]

@@ -54,7 +54,7 @@ class _UnderWay(NamedTuple):
     partial: Path
     about: Mapping[str, Any]
     started: float
-    required: frozenset[str]  # files without which nobody can go on from it
+    required: frozenset[str]  # no run can resume from a checkpoint without these files
     thread: threading.Thread  # writes the controller's state
     errors: list[str]  # appended by the thread
 
@@ -77,20 +77,20 @@ class Checkpointer:
         """`config_text` is the resolved configuration, saved in every checkpoint.
 
         `about` holds facts for people who read the manifest. `tell` is called with one line per
-        checkpoint, and per checkpoint that fails. `resumed` is the checkpoint that the run goes on
+        checkpoint, and per checkpoint that fails. `resumed` is the checkpoint that the run resumes
         from.
         """
         self._root, self._config, self._workers = root, config, workers
         self._config_text, self._about = config_text, dict(about)
         self._tell, self._clock = tell, clock
-        self.last = resumed  # the checkpoint that was written last, or else went on from
+        self.last = resumed  # the checkpoint that was written last, or else the resumed one
         self._under_way: _UnderWay | None = None
         self._last_s = clock()  # start of the last checkpoint
         self._has_failed = False  # whether the last checkpoint failed
         self._metrics = Metrics()
         self._scored_step, self._score = -1, 0.0
 
-    def evaluated(self, step: int, metrics: Metrics) -> None:
+    def note_evaluation(self, step: int, metrics: Metrics) -> None:
         """Remember the value of `checkpoint.best_metric` at `step` if `metrics` has it."""
         if self._config.best_metric in metrics:
             self._scored_step, self._score = step, metrics.number(self._config.best_metric)
@@ -200,7 +200,7 @@ class Checkpointer:
         good = latest(self._root)
         kept = f"the last good one is {good}" if good else "there is no earlier one"
         self._tell(
-            f"the checkpoint of step {step} could not be written ({reason}); training goes on, "
+            f"the checkpoint of step {step} could not be written ({reason}); training continues, "
             f"and {kept}"
         )
 
@@ -209,7 +209,7 @@ def _write(state: Plain, partial: Path, errors: list[str]) -> None:
     """Write the controller's state in a thread; append a failure to `errors`."""
     try:
         write_state(state, partial, STATE)
-    except Exception as error:  # whatever it is, the checkpoint is not whole
+    except Exception as error:  # after any error the checkpoint is incomplete
         errors.append(reason_of(error))
 
 
@@ -242,5 +242,5 @@ class BackgroundWrite:
         try:
             for path in write(self._folder):
                 self._records[path.relative_to(self._folder).as_posix()] = record(path)
-        except Exception as error:  # whatever it is, the checkpoint is not whole
+        except Exception as error:  # after any error the checkpoint is incomplete
             self._error = reason_of(error)

@@ -43,7 +43,7 @@ def write_state(state: Plain, folder: Path, name: str) -> None:
     (folder / f"{name}.json").write_text(text, encoding="utf-8")
     path = folder / f"{name}.safetensors"
     with mode_of_new_files(path):
-        save_file({column: _joined(parts, column) for column, parts in columns.items()}, path)
+        save_file({column: _concatenate(parts, column) for column, parts in columns.items()}, path)
 
 
 def read_state(folder: Path, name: str) -> Plain:
@@ -102,6 +102,6 @@ def _slice(column: NDArray[Any], start: int, stop: int, *, typecode: str) -> arr
     return found
 
 
-def _joined(parts: list[array[Any]], column: str) -> NDArray[Any]:
+def _concatenate(parts: list[array[Any]], column: str) -> NDArray[Any]:
     arrays = [np.frombuffer(part, dtype=column) for part in parts if part]
     return np.concatenate(arrays) if arrays else np.zeros(0, column)

@@ -1,6 +1,6 @@
 """The folder of a run's checkpoints: each appears whole or not at all, and `latest` names the last.
 
-What `latest` names is decided first and done afterwards, so that nobody has to guess after a kill:
+`latest` is written before the rename that it announces, so recovery after a kill never guesses:
 
 - A commit writes and syncs all files in a hidden folder, the manifest last; then `latest` names the
   new checkpoint; then the folder gets its name. A checkpoint of the same step is hidden first, and
@@ -130,7 +130,7 @@ def discard(partial: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def saved(root: Path) -> list[Saved]:
+def list_saved(root: Path) -> list[Saved]:
     """Return the checkpoints of a run, oldest first, by looking at folder names only."""
     found = []
     for path in root.glob(f"{_PREFIX}*"):
@@ -140,7 +140,7 @@ def saved(root: Path) -> list[Saved]:
     return sorted(found)
 
 
-def abandoned(root: Path) -> list[Path]:
+def list_abandoned(root: Path) -> list[Path]:
     """Return the checkpoints of branches that the run has left, the oldest first."""
     return sorted(root.glob(f"{_PREFIX}*{_ABANDONED}*"), key=lambda path: path.stat().st_mtime_ns)
 
@@ -166,7 +166,7 @@ def latest(root: Path) -> Path | None:
         for hidden in (named.with_name(f".{named.name}{end}") for end in (_PARTIAL, _REMOVED)):
             if _is_whole(hidden):
                 return hidden
-    for one in reversed(saved(root)):
+    for one in reversed(list_saved(root)):
         try:
             read_manifest(one.path)
         except CheckpointError:
@@ -179,16 +179,16 @@ def set_aside_later(path: Path) -> list[Path]:
     """Make the checkpoint `path` the last one of its folder; return the new names of later ones.
 
     They belong to a branch that the run leaves: they stay, as step_N.abandoned, until `prune` is
-    asked to remove them, and no run goes on from them in this folder.
+    asked to remove them, and no run resumes from them in this folder.
     """
     root, step = path.parent, read_manifest(path).step
-    later = [one.path for one in saved(root) if one.step > step]
+    later = [one.path for one in list_saved(root) if one.step > step]
     if later or latest(root) != path:
         _point_to(path)
-    return [one.rename(_unused(one.with_name(f"{one.name}{_ABANDONED}"))) for one in later]
+    return [one.rename(_free_name(one.with_name(f"{one.name}{_ABANDONED}"))) for one in later]
 
 
-def _unused(path: Path) -> Path:
+def _free_name(path: Path) -> Path:
     """Return `path`, or, where it exists, the first of path.2, path.3, ... that does not."""
     names = (path.with_name(f"{path.name}.{number}") for number in count(2))
     return path if not path.exists() else next(name for name in names if not name.exists())
@@ -203,7 +203,7 @@ def prune(
 
     Returns the paths of the removed checkpoints.
     """
-    found, left = saved(root), abandoned(root)
+    found, left = list_saved(root), list_abandoned(root)
     kept = {one.path for one in best_of(found)[:keep_best]} | {latest(root)}
     removed = [one.path for one in found[: max(0, len(found) - keep_last)] if one.path not in kept]
     if keep_abandoned is not None:

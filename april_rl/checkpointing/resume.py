@@ -9,7 +9,7 @@ import yaml
 
 from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import DamagedStateError, Plain, read_state
-from april_rl.checkpointing.folder import abandoned, is_abandoned, latest, recover, saved
+from april_rl.checkpointing.folder import is_abandoned, latest, list_abandoned, list_saved, recover
 from april_rl.checkpointing.manifest import FILE as MANIFEST
 from april_rl.checkpointing.manifest import CheckpointError, Manifest, read_manifest, verify
 from april_rl.checkpointing.run_lock import FILE as LOCK
@@ -28,18 +28,18 @@ class Resumed:
     state: Plain  # the controller's state
 
     def is_within(self, run_dir: Path) -> bool:
-        """Return whether the run goes on in its directory; a copy elsewhere is another run."""
+        """Return whether the run continues in its directory; a copy elsewhere is another run."""
         return self.path.resolve().is_relative_to(run_dir.resolve())
 
 
 def unfinished_run(folder: Path) -> Path | None:
-    """Return the run directory in `folder` that is going on, or else the one that saved last and
-    did not finish, or None. Changes nothing, as none of them is the caller's.
+    """Return the directory in `folder` whose run is active, or else the one that saved last and did
+    not finish, or None. Changes nothing, because none of them belongs to the caller.
     """
     newest: tuple[float, Path] | None = None
     for lock in folder.glob(f"*/{LOCK}"):
         if owner_of(lock.parent) is not None:
-            return lock.parent  # it is going on: its directory will be refused by name
+            return lock.parent  # the run is active: its directory will be refused by name
     for root in folder.glob(f"*/{CHECKPOINTS}"):
         path = latest(root)
         if path is None:
@@ -68,15 +68,15 @@ def load(resume: str, run_dir: Path) -> Resumed | None:
     recover(root)
     path = latest(root) if resume == AUTO else checkpoint_at(Path(resume))
     if path is None:
-        _refuse_to_begin_anew(run_dir)
+        _refuse_to_start_again(run_dir)
         return None
     is_own = path.resolve().is_relative_to(run_dir.resolve())
     if is_own and is_abandoned(path):
         raise CheckpointError(
-            f"resume={resume} is of a branch that {run_dir} has left: go on from it in a directory "
-            "of its own, hydra.run.dir=FOLDER, or go on with the run by resume=auto"
+            f"resume={resume} belongs to a branch that {run_dir} has left: resume it in a "
+            "directory of its own, hydra.run.dir=FOLDER, or continue the run with resume=auto"
         )
-    if saved(root) and not is_own:
+    if list_saved(root) and not is_own:
         raise CheckpointError(
             f"resume={resume} is of another run, but {run_dir} has checkpoints of its own: give a "
             "new hydra.run.dir=FOLDER"
@@ -99,7 +99,7 @@ def checkpoint_at(path: Path) -> Path:
         found = latest(root)
     if found is not None:
         return found
-    paths = [*(one.path for one in saved(root)), *abandoned(root)]
+    paths = [*(one.path for one in list_saved(root)), *list_abandoned(root)]
     names = ", ".join(path.name for path in paths) or "no checkpoint"
     raise CheckpointError(
         f"{path} is neither a checkpoint (RUN/checkpoints/step_N) nor the directory of a run that "
@@ -107,16 +107,16 @@ def checkpoint_at(path: Path) -> Path:
     )
 
 
-def _refuse_to_begin_anew(run_dir: Path) -> None:
-    """Raise CheckpointError where `auto` would forget what the run went on from: it was killed
-    before its first own checkpoint.
+def _refuse_to_start_again(run_dir: Path) -> None:
+    """Raise CheckpointError where `auto` would forget the checkpoint that the run resumed from: the
+    run was killed before its first own checkpoint.
     """
     config = run_dir / "config.yaml"
     begun = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else None
     origin = begun.get("resume") if isinstance(begun, dict) else None
     if origin not in (None, AUTO):
         raise CheckpointError(
-            f"{run_dir} went on from another checkpoint and has none of its own yet: give "
+            f"{run_dir} resumed from another checkpoint and has none of its own yet: give "
             f"resume={origin} again"
         )
 
@@ -128,7 +128,7 @@ def read_controller(path: Path) -> Plain:
 
 def _offer(damaged: Path) -> str:
     """Return a sentence that names the newest undamaged checkpoint in the same folder."""
-    for one in reversed(saved(damaged.parent)):
+    for one in reversed(list_saved(damaged.parent)):
         try:
             if one.path != damaged:
                 verify(one.path)

@@ -44,12 +44,12 @@ class RunOwnedError(RunError):
 
 class _Opened(NamedTuple):
     file: FileIO
-    is_new: bool  # made here, and by nobody else
-    lock: str | None  # names those who see its kernel lock; None: the file system has no locks
+    is_new: bool  # this process created the file
+    lock: str | None  # names the processes that see its lock; None: the file system has no locks
 
 
 @contextmanager
-def owned(run_dir: Path) -> Iterator[None]:
+def own(run_dir: Path) -> Iterator[None]:
     """Own `run_dir` until the context ends.
 
     Wait until it is known whether an owner on another machine is alive. Raise RunOwnedError, naming
@@ -67,7 +67,7 @@ def owned(run_dir: Path) -> Iterator[None]:
             is_over.set()
             renewal.join()
             if _owner_in(path) == mine:  # else another took over while this process hung
-                path.unlink(missing_ok=True)  # while it is locked: see _locked
+                path.unlink(missing_ok=True)  # while it is locked: see _acquire
 
 
 def owner_of(run_dir: Path, *, waits: bool = True) -> str | None:
@@ -85,7 +85,7 @@ def owner_of(run_dir: Path, *, waits: bool = True) -> str | None:
     except FileNotFoundError:  # it has just ended
         return None
     except RunError:
-        return _described(path)
+        return _describe(path)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def _free(path: Path, *, creates: bool, waits: bool = True) -> Iterator[_Opened]
     """Lock the file of `path`, once its owner is known to be dead."""
     first: tuple[int, float] | None = None  # the file's time, and when it was read
     while True:
-        with (opened := _locked(path, creates=creates)).file:
+        with (opened := _acquire(path, creates=creates)).file:
             time_ns, now = os.fstat(opened.file.fileno()).st_mtime_ns, time.monotonic()
             first = first or (time_ns, now)
             if _has_ended(opened) or (time_ns == first[0] and now - first[1] >= STALE_S):
@@ -103,12 +103,12 @@ def _free(path: Path, *, creates: bool, waits: bool = True) -> Iterator[_Opened]
             raise _refusal(path)
         _say_once(
             f"{path.parent} belongs to a run on another machine, or was left by it "
-            f"({_described(path)}): waiting up to {STALE_S:.0f} s for a sign of it"
+            f"({_describe(path)}): waiting up to {STALE_S:.0f} s for a sign of it"
         )
         time.sleep(_POLL_S)
 
 
-def _locked(path: Path, *, creates: bool) -> _Opened:
+def _acquire(path: Path, *, creates: bool) -> _Opened:
     """Open and lock the file; raise RunOwnedError when another process has the lock.
 
     An owner removes the file while it still holds its lock, so whoever has waited for that file
@@ -197,12 +197,13 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 def _refusal(path: Path) -> RunOwnedError:
     return RunOwnedError(
-        f"{path.parent} belongs to a run that is going on ({_described(path)}). Wait until it has "
-        "ended, or give this run a directory of its own: hydra.run.dir=FOLDER, or another name=NAME"
+        f"{path.parent} belongs to a run that is still active ({_describe(path)}). Wait until "
+        "it has ended, or give this run a directory of its own: hydra.run.dir=FOLDER, or another "
+        "name=NAME"
     )
 
 
-def _described(path: Path) -> str:
+def _describe(path: Path) -> str:
     owner = _owner_in(path)
     words = {key: _plain(owner.get(key)) for key in ("pid", "host", "since")}
     return "process {pid} on {host}, since {since}".format_map(words)

@@ -1,5 +1,5 @@
 """The report that a run writes at its end, and the comparison at the end of a sweep, each in a
-process of its own: whatever goes wrong there, the run has ended as it did.
+process of its own: a failure there does not change how the run has ended.
 """
 
 from __future__ import annotations

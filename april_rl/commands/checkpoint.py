@@ -13,17 +13,17 @@ _USAGE = """usage: python -m april_rl checkpoint show|verify PATH
        python -m april_rl checkpoint list RUN
        python -m april_rl checkpoint prune RUN [keep_last=N] [keep_best=N] [keep_abandoned=N]
 
-  show     step, ledger, groups by state and age, sizes, and the command line to go on
+  show     step, ledger, groups by state and age, sizes, and the command line to resume
   verify   every file against the size and the hash in manifest.json
-  list     all checkpoints of a run, the oldest first; those of branches that it left last
+  list     all checkpoints of a run, the oldest first; at the end the ones of abandoned branches
   prune    remove all but the newest (2 unless keep_last=N is given) and the best (0 unless
            keep_best=N is given) by the metric checkpoint.best_metric; abandoned ones stay unless
            keep_abandoned=N is given
 
-PATH is a checkpoint (RUN/checkpoints/step_N) or a run directory, whose last checkpoint is used. A
-run goes on with: python -m april_rl.train ... resume=PATH"""
+PATH is a checkpoint (RUN/checkpoints/step_N) or a run directory, whose last checkpoint is used.
+Resume it with: python -m april_rl.train ... resume=PATH"""
 
-_NOT_AGAIN = ("resume", "sweep")  # overrides of a run that are not those of its continuation
+_NOT_AGAIN = ("resume", "sweep")  # overrides that the continuation of a run does not repeat
 _KEEP = ("keep_last", "keep_best", "keep_abandoned")
 
 
@@ -87,13 +87,13 @@ def _show(path: Path) -> None:
         size = sum(of.bytes for of in files) / 2**20
         hashes = files[0].xxh3 if len(files) == 1 else f"{len(files)} files"
         print(f"  {top:<18} {size:>10.2f} MiB  {hashes}")
-    print(f"to go on   {_command(folder, about)}")
+    print(f"resume     {_command(folder, about)}")
     print("           docs/checkpoints.md lists the settings that may change")
 
 
 def _command(folder: Path, about: Mapping[str, Any]) -> str:
-    """Return the command line that goes on from a checkpoint: in the directory of its run from the
-    last one, in a new directory from another. `...` stands for settings that it does not know.
+    """Return the command line that resumes a checkpoint: the last one of a run in its directory,
+    another one in a new directory. `...` stands for settings that it does not know.
     """
     from april_rl.checkpointing.folder import latest
 
@@ -140,12 +140,12 @@ def _verify(path: Path) -> None:
 
 
 def _list(path: Path) -> None:
-    from april_rl.checkpointing.folder import SCORE, abandoned, latest, saved
+    from april_rl.checkpointing.folder import SCORE, latest, list_abandoned, list_saved
     from april_rl.checkpointing.manifest import CheckpointError, read_manifest
 
     root = _root(path)
     last, total_bytes = latest(root), 0
-    left, found = abandoned(root), [one.path for one in saved(root)]
+    left, found = list_abandoned(root), [one.path for one in list_saved(root)]
     for one in [*found, *left]:
         try:
             manifest = read_manifest(one)
@@ -164,11 +164,11 @@ def _list(path: Path) -> None:
 
 def _prune(path: Path, counts: Mapping[str, int]) -> None:
     from april_rl.checkpointing.folder import prune, recover
-    from april_rl.checkpointing.run_lock import RunOwnedError, owned
+    from april_rl.checkpointing.run_lock import RunOwnedError, own
 
     root = _root(path)
     try:
-        with owned(root.parent):
+        with own(root.parent):
             recover(root)
             removed = prune(
                 root,

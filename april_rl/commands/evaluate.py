@@ -38,7 +38,7 @@ from april_rl.tracking.figures import compact, percent
 _DESCRIPTION = """\
 Samples every prompt of evaluation.sets k times with the engine of training, scores the responses
 with its reward, and prints avg@k, pass@k and maj@k with 95 % intervals over prompts. Settings are
-those of training (april_rl/config/); data.path is not needed. See docs/evaluation.md.
+the same as for training (april_rl/config/); data.path is not needed. See docs/evaluation.md.
 
   python -m april_rl evaluate +recipe=tiny_cpu
   python -m april_rl evaluate +recipe=qwen3_4b_dapo model.path=outputs/.../step_500
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = _folder(options.settings)
     try:
         other = None if options.compare is None else read_report(options.compare)
-        report = evaluated(_overrides(options.settings), folder, other=other)
+        report = run_evaluation(_overrides(options.settings), folder, other=other)
         if other is not None:
             _compare(other, report, folder)
     except RunError as error:
@@ -106,7 +106,7 @@ def _overrides(settings: Sequence[str]) -> list[str]:
     return [given for given in settings if not given.startswith(_OUTPUT)]
 
 
-def _configured(overrides: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
+def _configure(overrides: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
     """Return the settings as composed and as checked.
 
     Raises ConfigError for one that is wrong, or has no effect here.
@@ -119,10 +119,10 @@ def _configured(overrides: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
             "evaluation.sets is empty: choose a recipe that has some with +recipe=NAME, or give "
             "'+evaluation.sets.NAME={path: FILE}'"
         )
-    return composed, _checked(composed)
+    return composed, _check(composed)
 
 
-def _checked(composed: DictConfig) -> TrainConfig:
+def _check(composed: DictConfig) -> TrainConfig:
     """Return the checked configuration; settings that only training reads get values that pass."""
     composed = copy.deepcopy(composed)
     OmegaConf.set_struct(composed, False)
@@ -176,12 +176,14 @@ def _refuse_without_common_set(other: Report, config: TrainConfig) -> None:
 # Evaluation.
 
 
-def evaluated(overrides: Sequence[str], folder: Path, *, other: Report | None = None) -> Report:
+def run_evaluation(
+    overrides: Sequence[str], folder: Path, *, other: Report | None = None
+) -> Report:
     """Evaluate every set, write the report to `folder`, print a table and return the report.
 
     Raise RunError for what is wrong with a setting, or when `other` has no set in common.
     """
-    composed, config = _configured(overrides)
+    composed, config = _configure(overrides)
     _refuse_used(folder)
     if other is not None:
         _refuse_without_common_set(other, config)
@@ -199,7 +201,7 @@ def evaluated(overrides: Sequence[str], folder: Path, *, other: Report | None = 
     try:
         print(f"written: {write_report(report, folder)}, samples in {folder / 'samples'}")
     except OSError as error:
-        raise _not_written(folder, error) from error
+        raise _write_error(folder, error) from error
     return report
 
 
@@ -243,7 +245,8 @@ def _compare(other: Report, report: Report, folder: Path) -> None:
     }
     for name, found in differences.items():
         changes = ", ".join(
-            f"{key.partition('_')[0]}@k {_signed(change)}" for key, change in found.changes.items()
+            f"{key.partition('_')[0]}@k {_format_change(change)}"
+            for key, change in found.changes.items()
         )
         print(f"{name}, {found.num_prompts} common prompts: {changes}")
         if found.notes:
@@ -251,12 +254,12 @@ def _compare(other: Report, report: Report, folder: Path) -> None:
     try:
         print(f"written: {write_differences(differences, folder)}")
     except OSError as error:
-        raise _not_written(folder, error) from error
+        raise _write_error(folder, error) from error
 
 
-def _not_written(folder: Path, error: OSError) -> ConfigError:
+def _write_error(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(f"{_OUTPUT}{folder} cannot be written: {error.strerror}")
 
 
-def _signed(change: Estimate) -> str:
+def _format_change(change: Estimate) -> str:
     return f"{change.value:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"

@@ -18,7 +18,7 @@ from april_rl.errors import RunError
 from april_rl.evaluation.evaluate import Evaluated, evaluate
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.report import SetReport, set_report
-from april_rl.planning.plan import as_trained, draft
+from april_rl.planning.plan import draft, training_config
 from april_rl.planning.sizes import EngineSizes, context_length
 from april_rl.rollout.ticks import TickWork
 from april_rl.runtime.cluster import stop_ray
@@ -76,7 +76,7 @@ class EvaluationRun:
         sizes = EngineSizes(num_seqs, context_length(config, is_training=False)[0])
         workers = build_workers(config, drafted.layout, run_dir=folder, sizes=sizes)
         stack.callback(workers.close)
-        self.config = as_trained(drafted, workers.memory())
+        self.config = training_config(drafted, workers.memory())
         with self._view.phase("starting vLLM"):
             workers.start_engines()
         engines = build_engines(workers, deterministic=config.deterministic)
@@ -93,10 +93,10 @@ class EvaluationRun:
         paths = {name: chosen.path for name, chosen in self.config.evaluation.sets.items()}
         return {
             name: set_report(evaluated.held_out, evaluated.figures, path=paths[name])
-            for name, evaluated in self.evaluated()
+            for name, evaluated in self.evaluate_sets()
         }
 
-    def evaluated(self) -> Iterator[tuple[str, Evaluated]]:
+    def evaluate_sets(self) -> Iterator[tuple[str, Evaluated]]:
         """Evaluate the sets one after another, and write the samples of each to
         samples/eval_NAME.jsonl.
         """

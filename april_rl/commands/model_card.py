@@ -45,15 +45,15 @@ _NAMES = {
 
 
 class ExportError(RunError):
-    """A folder is no exported policy, or the records of its run cannot be read."""
+    """A folder is not an exported policy, or the records of its run cannot be read."""
 
 
 def exported_files(folder: Path) -> list[str]:
     """Return the paths of an export's files within it, sorted.
 
-    Those are the files that an export writes, by name, and README.md: nothing else that lies there,
-    no link and no hidden file. Raise ExportError if the folder is no export, or lacks a file of its
-    weights.
+    They are the files that an export writes, by name, and README.md: no other file of the folder,
+    no link and no hidden file. Raise ExportError if the folder is not an export, or lacks a file of
+    its weights.
     """
     if not folder.is_dir():
         raise ExportError(f"there is no folder {folder}: give an export, RUN/{_EXPORTS}/{_STEP}N")
@@ -64,7 +64,7 @@ def exported_files(folder: Path) -> list[str]:
     files = sorted(name for name in _files_in(folder) if name in weights | _NAMES)
     if missing := sorted(({"config.json"} | weights) - set(files)):
         raise ExportError(
-            f"{folder} is no exported policy: it has no {missing[0]}. A run writes exports to "
+            f"{folder} is not an exported policy: it has no {missing[0]}. A run writes exports to "
             f"RUN/{_EXPORTS}/{_STEP}N"
         )
     return files

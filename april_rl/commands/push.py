@@ -19,14 +19,14 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from april_rl.commands.arguments import Arguments
-from april_rl.config.secrets import masked
+from april_rl.config.secrets import mask
 from april_rl.errors import RunError
 
 _DESCRIPTION = """\
 Uploads an exported policy in one commit, with a model card: held-out accuracy with intervals, base
 model, data, command line and all settings, as the run that EXPORT lies in has recorded them. A
-README.md in EXPORT is uploaded instead of that card; no other file but those that an export writes
-is. Keys are shown as ${oc.env:NAME}. Log in with `hf auth login`, or set HF_TOKEN.
+README.md in EXPORT replaces that card; apart from it, only the files that an export writes are
+uploaded. Keys are shown as ${oc.env:NAME}. Log in with `hf auth login`, or set HF_TOKEN.
 
   python -m april_rl push outputs/tiny_cpu/.../exports/step_100 me/tiny-sums --dry-run
   python -m april_rl push outputs/tiny_cpu/.../exports/step_100 me/tiny-sums --private
@@ -35,7 +35,7 @@ CARD = constants.REPOCARD_NAME
 
 
 class HubError(RunError):
-    """The hub cannot be reached, or refuses what is asked of it."""
+    """The hub cannot be reached, or refuses the request."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     content = [CommitOperationAdd(CARD, card.encode())]
     content += [CommitOperationAdd(name, export / name) for name in files]
     try:
-        print(f"pushed: {_pushed(options, content)}")
+        print(f"pushed: {_push(options, content)}")
     except (HTTPError, OSError, ValueError) as error:
         raise _in_our_words(error, options.name) from error
     return 0
@@ -89,7 +89,7 @@ def _check_name(name: str) -> None:
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise HubError(f"{name} is no name of a repository: {error}") from error
+        raise HubError(f"{name} is not a valid repository name: {error}") from error
     if "/" not in name:
         raise HubError(f"{name} has no owner: give OWNER/NAME")
 
@@ -104,10 +104,10 @@ def _card(export: Path, name: str, *, has_own: bool) -> str:
     if records is None:
         note = f"note: {export} lies in no run, so its card has no accuracy and no settings"
         print(note, file=sys.stderr)
-    return str(masked(str(model_card(name, records))))
+    return str(mask(str(model_card(name, records))))
 
 
-def _pushed(options: argparse.Namespace, content: Sequence[CommitOperationAdd]) -> str:
+def _push(options: argparse.Namespace, content: Sequence[CommitOperationAdd]) -> str:
     """Make the repository and upload everything in one commit; return the commit's address."""
     api, name = HfApi(), options.name
     _check_token(api)

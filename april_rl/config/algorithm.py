@@ -89,7 +89,7 @@ class AlgorithmConfig:
         require(
             low < 1 or (loss is Loss.cispo and low == 1),
             f"algorithm.clip_low must be < 1 with algorithm.loss={loss.name} (cispo also takes 1, "
-            f"which is no lower bound), got {low:g}",
+            f"which removes the lower bound), got {low:g}",
         )
 
     def _check_mask(self) -> None:

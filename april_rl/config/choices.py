@@ -37,7 +37,7 @@ class OnRestart(Enum):
     """Treatment of unfinished episodes when their process ends or the run is resumed."""
 
     replay = "replay"  # it is built again: `reset`, and `step` for every turn it had
-    again = "again"  # its group begins anew from the prompt in a resumed run, else is dropped
+    again = "again"  # its group starts again from the prompt in a resumed run, else is dropped
 
 
 class Advantage(Enum):

@@ -50,14 +50,14 @@ def _settings(section: object, prefix: str = "") -> Iterator[tuple[str, object]]
 
 
 def _check_names(config: TrainConfig) -> None:
-    """Check that a name means one data set, since rewards, environments and prompts are told apart
-    by it.
+    """Check that a name means one data set, because rewards, environments and prompts are found by
+    it.
     """
     shared = sorted(config.data.sources.keys() & config.evaluation.sets.keys())
     require(
         not shared,
         f"data.sources and evaluation.sets both have {', '.join(shared)}: rewards and environments "
-        "tell data sets apart by name; rename one of the two",
+        "are chosen by the name of the data set; rename one of the two",
     )
 
 

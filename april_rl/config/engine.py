@@ -38,7 +38,7 @@ class EngineConfig:
     # share of the KV cache that waiting samples leave to running ones, which grow into it; a full
     # cache throws a running sample's keys and values away and computes them again later
     kv_cache_headroom: float = within("in [0, 1)", 0.2)
-    # guess tokens ahead and keep those that the model would have sampled: same distribution
+    # guess tokens ahead and keep the ones that the model would have sampled: same distribution
     speculation: Speculation = Speculation.none
     # schedule an engine step while the one before is computed, so that a GPU does not wait for
     # Python; the samples are the same. On CPU it only costs time

@@ -21,8 +21,8 @@ class EnvironmentConfig:
     # talks to the policy through a client of the package openai
     agent: str = ""
     command: str = ""  # or a program that does; in its environment OPENAI_BASE_URL and the row
-    # of this machine, where agents reach the policy; the default is for those that run here,
-    # another one also for containers and machines that see it
+    # of this machine, where agents reach the policy; the default serves agents on this
+    # machine only, another address also containers and machines that can reach it
     address: str = "127.0.0.1"
     # environment variables that reach the environments although their name says that they are
     # secret (TOKEN, KEY, SECRET, PASSWORD, ...); others of such a name are removed there
@@ -36,7 +36,7 @@ class EnvironmentConfig:
     max_observation_tokens: int = within(">= 0", 1024)
     step_timeout_s: float = within("> 0", 60.0)  # for one call of `reset` or `step`
     # episodes under way in a resumed run, or whose process has ended, are built again by their
-    # turns; or, with again, begin anew in a resumed run, and are dropped when their process ends
+    # turns; or, with again, start again in a resumed run, and are dropped when their process ends
     on_restart: OnRestart = OnRestart.replay
     num_processes: int = within(">= 1", 2)  # processes that share the environments
     start_timeout_s: float = within("> 0", 60.0)  # for a process to start and load the class

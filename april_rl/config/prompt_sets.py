@@ -20,13 +20,13 @@ _TEST_SPLIT = "test"  # default split of an evaluation set, so that it never has
 def training_sets(data: DataConfig) -> dict[str, PromptSetConfig]:
     """Return the sources of a mixture by name; a single set has the name ""."""
     if not data.sources:
-        return {"": _filled(data, PromptSetOverrides(path=data.path))}
-    return {name: _filled(data, source) for name, source in data.sources.items()}
+        return {"": _fill_in(data, PromptSetOverrides(path=data.path))}
+    return {name: _fill_in(data, source) for name, source in data.sources.items()}
 
 
 def evaluation_set(data: DataConfig, chosen: EvaluationSetConfig) -> PromptSetConfig:
     """Return an entry of `evaluation.sets` with missing settings taken from `data`."""
-    filled = _filled(data, chosen)
+    filled = _fill_in(data, chosen)
     filled.split = chosen.split or _TEST_SPLIT
     return filled
 
@@ -37,7 +37,7 @@ def has_chat(data: DataConfig, held_out: Mapping[str, EvaluationSetConfig]) -> b
     return any(each.template is Template.chat for each in chosen)
 
 
-def _filled(data: DataConfig, chosen: PromptSetOverrides) -> PromptSetConfig:
+def _fill_in(data: DataConfig, chosen: PromptSetOverrides) -> PromptSetConfig:
     given = {name: value for name, value in vars_of(chosen).items() if value is not None}
     general = {entry.name: getattr(data, entry.name) for entry in fields(PromptSetConfig)}
     if chosen.path != data.path:

@@ -156,9 +156,9 @@ class TrainConfig:
 
     name: str = "run"  # of the run, in outputs/ and in trackers
     seed: int = 0  # of every draw, in [0, 2**32)
-    # a checkpoint to go on from, or a run directory, whose last checkpoint is meant; auto: the run
+    # the checkpoint to resume, or a run directory, whose last checkpoint is used; auto: the run
     # in hydra.run.dir or, if that is not given, the newest unfinished run of this name; null, or
-    # auto without one: a new run
+    # auto without such a run: a new run
     resume: str | None = None
     deterministic: bool = False  # wait for engines and scores at every tick, in a fixed order
     model: ModelConfig = field(default_factory=ModelConfig)

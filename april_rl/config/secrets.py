@@ -42,7 +42,7 @@ def hint_at_forgotten(message: str) -> str:
     )
 
 
-def masked(shown: Any) -> Any:  # noqa: ANN401
+def mask(shown: Any) -> Any:  # noqa: ANN401
     """Return text, or plain data with texts, in which the value of each secret variable of this
     process is replaced by `${oc.env:NAME}`.
     """

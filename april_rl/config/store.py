@@ -21,9 +21,9 @@ from yaml import YAMLError
 
 from april_rl.config.consistency import check_consistency
 from april_rl.config.schema import TrainConfig
-from april_rl.config.secrets import masked, with_references, without_absent
+from april_rl.config.secrets import mask, with_references, without_absent
 from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
-from april_rl.config.wrong_settings import REMOVED, explained
+from april_rl.config.wrong_settings import REMOVED, explain
 from april_rl.errors import RunError
 
 # Mappings whose names the user gives, and the type of each entry.
@@ -65,7 +65,7 @@ def _yaml_files(root: Path) -> dict[str, Path]:
 
 @cache
 def recipes() -> dict[str, Path]:
-    """Return the file of every recipe by name, those of `register_folder` included."""
+    """Return the file of every recipe by name, including the recipes of `register_folder`."""
     return _yaml_files(_folder("recipes"))
 
 
@@ -163,7 +163,7 @@ def as_hydra_takes(overrides: Iterable[str]) -> list[str]:
 
 def in_our_words(error: Exception, overrides: Sequence[str]) -> ConfigError:
     """Return what Hydra or OmegaConf refuses as an error that names the key and what it takes."""
-    return ConfigError(explained(error, schema=TrainConfig, overrides=overrides, recipes=recipes()))
+    return ConfigError(explain(error, schema=TrainConfig, overrides=overrides, recipes=recipes()))
 
 
 def compose_overrides(overrides: Sequence[str]) -> DictConfig:
@@ -185,7 +185,7 @@ def to_config(composed: DictConfig) -> TrainConfig:
     Raises ConfigError naming the key for a missing value, a wrong type or a value out of range.
     """
     try:
-        return _checked(composed)
+        return _check(composed)
     except (OmegaConfBaseException, HydraException) as error:
         raise in_our_words(error, ()) from None
     except ValueError as error:
@@ -210,7 +210,7 @@ def run_config(path: Path) -> TrainConfig:
     return to_config(merged)
 
 
-def _checked(composed: DictConfig) -> TrainConfig:
+def _check(composed: DictConfig) -> TrainConfig:
     missing = sorted(OmegaConf.missing_keys(composed))
     if "data.path" in missing and composed.data.sources:
         missing.remove("data.path")
@@ -234,7 +234,7 @@ def as_plain(composed: DictConfig) -> dict[str, object]:
         shown = OmegaConf.create(
             with_references(OmegaConf.to_container(composed, enum_to_str=True))
         )
-        plain = masked(OmegaConf.to_container(shown, resolve=True))
+        plain = mask(OmegaConf.to_container(shown, resolve=True))
     except OmegaConfBaseException as error:
         raise in_our_words(error, ()) from None
     assert isinstance(plain, dict)

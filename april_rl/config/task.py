@@ -155,7 +155,7 @@ class RewardConfig:
     start_timeout_s: float = within("> 0", 60.0)
     memory_gib: float = within(">= 1", 4.0)  # of a process, and of each program that it starts
     # environment variables that reach the functions although their name says that they are secret
-    # (TOKEN, KEY, SECRET, PASSWORD, ...), besides those that `api_key_env` names
+    # (TOKEN, KEY, SECRET, PASSWORD, ...), besides the variables that `api_key_env` names
     secrets: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

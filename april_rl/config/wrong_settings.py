@@ -45,7 +45,7 @@ REMOVED: dict[str, str] = {
 }
 
 
-def explained(
+def explain(
     error: Exception,
     *,
     schema: type,

@@ -1,6 +1,6 @@
 """vLLM in the worker's process; the only importer of vllm.
 
-vLLM reads environment variables when it is imported, so this module sets those that the engines
+vLLM reads environment variables when it is imported, so this module sets the ones that the engines
 rely on before any module of this package imports it. Values that the user has set stay.
 """
 

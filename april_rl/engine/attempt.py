@@ -29,7 +29,7 @@ class Attempt:
 
     def take(self, output: EngineCoreOutput) -> FinishReason | None:
         """Append the output of an engine step; return how the request ended, one of ENGINE_FAULTS
-        if it failed, or None while it goes on.
+        if it failed, or None while it runs.
 
         Raise RuntimeError when vLLM does not report log-probabilities.
         """
@@ -77,7 +77,7 @@ class Attempt:
         """Return whether its prefill is done, so that its KV cache is worth keeping."""
         return bool(self.token_ids) or self.is_continued
 
-    def continued(self) -> Attempt:
+    def continuation(self) -> Attempt:
         """Return the attempt that continues after these tokens, with the same KV cache."""
         start = self.request.start + len(self.token_ids)
         return Attempt(

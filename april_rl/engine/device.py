@@ -31,7 +31,7 @@ class Device(Protocol):
         """Finish a core that was just built."""
 
     def with_seed(self, params: SamplingParams, request: Request) -> SamplingParams:
-        """Return `params` with the request's seed and whatever else its random draws depend on."""
+        """Return `params` with the request's seed and all else that its random draws depend on."""
 
     def sleep(self, core: InprocClient) -> None:
         """Free the memory that the device can free."""

@@ -49,15 +49,15 @@ class Parked:
         return cast("Scheduler", self._core.engine_core.scheduler)
 
     def park(self, running: dict[str, Attempt]) -> None:
-        """Take running requests off vLLM's list; abort those without a token yet, and those that
-        vLLM does not know any more.
+        """Take running requests off vLLM's list; abort requests without a token yet, and requests
+        that vLLM no longer knows.
         """
         kept: set[str] = set()
         for request_id, attempt in running.items():
             held = self._scheduler.requests.get(request_id)
             is_running = held is not None and held.status == RequestStatus.RUNNING
             if is_running and attempt.has_state:
-                self._idle[attempt.request.sample_id] = (request_id, attempt.continued())
+                self._idle[attempt.request.sample_id] = (request_id, attempt.continuation())
                 kept.add(request_id)
         self._scheduler.running = [r for r in self._scheduler.running if r.request_id not in kept]
         self._core.abort_requests([request_id for request_id in running if request_id not in kept])

@@ -38,7 +38,7 @@ class CountingScheduler(Scheduler):
             self.counts.context_token_steps += sum(request.num_tokens for request in self.running)
             used = self.get_kv_cache_usage()
             self.counts.kv_cache_frac = max(self.counts.kv_cache_frac, used)
-        for request_id, num_cached in _resumed(output, self.requests):
+        for request_id, num_cached in _resumed_requests(output, self.requests):
             self._recomputed[request_id] = self.requests[request_id].num_tokens - num_cached
         return output
 
@@ -47,7 +47,9 @@ class CountingScheduler(Scheduler):
         return self._recomputed.pop(request_id, 0)
 
 
-def _resumed(output: SchedulerOutput, requests: Mapping[str, Request]) -> Iterator[tuple[str, int]]:
+def _resumed_requests(
+    output: SchedulerOutput, requests: Mapping[str, Request]
+) -> Iterator[tuple[str, int]]:
     """Yield the preempted requests that run again, with the tokens that the prefix cache kept.
 
     vLLM's newer model runner lists them as new requests, the older one as known ones.

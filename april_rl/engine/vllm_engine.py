@@ -161,7 +161,7 @@ class VllmEngine:
 
         Running ones come first, with the tokens they have, then queued ones without tokens, each
         part in the order of submission. With `keeps_parked` a request that continues such a sample
-        exactly needs no prefill (`Completion.context_version` tells).
+        exactly needs no prefill (`Completion.context_version` says so).
         """
         if self._submitted:  # parked samples that were not submitted continue elsewhere, or never
             self._parked.release(but=self._submitted)
@@ -196,8 +196,8 @@ class VllmEngine:
     def load_adapter(self, folder: Path, *, policy_version: int) -> None:
         """Read the adapter in `folder`, in the form of peft, and sample with it from now on.
 
-        Only while the engine is empty. Parked samples go on with it. Raise EngineStartError when
-        vLLM lacks its layers.
+        The engine must be empty. Parked samples continue with the new adapter. Raise
+        EngineStartError when vLLM lacks its layers.
         """
         self._assert_empty()
         name, number = "policy", 1

@@ -22,7 +22,7 @@ def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None
         begun = Sample(replace(example, id=_TRIAL - place), 0)
         notes = path_of(pool.folder, begun.id, example.dataset)
         notes.unlink(missing_ok=True)  # notes of the last start
-        begun = begun.extended(_observation(pool, begun, "reset"))
+        begun = begun.with_span(_observation(pool, begun, "reset"))
         token_ids = pool.rules[example.dataset].dialogue.turn_of(example.answer)
         turn = Completion(
             sample_id=begun.id,
@@ -33,7 +33,7 @@ def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None
             logprobs=[0.0] * len(token_ids),
             finish_reason="stop",
         )
-        _observation(pool, begun.extended(turn), "step")
+        _observation(pool, begun.with_span(turn), "step")
         pool.forget(begun.id)
         notes.unlink(missing_ok=True)
         _check_following(pool, example)

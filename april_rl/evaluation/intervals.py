@@ -71,8 +71,8 @@ def paired_difference(first: ArrayLike, second: ArrayLike) -> Estimate:
 
 
 def effective_prompts(values: NDArray[np.float64], *, ends: tuple[float, float]) -> float:
-    """Return how many whole prompts tell as much as `values` [P]; a whole prompt is at 0 or at an
-    end.
+    """Return how many whole prompts carry as much information as `values` [P]; a whole prompt is at
+    0 or at an end.
 
     That is P × the variance of whole prompts with this mean ÷ the variance of the values (Korn and
     Graubard 1998, "Confidence intervals for proportions with small expected number of positive

@@ -21,9 +21,9 @@ from april_rl.learner.row import PackedRow
 class Anchor(NamedTuple):
     """The anchor of a row, under the weights before the update."""
 
-    proximal: Tensor | None = None  # log-probabilities [N]; None: those of the row's own pass
+    proximal: Tensor | None = None  # log-probabilities [N]; None: taken from the row's own pass
     reference: Tensor | None = None  # log-probabilities [N]; None: the loss needs none
-    choices: Choices | None = None  # of experts, in the pass of `proximal`; None: chosen anew
+    choices: Choices | None = None  # of experts, in the pass of `proximal`; None: chosen again
 
 
 class Anchors:

@@ -92,7 +92,7 @@ class Learner:
         )
         if on_forward is not None:
             self._policy.register_forward_hook(lambda *_: on_forward())
-        trained = self._policy.trained()
+        trained = self._policy.trained_parameters()
         self._optimizer = Optimizer(optimizer, trained, num_steps=num_optimizer_steps)
         masters = self._policy.parameters if config.offload is Offload.all else tuple
         moments = tuple if config.offload is Offload.none else self._optimizer.moments
@@ -160,7 +160,7 @@ class Learner:
         because it is the embedding. With `merged` false, adapters are left out.
         """
         self._masters.reload()
-        return self._policy.gathered(self._compute_dtype, merged=merged)
+        return self._policy.gather(self._compute_dtype, merged=merged)
 
     def write_adapter(self, folder: Path) -> int:
         """Write float32 adapters in the form of peft into this rank's `folder`; return their bytes.
@@ -175,7 +175,7 @@ class Learner:
         """Write weights, config and tokenizer as the Hugging Face folder `path`.
 
         Adapters are merged, and also written alone into the subfolder `adapter`; other tensors of
-        model.path, such as those of an image encoder, are copied. A collective; rank 0 writes. The
+        model.path, such as an image encoder, are copied. A collective; rank 0 writes. The
         folder appears whole or not at all, and replaces one that is there.
         """
         self._policy.reshard_all()

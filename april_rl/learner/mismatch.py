@@ -34,7 +34,7 @@ class Mismatch:
         """Raise MismatchError when the mean is NaN or above END_FACTOR · `max_mismatch` nats.
 
         The mean is over all ranks. A collective; passes when no rank has a token to compare. The
-        error names the most likely cause first: `has_synced` tells whether the engine got its
+        error names the most likely cause first: `has_synced` says whether the engine got its
         weights from the learner or, like the learner, from model.path.
         """
         sums, largest = self._sums.clone(), self._largest.clone()

@@ -53,7 +53,7 @@ class Policy(nn.Module):
         prefixes: TextPrefixes = TextPrefixes(),  # noqa: B008 -- immutable
     ) -> None:
         """Take over the parts of `causal_lm`; tied parameters stay one parameter. `prefixes` are
-        those of its checkpoint.
+        the prefixes of its checkpoint.
         """
         super().__init__()
         embedding: nn.Module = causal_lm.get_input_embeddings()
@@ -141,27 +141,27 @@ class Policy(nn.Module):
         self.to_empty(device=device)
         for name, empty in self.named_buffers():
             empty.copy_(buffers[name])
-        checkpoint.load_into(self.stored())
+        checkpoint.load_into(self.stored_tensors())
 
-    def stored(self) -> Iterator[tuple[Part, Tensor]]:
+    def stored_tensors(self) -> Iterator[tuple[Part, Tensor]]:
         """Yield each tensor of a checkpoint of this model with the one here that contains it.
 
         The parameters come first, then the buffers that a checkpoint has, which are not trained.
         """
         for name, tensor in (*base_parameters(self), *self._frozen_buffers()):
-            for part in self._stored_names.stored(name, tensor.shape):
+            for part in self._stored_names.stored_parts(name, tensor.shape):
                 yield part, tensor
 
     def stored_bytes(self, dtype: torch.dtype) -> list[int]:
-        """Return the bytes of each tensor that `gathered` yields with this dtype."""
+        """Return the bytes of each tensor that `gather` yields with this dtype."""
         return [
             part.shape.numel()
             * (dtype if isinstance(tensor, nn.Parameter) else tensor.dtype).itemsize
-            for part, tensor in self.stored()
+            for part, tensor in self.stored_tensors()
         ]
 
-    def gathered(self, dtype: torch.dtype, *, merged: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and whole tensor of each part of `stored`, in its order, on every rank.
+    def gather(self, dtype: torch.dtype, *, merged: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and whole tensor of each part of `stored_tensors`, in order, on every rank.
 
         A collective: all ranks iterate to the end together. Parameters are cast to `dtype` and
         gathered one at a time. A yielded tensor never shares memory with the master weights; the
@@ -173,16 +173,16 @@ class Policy(nn.Module):
         self.reshard_all()
         of_model = merged_parameters(self) if merged else base_parameters(self)
         for name, parameter in of_model:
-            parts = self._stored_names.stored(name, parameter.shape)
+            parts = self._stored_names.stored_parts(name, parameter.shape)
             shard = cast(DTensor, parameter.detach().to(dtype, copy=True))
             yield from cut(shard.full_tensor(), parts)
         for name, buffer in self._frozen_buffers():
-            yield from cut(buffer.clone(), self._stored_names.stored(name, buffer.shape))
+            yield from cut(buffer.clone(), self._stored_names.stored_parts(name, buffer.shape))
 
     def _frozen_buffers(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, self.get_buffer(name)) for name in self._frozen)
 
-    def trained(self) -> list[nn.Parameter]:
+    def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the optimizer updates: the adapters if any, else all."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
@@ -224,8 +224,8 @@ def build_policy(
     checkpoint = Checkpoint(folder)
     prefixes = checkpoint.prefixes
     policy = Policy(causal_lm, temperature=temperature, prefixes=prefixes)
-    policy.untouched = checkpoint.untouched(
-        [part.name for part, _ in policy.stored()],
+    policy.untouched = checkpoint.find_untouched(
+        [part.name for part, _ in policy.stored_tensors()],
         optional=[f"{prefixes.lm_head}weight"] if policy.is_tied else [],
         ignored=untrained_names(causal_lm, prefixes),
     )

@@ -39,7 +39,7 @@ class PackedRow:
         """Return the row of a micro-batch; its response mask selects the positions."""
         positions = np.flatnonzero(micro_batch.response_mask)
 
-        def chosen(values: NDArray[Any]) -> Tensor:
+        def select(values: NDArray[Any]) -> Tensor:
             return torch.from_numpy(values[positions]).to(device)
 
         return cls(
@@ -48,9 +48,9 @@ class PackedRow:
             position_ids=torch.tensor(micro_batch.position_ids, device=device)[None],
             responses=Responses.of(micro_batch.response_lengths, device=device),
             positions=torch.from_numpy(positions).to(device),
-            labels=chosen(micro_batch.labels),
-            behaviour_logprobs=chosen(micro_batch.behaviour_logprobs),
-            advantages=chosen(micro_batch.advantages),
-            is_comparable=chosen(micro_batch.is_comparable),
-            loss_weights=chosen(micro_batch.loss_weights),
+            labels=select(micro_batch.labels),
+            behaviour_logprobs=select(micro_batch.behaviour_logprobs),
+            advantages=select(micro_batch.advantages),
+            is_comparable=select(micro_batch.is_comparable),
+            loss_weights=select(micro_batch.loss_weights),
         )

@@ -26,7 +26,7 @@ _RATIO_BINS, _RATIO_BIN = 40, 0.05
 
 
 class TokenStatistics:
-    """Sums over the trained tokens of this rank, which are those with a positive loss weight."""
+    """Sums over the trained tokens of this rank: the tokens with a positive loss weight."""
 
     def __init__(self, *, device: torch.device) -> None:
         self._has_reference = False

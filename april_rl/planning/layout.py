@@ -45,7 +45,7 @@ class Layout:
 def pick_device(wanted: str, *, gpus: int | None = None) -> str:
     """Return `cpu` or `cuda` (also for ROCm) for runtime.device; auto takes a GPU if there is one.
 
-    `gpus` is the number of GPUs; None: those of this machine.
+    `gpus` is the number of GPUs; None: all GPUs of this machine.
     """
     if wanted == "auto":
         return "cuda" if (num_gpus() if gpus is None else gpus) else "cpu"
@@ -93,7 +93,7 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
 def precision(asked: ComputeDtype, device: str) -> ComputeDtype:
     """Return what a precision setting means on `device`, cpu or cuda.
 
-    On a CPU auto is float32 whatever the instruction set: nothing computes it more slowly, and a
+    On a CPU auto is float32 with any instruction set: nothing computes it more slowly, and a
     run is the same everywhere (docs/experiments.md has the speeds).
     """
     if asked is not ComputeDtype.auto:
@@ -101,7 +101,7 @@ def precision(asked: ComputeDtype, device: str) -> ComputeDtype:
     return ComputeDtype.bfloat16 if device == "cuda" else ComputeDtype.float32
 
 
-def choices_made(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
+def auto_choices(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
     """Yield a line for each auto of `requested` that `settle` replaced in `config`, with the
     reason.
     """

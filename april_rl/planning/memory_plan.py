@@ -98,7 +98,7 @@ class _Sizes:
         self._frozen = model.num_parameters if model.has_adapters else 0
 
     def rollout(self) -> Phase:
-        """Return the rollout; vLLM takes its share of the whole device, whatever else is there."""
+        """Return the rollout; vLLM takes its share of the whole device, used or not."""
         away = self._inputs.learner.offload
         return Phase(
             name="rollout",
@@ -206,7 +206,7 @@ class _Sizes:
             "master weights": self._masters(),
             "optimizer state": self._moments() if stays else 0.0,
             "gradients": self._gradients(),
-            "gathered layers": self._gathered() + gradients,
+            "gathered layers": self._gathered_layers() + gradients,
             "activations": activations,
             "logits": logits,
         }
@@ -238,7 +238,7 @@ class _Sizes:
     def _gradients(self) -> float:
         return _GRADIENT * self._model.num_trained / self._inputs.shard_size
 
-    def _gathered(self) -> float:
+    def _gathered_layers(self) -> float:
         """Return the weights that FSDP gathers. The root unit stays gathered; of the layers there
         are the current one and the next, or all of them on CPU with a whole copy.
         """

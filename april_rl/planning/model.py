@@ -31,7 +31,7 @@ def read_model(model_path: str) -> PreTrainedConfig:
     except AttributeError as error:
         raise PreflightError(
             f"model.path={model_path}: model_type {config.model_type} is not supported "
-            "(docs/models.md lists those that are): its config.json lacks the sizes of a decoder "
+            "(docs/models.md lists supported types): its config.json lacks the sizes of a decoder "
             f"({error})"
         ) from error
     return config

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from april_rl.config import TrainConfig
 from april_rl.learner.model.sizes import ModelSizes
 from april_rl.planning.engine_sleep import decide_sleep_and_resume, with_resume
-from april_rl.planning.layout import Layout, choices_made, settle
+from april_rl.planning.layout import Layout, auto_choices, settle
 from april_rl.planning.machine import Machine
 from april_rl.planning.memory_check import check_memory, least_room
 from april_rl.planning.notes import inert_settings
@@ -59,7 +59,7 @@ def draft(requested: TrainConfig, machine: Machine, *, is_training: bool = True)
         check_router_replay(model, config.learner.router_replay)
     lines = (
         str(layout),
-        *choices_made(requested, config),
+        *auto_choices(requested, config),
         *inert_settings(requested, device=layout.device),
         policy_line(model),
     )
@@ -82,7 +82,7 @@ def plan(drafted: Draft, memory: Sequence[WorkerMemory]) -> Plan:
     )
 
 
-def as_trained(drafted: Draft, memory: Sequence[WorkerMemory]) -> TrainConfig:
+def training_config(drafted: Draft, memory: Sequence[WorkerMemory]) -> TrainConfig:
     """Return the settings that a training on these workers would have, whether or not it fits."""
     room = least_room(memory)
     return with_resume(drafted.config, drafted.layout, model=drafted.model, room=room)

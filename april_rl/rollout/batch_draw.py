@@ -1,4 +1,4 @@
-"""Chooses the ready groups that a step trains: those that must be trained now, and others by lot.
+"""Chooses the ready groups that a step trains: all that must be trained now, the rest at random.
 
 Short responses are ready first, and groups that become ready together are alike. Batches of the
 oldest groups would follow those waves: with α = 1.5 the mean response length of a batch deviated
@@ -28,8 +28,8 @@ def draw_batch(
 
     `ready` is sorted by the version of its oldest token, `open_versions` counts the groups that are
     still open by theirs. Of the groups whose oldest token is at most k steps from `max_staleness`,
-    later steps can train k·N: the others are due now, the oldest first. What is left of the batch
-    is drawn by lot, a function of the seed, the version and the prompt.
+    later steps can train k·N: the others are due now, the oldest first. The rest of the batch
+    is drawn at random; the draw is a function of the seed, the version and the prompt.
     """
     num_due, versions = 0, [scored.group.oldest_version or 0 for scored in ready]
     for left in range(max_staleness + 1):

@@ -4,7 +4,7 @@ Invariants, with the tests in tests/rollout that hold them:
 
 - nothing lost: every opened group is in one state, and the counts add up after every step
   (test_collector_state.py);
-- nothing twice: a group is trained once, and nothing of an ended one comes back
+- nothing twice: a group is trained once, and no sample of an ended group comes back
   (test_collector_invariants.py).
 
 An example: a step needs N = 2 groups of G = 2 samples; α = 1.5 keeps C = 6 samples, so 3 groups, in
@@ -258,11 +258,11 @@ class Buffer:
             },
         }
 
-    def restore(self, state: Plain, *, num_engines: int, begins_anew: bool = False) -> None:
+    def restore(self, state: Plain, *, num_engines: int, restarts_episodes: bool = False) -> None:
         """Fill an empty buffer by `restore_open_group`; raise LedgerError for wrong counts."""
         assert not self._opened, "a state is restored before the first step"
         opened = (
-            restore_open_group(group, num_engines=num_engines, begins_anew=begins_anew)
+            restore_open_group(group, num_engines=num_engines, restarts_episodes=restarts_episodes)
             for group in state["buffer"]["open"]
         )
         self._open = {group.prompt.id: group for group in opened}

@@ -35,10 +35,10 @@ class StateError(RunError):
 def check_state(
     state: Plain, *, num_groups: int, group_size: int, max_staleness: int, max_response_tokens: int
 ) -> None:
-    """Raise StateError unless a run with these settings can go on from what `Collector.save`
-    returned: its format is the one that is read here, its groups have the same size, it trained no
-    more groups in a step and none older than these settings allow, and no sample that needs more
-    tokens has used up its budget.
+    """Raise StateError unless a run with these settings can resume from the result of
+    `Collector.save`: its format is the one that is read here, its groups have the same size, it
+    trained no more groups in a step and none older than these settings allow, and no sample that
+    needs more tokens has used up its budget.
     """
     if state.get("format") != FORMAT:
         raise StateError(
@@ -111,14 +111,17 @@ def save_open_group(group: OpenGroup) -> Plain:
     }
 
 
-def restore_open_group(state: Plain, *, num_engines: int, begins_anew: bool = False) -> OpenGroup:
-    """Return the group that `save_open_group` was given; engines that are none of `num_engines` are
-    forgotten. With `begins_anew`, a group whose episodes are not all over has its prompt alone.
+def restore_open_group(
+    state: Plain, *, num_engines: int, restarts_episodes: bool = False
+) -> OpenGroup:
+    """Return the group that `save_open_group` was given, without engines past `num_engines`.
+
+    With `restarts_episodes`, a group whose episodes are not all over has its prompt alone.
     """
     group = _restore_group(state)
-    if begins_anew and group.prompt.has_environment and not group.is_complete:
+    if restarts_episodes and group.prompt.has_environment and not group.is_complete:
         return OpenGroup(group.prompt, len(group.samples))
-    return OpenGroup.restored(
+    return OpenGroup.restore(
         group,
         engines=[
             engine if engine is not None and engine < num_engines else None
@@ -190,8 +193,8 @@ def restore_sample(state: list[Plain], *, prompt: Prompt, index: int) -> Sample:
         if "logprobs" in span:
             spans.append(Completion(sample_id=sample_id, start=end, **span))
         else:
-            told = Observation(**span)
-            spans.append(told._replace(stop=tuple(told.stop)))
+            observation = Observation(**span)
+            spans.append(observation._replace(stop=tuple(observation.stop)))
         end += len(span["token_ids"])
     return Sample(prompt, index, tuple(spans))
 

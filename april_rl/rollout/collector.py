@@ -11,10 +11,10 @@ rest, resume it first.
 The method (APRIL, arXiv 2509.18521, section 3; instance-level refill as in CoPRIS): C =
 round(α·N·G) sample slots are kept in flight. A step fills them with the unfinished samples of
 parked groups, the oldest first, then with new prompts. Finished samples are scored while generation
-goes on. When N groups are ready (complete, scored, kept by the filter) and none of the others would
-be trained beyond the staleness cap, every request is aborted; an unfinished sample keeps its
-tokens, behaviour log-probabilities and versions and goes on in the next step with what is left of
-its budget. Of the ready groups those that have to be are trained now, and others by lot.
+continues. When N groups are ready (complete, scored, kept by the filter) and none of the others
+would be trained beyond the staleness cap, every request is aborted; an unfinished sample keeps its
+tokens, behaviour log-probabilities and versions and continues in the next step with the rest of its
+budget. The ready groups that must be trained now are trained, and the rest are drawn at random.
 
 `over_sampling_factor=1, refill=False` is the plain synchronous loop. Engines are driven in ticks
 bounded by engine steps, so with `deterministic` the schedule is a function of configuration and
@@ -75,18 +75,18 @@ class Collector:
         *,
         over_sampling: OverSampling,
         keep: Callable[[ScoredGroup], bool],
-        begins_anew: bool = False,
+        restarts_episodes: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`keep` is the filter, True for groups worth training; with `begins_anew`, groups whose
-        episodes were under way begin from their prompt after `restore`; `clock` reads seconds.
+        """`keep` is the filter, True for groups worth training; with `restarts_episodes`, groups
+        with episodes under way begin from their prompt after `restore`; `clock` reads seconds.
         """
         self._engines = engines
         self._outside = outside
         self._prompts = prompts
         self._rules = rules
         self._over_sampling = over_sampling
-        self._begins_anew = begins_anew
+        self._restarts_episodes = restarts_episodes
         self._clock = clock
         self._buffer = Buffer(rules.group_size)
         self._groups = Groups(self._buffer, outside, keep=keep)
@@ -192,8 +192,8 @@ class Collector:
         )
 
     def save(self) -> Plain:
-        """Return plain data, for JSON, with which a new collector goes on as this one; between
-        steps.
+        """Return plain data, for JSON, with which a new collector continues as this one would. Call
+        it between steps.
         """
         return {
             "format": FORMAT,
@@ -206,8 +206,9 @@ class Collector:
         }
 
     def restore(self, state: Plain) -> None:
-        """Go on where `state` was saved, before the first step, with a prompt source restored to
-        the same place. Raises StateError for another format, or settings it cannot go on with.
+        """Continue where `state` was saved. Call it before the first step, with a prompt source
+        restored to the same place. Raises StateError for another format, or for settings that do
+        not fit the state.
         """
         rules = self._rules
         check_state(
@@ -220,6 +221,6 @@ class Collector:
         self._expected_length.tokens = state["dispatch"]["expected_tokens"]
         self._over_sampling.restore(state["over_sampling"])
         self._buffer.restore(
-            state, num_engines=self._engines.num_engines, begins_anew=self._begins_anew
+            state, num_engines=self._engines.num_engines, restarts_episodes=self._restarts_episodes
         )
         self._groups.send_again()

@@ -35,7 +35,7 @@ def auto_tick_steps(*, num_engines: int, max_response_tokens: int) -> int:
     """Return the number of engine steps per tick.
 
     Each tick costs the controller the same, so ticks are longer with hundreds of engines. Longer
-    ticks delay the stop: after the last group, engines go on until the ticks under way end, with
+    ticks delay the stop: after the last group, engines run until their current ticks end, with
     tokens that are trained a step later. Slots need not wait for the end of a tick (`Slots`) as
     long as responses have several ticks, so ticks are short when the budget is small.
     """
@@ -106,14 +106,14 @@ class Dispatch:
         return self._num_waiting
 
     def add(self, group: OpenGroup) -> None:
-        """Queue a group's waiting samples after those of earlier groups."""
+        """Queue a group's waiting samples after the samples of earlier groups."""
         num_waiting = len(group.indices(SampleState.waiting))
         if num_waiting:
             self._waiting.append(group)
             self._num_waiting += num_waiting
 
     def add_turn(self, group: OpenGroup) -> None:
-        """Queue a sample that waits for its next turn, before those that have not begun."""
+        """Queue a sample that waits for its next turn, before samples that have not begun."""
         self._num_waiting += 1
         self._waiting.appendleft(group)
 

@@ -161,7 +161,7 @@ class Groups:
         if group.failure is not None and self._failed is None:
             self._buffer.drop(group.failure)
             return False
-        scored = group.scored(failed=self._failed)
+        scored = group.to_scored(failed=self._failed)
         is_kept = self._keep(scored)
         if is_kept:
             self._buffer.make_ready(scored)

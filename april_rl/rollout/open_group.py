@@ -204,16 +204,16 @@ class OpenGroup:
 
     def room(self, index: int, *, budget: int) -> int:
         """Return how many tokens a sample may get in this turn, of `budget` for all its turns."""
-        room, told = budget - self.lengths[index], self._told(index)
-        limit = told.max_turn_tokens if told is not None else 0
+        room, last = budget - self.lengths[index], self._last_observation(index)
+        limit = last.max_turn_tokens if last is not None else 0
         return min(room, limit - self.turn_tokens(index)) if limit else room
 
     def stop(self, index: int) -> tuple[str, ...]:
         """Return the texts that end a sample's turn."""
-        told = self._told(index)
-        return told.stop if told is not None else ()
+        last = self._last_observation(index)
+        return last.stop if last is not None else ()
 
-    def _told(self, index: int) -> Observation | None:
+    def _last_observation(self, index: int) -> Observation | None:
         """Return what the environment said before a sample's turn."""
         if not self.prompt.has_environment:
             return None
@@ -250,7 +250,7 @@ class OpenGroup:
         if self.failure is None and score.value is None:
             self.failure = Failure(score.sample_id, f"reward {score.outcome}", score.message)
 
-    def scored(self, *, failed: float | None = None) -> ScoredGroup:
+    def to_scored(self, *, failed: float | None = None) -> ScoredGroup:
         """Return the group as a value, once every sample is scored. `failed` is the reward of
         samples that their engine or their reward failed; None: there are none.
         """
@@ -266,7 +266,7 @@ class OpenGroup:
         return ScoredGroup(group=group, rewards=rewards, parts=parts if any(parts) else ())
 
     @classmethod
-    def restored(
+    def restore(
         cls,
         group: Group,
         *,

@@ -51,7 +51,7 @@ class Engines(Protocol):
 
 
 class Outside(Protocol):
-    """Rewards and environments, which compute elsewhere while generation goes on."""
+    """Rewards and environments, which compute elsewhere while generation continues."""
 
     def submit(self, sample: Sample, *, group_size: int) -> None:
         """Score a finished sample of a group of `group_size`; return at once. Once all samples of

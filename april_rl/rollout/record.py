@@ -75,7 +75,7 @@ class Returned(NamedTuple):
     age: int  # steps since its first token
     finish_reason: FinishReason | None  # None: aborted
     is_resumed: bool  # in the middle of a turn
-    is_kept: bool  # it went on with the KV cache that it had
+    is_kept: bool  # it continued with the KV cache that it had
     is_acting: bool  # its environment answers its turn
 
     @property
@@ -116,7 +116,7 @@ class StepRecord:
     time_s: float = 0.0  # of the whole rollout
     groups: GroupEvents = field(default_factory=GroupEvents)  # known at the end
     _began: float = field(init=False)
-    _asked_s: dict[SampleId, float] = field(init=False, default_factory=dict)  # of those that act
+    _asked_s: dict[SampleId, float] = field(init=False, default_factory=dict)  # of acting samples
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -195,7 +195,7 @@ class StepRecord:
 
     @property
     def generated_tokens(self) -> int:
-        """Return the response tokens of this step, those that are parked included."""
+        """Return the response tokens of this step, including the tokens of parked samples."""
         return sum(each.tokens for each in self.returned)
 
     @property

@@ -236,7 +236,7 @@ class Step:
             self._settle(replies)
 
     def _settle(self, known: Sequence[Score | Reply]) -> None:
-        """Take in scores, which settle groups, and replies, whose samples finish or go on."""
+        """Take in scores, which settle groups, and replies, whose samples finish or continue."""
         scores = [each for each in known if isinstance(each, Score)]
         self._allowance += self._rules.group_size * self._groups.take_scores(scores)
         replies = [each for each in known if isinstance(each, Reply)]

@@ -34,17 +34,17 @@ class Completions(tuple[Completion, ...]):
             )
             for completion in self
         ]
-        token_ids = _joined([completion.token_ids for completion in self], np.intc)
-        logprobs = _joined([completion.logprobs for completion in self], np.float64)
-        return _unpacked, (np.array(numbers, np.int64), token_ids, logprobs)
+        token_ids = _concatenate([completion.token_ids for completion in self], np.intc)
+        logprobs = _concatenate([completion.logprobs for completion in self], np.float64)
+        return _unpack, (np.array(numbers, np.int64), token_ids, logprobs)
 
 
-def _joined(sequences: Iterable[Sequence[float]], kind: type[np.number[Any]]) -> NDArray[Any]:
+def _concatenate(sequences: Iterable[Sequence[float]], kind: type[np.number[Any]]) -> NDArray[Any]:
     """Concatenate into one array; an array is not copied first."""
     return np.concatenate([np.empty(0, kind), *(np.asarray(each, kind) for each in sequences)])
 
 
-def _unpacked(
+def _unpack(
     numbers: NDArray[np.int64], token_ids: NDArray[Any], logprobs: NDArray[Any]
 ) -> Completions:
     """Return what `Completions.__reduce__` packed.

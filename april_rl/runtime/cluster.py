@@ -77,7 +77,7 @@ def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -
         join(address)
         return
     # With Ray's default, 15, every other process of the machine would get the CPU before the
-    # engine and the learner: the rewards, and whatever else runs there.
+    # engine and the learner: the rewards, and all other programs that run there.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray would start an idle Python process for each core of the machine. The workers have
     # environments of their own, so none of them would ever be used.

@@ -18,7 +18,7 @@ from april_rl.types import Completion
 
 # What `abort` may take at most once workers have failed: the others give back what they have.
 _AFTER_FAILURE_S = 3.0
-_REPORT_FROM_S = 10.0  # less time is given after Ctrl-C, when nobody waits for a report
+_REPORT_FROM_S = 10.0  # Ctrl-C gives less time than this, and no one waits for a report then
 
 _Results = Mapping["ray.ObjectRef[Any]", Any]  # of calls that have ended
 
@@ -79,8 +79,8 @@ class RayEngines:
         self._engines = workers.engines
         self._deterministic = deterministic
         self._ticks: list[deque[_Call]] = [deque() for _ in self._engines]
-        # Results of the oldest tick of every engine: those still awaited, with their engine, and
-        # those that have come while other ranks have not answered. Kept up to date at each tick, so
+        # Results of the oldest tick of every engine: the awaited ones, with their engine, and the
+        # ones that have come while other ranks have not answered. Kept up to date at each tick, so
         # that its cost does not grow with the number of engines.
         self._awaited: dict[ray.ObjectRef[Any], int] = {}
         self._results: dict[ray.ObjectRef[Any], Any] = {}
@@ -155,7 +155,7 @@ class RayEngines:
             results = dict(zip(refs, found, strict=True))
             while ticks:
                 completions += self._take_tick(engine, results).finished
-            completions += self._checked(engine, call, results[call.first], results=results)
+            completions += self._check(engine, call, results[call.first], results=results)
         if stalled and timeout_s >= _REPORT_FROM_S:
             self._watchdog.write_report(
                 f"engine {stalled[0]} did not give its samples back within {timeout_s:g} s"
@@ -180,10 +180,10 @@ class RayEngines:
         call = self._ticks[engine].popleft()
         tick: Tick = results[call.first]
         self._step_timer.record(tick)
-        self._checked(engine, call, tick.finished, results=results)
+        self._check(engine, call, tick.finished, results=results)
         return tick
 
-    def _checked(
+    def _check(
         self, engine: int, call: _Call, completions: Completions, *, results: _Results
     ) -> Completions:
         """Return `completions` if all ranks sampled the same, and with the current weights."""

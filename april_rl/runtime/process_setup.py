@@ -45,7 +45,7 @@ def end_with_parent() -> None:
 def unlink_shared_memory() -> int:
     """Remove the names of the shared memory that vLLM has open in this process; return how many.
 
-    Call it when every rank of an engine has started: all have the memory open then, and nobody
+    Call it when every rank of an engine has started: all have the memory open then, and no process
     needs its name again. Memory without a name is freed when the last process that has it open
     ends, even if that process is killed.
     """

@@ -207,7 +207,7 @@ class Worker:
         self._engine.sleep()
         try:
             self._learner.export(path)
-        except ExportError:  # every rank has come to its end: the run can go on
+        except ExportError:  # every rank has reached the end of the export, so the run can continue
             self._send_weights(self._engine.policy_version)
             raise
         self._send_weights(self._engine.policy_version)
@@ -224,7 +224,7 @@ class Worker:
 
     @records_activity
     def start_saving(self, folder: Path) -> list[str]:
-        """Copy what the learner needs to go on; a thread writes it into `folder` from now on.
+        """Copy the state of the learner; a thread then writes it into `folder`.
         Return the names of the files there will be.
         """
         snapshot = self._learner.snapshot()
@@ -237,7 +237,7 @@ class Worker:
 
     @records_activity
     def load_state(self, folder: Path) -> None:
-        """Have the learner go on from a checkpoint's files; a weight sync must follow."""
+        """Restore the learner from a checkpoint's files; a weight sync must follow."""
         self._engine.sleep()
         self._learner.load_state(folder)
 

@@ -167,13 +167,13 @@ class Workers:
         return Written(records=records, error=errors[0] if errors else "")
 
     def load_state(self, folder: Path) -> None:
-        """Have the learners go on from a checkpoint's files; `sync_weights` must follow."""
+        """Restore the learners from a checkpoint's files; `sync_weights` must follow."""
         self._all("load_state", folder)
 
     def close(self) -> None:
         """End every worker, and Ray if it was started here, without waiting for a worker."""
         try:
-            self.watchdog.kill_workers()  # also those that are stopped, which Ray cannot end
+            self.watchdog.kill_workers()  # also the stopped workers, which Ray cannot end
             if ray.is_initialized():
                 for actor in self.actors:  # the watchdog may not watch them yet
                     ray.kill(actor, no_restart=True)

@@ -1,5 +1,5 @@
-"""Watches every worker of the run: those of this machine directly, those of each other node through
-a node monitor that runs there as a Ray actor.
+"""Watches every worker of the run: the workers of this machine directly, the workers of each other
+node through a node monitor that runs there as a Ray actor.
 """
 
 from __future__ import annotations

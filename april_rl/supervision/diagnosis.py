@@ -67,8 +67,8 @@ class ClusterSnapshot:
         return [rank for rank, status in enumerate(self.statuses) if status.is_dead]
 
     def blocking_ranks(self) -> list[int]:
-        """Return the ranks that the others wait for: those that are dead, else stopped, else behind
-        the others in the same call.
+        """Return the ranks that the others wait for: the dead ones, else the stopped ones, else the
+        ones that are behind the others in the same call.
         """
         stopped = [rank for rank, status in enumerate(self.statuses) if status.is_stopped]
         return self.dead_ranks() or stopped or self._ranks_behind()

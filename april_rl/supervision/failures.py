@@ -46,7 +46,7 @@ _OTHER_MEMORY_ADVICE = (
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
 
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")  # Ray colours its tracebacks for terminals
-# Parts of Ray's message about a death that help nobody: guesses, and its internal names.
+# Parts of Ray's message about a dead process that help no one: guesses, and its internal names.
 _RAY_NOISE = re.compile(
     r" Some common causes include:.*|^\t(class_name|actor_id|namespace): .*\n", re.M
 )

@@ -56,7 +56,7 @@ _ROUNDED = "pinned_max_round_threshold_mb"  # larger allocations are not rounded
 def host_memory(*, groups: Path = _GROUPS, own: Path = _OWN) -> HostMemory:
     """Return the machine's memory, or what the tightest control group of this process leaves of it.
 
-    `groups` is where control groups are mounted; `own` lists those of this process.
+    `groups` is where control groups are mounted; `own` lists the groups of this process.
     """
     machine = psutil.virtual_memory()
     found = HostMemory(total=int(machine.total), free=int(machine.available))

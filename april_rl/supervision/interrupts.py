@@ -1,6 +1,6 @@
 """Signals that end a run: Ctrl-C, a scheduler's SIGTERM, and SIGUSR1 (Slurm's `--signal`).
 
-Outside `held`, the first signal raises KeyboardInterrupt at once. Inside, it is noted and `check`
+Outside `hold`, the first signal raises KeyboardInterrupt at once. Inside, it is noted and `check`
 raises, so that the run stops at a consistent point and has time to write a checkpoint. A timer
 thread kills a process that has not ended by its deadline; a second signal kills it at once.
 
@@ -71,7 +71,7 @@ class Interrupts:
         self._ends_s = time.monotonic() + 3600 * hours if hours else math.inf
 
     @contextmanager
-    def held(self, *, deadline_s: float) -> Iterator[None]:
+    def hold(self, *, deadline_s: float) -> Iterator[None]:
         """Let a signal raise only where `check` is called; the process has `deadline_s` to end
         after it.
         """

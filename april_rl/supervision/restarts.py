@@ -23,18 +23,18 @@ class Run(Protocol):
 
     @property
     def last_checkpoint(self) -> Path | None:
-        """Return the checkpoint it wrote last, or else the one it went on from."""
+        """Return the checkpoint that the run wrote last, or else the one it resumed from."""
 
 
 class Restarts:
-    """Counts restarts, and decides which checkpoint the run goes on from: at first the one that
+    """Counts restarts, and decides which checkpoint the run resumes from: at first the one that
     `resume` names, then the last one of the run itself. Each restart rebuilds the whole run,
     because no worker state survives a failure.
     """
 
     def __init__(self, most: int, *, resume: str | None) -> None:
         """Allow at most `most` restarts; `resume` is the setting of that name."""
-        self._resume = resume  # what to go on from now: a path, auto, or None for a new run
+        self._resume = resume  # the checkpoint to resume next: a path, auto, or None for a new run
         self._left, self._most = most, most
         self._lives_on = True
         self._run: Run | None = None  # None before it is built
@@ -42,7 +42,7 @@ class Restarts:
         self._failed_s: float | None = None  # time of the last failure
 
     def lives(self) -> Iterator[str | None]:
-        """Yield what to go on from: at first, and after each failure that `allowed` suppressed."""
+        """Yield the checkpoint to resume: at the start, and after each suppressed failure."""
         while self._lives_on:
             self._lives_on = False
             yield self._resume
@@ -51,7 +51,7 @@ class Restarts:
         self._run, self._began_at = run, run.version
 
     @contextmanager
-    def allowed(self) -> Iterator[None]:
+    def suppress_failure(self) -> Iterator[None]:
         """Suppress the failure of a worker if the run may restart; let any other error pass.
 
         The run does not restart if it was never built, made no step since the last restart, or ran
@@ -71,7 +71,7 @@ class Restarts:
             path = run.last_checkpoint
             self._resume = AUTO if path is None else str(path)
             self._lives_on = True
-            how = "there is no checkpoint yet, it begins anew" if path is None else f"from {path}"
+            how = "there is no checkpoint yet, it starts again" if path is None else f"from {path}"
             print(
                 f"{error}\nrestart {self._most - self._left} of runtime.max_restarts="
                 f"{self._most}: {how}",

@@ -105,7 +105,7 @@ class Watchdog:
         """Return the results of calls that have ended, at least one; raise as `results` does."""
         limit, started = self._stall_limit if reports_beats else self._call_limit, time.monotonic()
         while True:
-            found, failures = self._ended(calls, _CHECK_S)
+            found, failures = self._collect_ended(calls, _CHECK_S)
             if failures:
                 self._raise_failure(calls, failures)
             self._check_workers(calls, limit)
@@ -128,7 +128,7 @@ class Watchdog:
         while len(found) < len(calls):
             left = [call for call in calls if call not in found]
             left_s = max(0.0, deadline - time.monotonic())
-            ended, failures = self._ended(left, min(left_s, _CHECK_S))
+            ended, failures = self._collect_ended(left, min(left_s, _CHECK_S))
             found |= ended
             if failures and not self.has_failed:
                 self._raise_failure(left, failures)
@@ -147,7 +147,7 @@ class Watchdog:
         self._write_report(WorkerStalledError(message), self._snapshot())
 
     def kill_workers(self) -> None:
-        """End the process of every worker and its children, whatever they are doing."""
+        """End the process of every worker and its children, even in the middle of a call."""
         self._monitor.find_processes()
         try:
             for actor in self._actors if ray.is_initialized() else ():  # a call would restart Ray
@@ -155,7 +155,7 @@ class Watchdog:
         finally:  # also when Ray raises, or the user interrupts
             self._monitor.kill_processes()
 
-    def _ended(
+    def _collect_ended(
         self, calls: Sequence[ray.ObjectRef[T]], timeout_s: float
     ) -> tuple[dict[ray.ObjectRef[T], T], dict[int | None, CallFailure]]:
         """Return results, and failures by rank, of the calls that have ended; wait at most
@@ -231,7 +231,7 @@ class Watchdog:
             if time.monotonic() > deadline:
                 break
             time.sleep(_SETTLE_S / 10)
-            failures = failures | self._ended(calls, 0)[1]
+            failures = failures | self._collect_ended(calls, 0)[1]
             snapshot = self._snapshot()
         rank = next(iter([*snapshot.dead_ranks(), *failures]))
         failure = failures.get(rank)

@@ -2,7 +2,7 @@
 
 `builtin:tiny` is the folder of a Hugging Face model with its tokenizer, warm-started on worked
 solutions; `builtin:arithmetic` and `builtin:arithmetic_held_out` are jsonl files with the columns
-`prompt` and `answer`. `tools/tiny_policy.py` makes all of them anew.
+`prompt` and `answer`. `tools/tiny_policy.py` makes them all again.
 """
 
 from __future__ import annotations

@@ -29,14 +29,14 @@ class BackendSettings:
     labels: RunLabels
     run_dir: Path
     config: Mapping[str, object]
-    wandb_id: str = ""  # of a W&B run to go on with
+    wandb_id: str = ""  # the W&B run to continue
     first_step: int | None = None  # of a resumed run
 
 
 class Backend(Protocol):
     """A tracker: records the metrics of steps, and tables of samples."""
 
-    id: str  # with which a later process goes on with the run; empty where nothing needs one
+    id: str  # with it a later process continues the run; empty where nothing needs one
     can_replace: bool  # whether a resumed run may send a step again: the new one is shown alone
 
     def log(

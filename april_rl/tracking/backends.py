@@ -26,14 +26,14 @@ class BackendError(RunError):
 
 @dataclass(slots=True)
 class Backends:
-    """The trackers of a run. The first failure of one is told, and it records nothing more."""
+    """The trackers of a run. The first failure of one is reported, and it then stops recording."""
 
     tell: Tell
     open: dict[Name, Backend] = field(default_factory=dict)
 
     def start(self, name: Name, build: Callable[[], Backend | None]) -> None:
         """Start a tracker; `build` returns None for one that is switched off."""
-        with self._guarded(name):
+        with self._guard(name):
             backend = build()
             if backend is not None:
                 self.open[name] = backend
@@ -73,12 +73,12 @@ class Backends:
         for name, backend in list(self.open.items()):
             if is_repeated and not backend.can_replace:
                 continue
-            with self._guarded(name):
+            with self._guard(name):
                 call(backend)
 
     @contextmanager
-    def _guarded(self, name: Name) -> Iterator[None]:
-        """Drop the tracker when its library raises anything, and tell why."""
+    def _guard(self, name: Name) -> Iterator[None]:
+        """Drop the tracker when its library raises anything, and report why."""
         try:
             yield
         except Exception as error:
@@ -86,7 +86,7 @@ class Backends:
             reason = str(error).splitlines() or [""]
             self.tell(
                 f"tracking.backends: {name} failed ({type(error).__name__}: {reason[0]}) and "
-                "records nothing more; the run goes on, and metrics.jsonl has every step"
+                "stops recording; the run continues, and metrics.jsonl has every step"
             )
 
 
@@ -115,11 +115,11 @@ def start_backends(settings: BackendSettings, *, tell: Tell) -> Backends:
     """Return the trackers of a run, started."""
     backends = Backends(tell)
     for name in settings.backends:
-        backends.start(name, partial(_built, name, settings, tell))
+        backends.start(name, partial(_start, name, settings, tell))
     return backends
 
 
-def _built(name: Name, settings: BackendSettings, tell: Tell) -> Backend | None:
+def _start(name: Name, settings: BackendSettings, tell: Tell) -> Backend | None:
     """Start a tracker; each imports its library, which takes seconds. None: W&B is disabled."""
     match TrackingBackend(name):
         case TrackingBackend.wandb:

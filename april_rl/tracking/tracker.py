@@ -69,9 +69,9 @@ class Tracker:
     ) -> None:
         """Create the run directory, start the trackers, and a view unless there is one already.
 
-        `config` is plain data; `labels` are those of the trackers; `is_terminal` None: find out. A
-        resumed run goes on with its files from `first_step` on, and with the W&B run `wandb_id`:
-        rows and samples of that step and of later ones are removed, for it makes them again.
+        `config` is plain data; `labels` go to the trackers; `is_terminal` None: find out. A
+        resumed run continues its files from `first_step` on, and the W&B run `wandb_id`:
+        rows and samples of that step and of later ones are removed, because it makes them again.
 
         Raises RunDirectoryError when the run directory cannot be written, or holds a run, and
         BackendError when a tracker is not installed.
@@ -131,7 +131,7 @@ class Tracker:
         values = metrics.read()
         values |= self._axes.advance(values) | {"time/tracking_s": self._tracking_s}
         self._tracking_s = 0.0
-        with self._timed():
+        with self._count_time():
             with self._writing():
                 self._metrics_file.append(step, values)
             self._backends.log(
@@ -155,7 +155,7 @@ class Tracker:
         Raises the errors of `log`, and ValueError for a metric that the row has already.
         """
         values = metrics.read()
-        with self._timed():
+        with self._count_time():
             with self._writing():
                 self._metrics_file.amend(step, values)
             self._backends.log(
@@ -175,7 +175,7 @@ class Tracker:
         return self._save_samples_every > 0 and _is_due(step, _SHOW_SAMPLES_EVERY)
 
     def _saves_samples(self, step: int) -> bool:
-        """Return whether samples of `step` are saved: those of the first and the last step always,
+        """Return whether samples of `step` are saved: of the first and the last step always,
         unless samples are never saved.
         """
         every = self._save_samples_every
@@ -186,11 +186,11 @@ class Tracker:
     ) -> None:
         """Write all samples of the step and its timeline, show a few, each when it is due."""
         if self._saves_samples(step):
-            with self._timed(), self._writing():
+            with self._count_time(), self._writing():
                 write_samples(self._run_dir / "samples", step, records)
                 if timeline is not None:
                     write_timeline(self._run_dir / "timeline", step, timeline)
-            with self._timed():
+            with self._count_time():
                 self._backends.samples(step, records, is_repeated=self._is_repeated(step))
         if self._shows_samples(step):
             self._view.samples(step, figures.telling(records))
@@ -227,7 +227,7 @@ class Tracker:
         self.close(error)
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _count_time(self) -> Iterator[None]:
         """Count the time in the context for time/tracking_s of the next row."""
         started = time.perf_counter()
         yield
@@ -259,7 +259,7 @@ def check_unused(run_dir: Path) -> None:
     if path.exists():
         raise RunDirectoryError(
             f"hydra.run.dir={run_dir} already holds a run ({path.name}); give another folder, or "
-            "go on with it: resume=auto"
+            "continue it with resume=auto"
         )
 
 

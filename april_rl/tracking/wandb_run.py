@@ -62,8 +62,8 @@ def _exit_code(error: BaseException | None) -> int:
 
 
 def start_wandb(settings: BackendSettings, *, tell: Callable[[str], None]) -> WandbRun:
-    """Return a run with its files in RUN/wandb, which goes on with `wandb_id` where that is given.
-    What keeps an online run offline is told once.
+    """Return a run with its files in RUN/wandb, which continues `wandb_id` where that is given.
+    The reason that keeps an online run offline is reported once.
     """
     wandb.setup(wandb.Settings(silent=True))
     if settings.wandb_mode == "online":

@@ -88,7 +88,7 @@ def test_over_the_batch_equal_rewards_have_exactly_zero_advantage(estimator):
     assert found == pytest.approx(over_tokens(rewards, [3] * 4))
 
 
-def test_the_tokens_of_a_batch_are_those_that_its_samples_have():
+def test_the_tokens_of_a_batch_match_its_samples():
     """Those of environments are none. Planted bug: the length with observations."""
     samples = [[episode((2, "stop"), 0.0), episode((5, "stop"), 0.0, index=1)]]
     expected = over_tokens([1.0, 0.0], [2, 5])
@@ -168,7 +168,7 @@ def episode(*spans: tuple[int, str | None] | float, index: int = 0) -> Sample:
     return Sample(prompt, index, tuple(built))
 
 
-def test_a_token_has_what_its_turn_and_later_ones_earned():
+def test_the_advantage_of_a_token_sums_its_turn_and_later_turns():
     """A parked turn is one turn, and what the reward has beyond the environment's belongs to the
     last one. Planted bugs: a turn for each completion; the sum of earlier turns; the mean of each
     sample's own turns.
@@ -185,7 +185,7 @@ def test_a_token_has_what_its_turn_and_later_ones_earned():
 
 
 @pytest.mark.parametrize("weight", [0.1, 1.0, 10.0, -2.0])
-def test_equal_earnings_in_later_turns_give_equal_advantages_there_whatever_the_weight(weight):
+def test_equal_earnings_in_later_turns_give_equal_advantages_there_with_any_weight(weight):
     """Scaling the whole reward changes no advantage but its sign. Planted bug: a turn earns what
     the environment gave without its weight, and the last one takes the difference back.
     """

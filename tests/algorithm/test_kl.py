@@ -59,13 +59,13 @@ def test_k3_is_exact_where_policy_and_reference_almost_agree():
     assert value == pytest.approx(log_ratio**2 / 2, rel=1e-2)
 
 
-def test_the_gradient_of_k2_is_that_of_the_divergence():
+def test_the_gradient_of_k2_equals_the_gradient_of_the_divergence():
     """Planted bug: k2 without its half."""
     expected = slope_of(lambda logprobs: kl(logprobs, REFERENCE))
     torch.testing.assert_close(mean_slope(k2, REFERENCE), expected)
 
 
-def test_the_gradient_of_k3_is_that_of_the_other_divergence():
+def test_the_gradient_of_k3_equals_the_gradient_of_the_other_divergence():
     expected = slope_of(lambda logprobs: kl(REFERENCE, logprobs))
     torch.testing.assert_close(mean_slope(k3, REFERENCE), expected)
     forward = slope_of(lambda logprobs: kl(logprobs, REFERENCE))

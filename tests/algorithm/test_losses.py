@@ -109,7 +109,7 @@ def test_at_ratio_one_the_surrogates_are_minus_the_advantage():
 
 
 @pytest.mark.parametrize("name", ["ppo_clip", "gspo_token", "gspo"])
-def test_clipped_tokens_are_exactly_those_without_a_gradient(name):
+def test_clipped_tokens_are_exactly_the_ones_without_a_gradient(name):
     """Planted bug: tokens beyond the dual clip are not counted."""
     ratios = torch.tensor([0.5, 0.9, 1.0, 1.25, 2.0, 3.5], dtype=torch.float64)
     for advantage in (2.0, -1.0, 0.5):

@@ -53,14 +53,14 @@ def random_responses(seed: int, lengths: list[int]) -> list[papers.Response]:
 
 
 def inputs_of(responses: list[papers.Response]) -> LossInputs:
-    def joined(field: int) -> torch.Tensor:
+    def join(field: int) -> torch.Tensor:
         values = [value for response in responses for value in response[field]]
         return torch.tensor(values, dtype=torch.float64)
 
     return LossInputs(
-        logprobs=joined(0).requires_grad_(),
-        anchor_logprobs=joined(2),
-        advantages=joined(3),
+        logprobs=join(0).requires_grad_(),
+        anchor_logprobs=join(2),
+        advantages=join(3),
         responses=Responses.of([len(response.logprobs) for response in responses]),
     )
 

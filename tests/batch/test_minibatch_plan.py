@@ -37,7 +37,7 @@ def fill(
     return bins
 
 
-def searched(
+def search(
     lengths: Sequence[int], *, num_ranks: int, max_tokens: int, hidden_size: int
 ) -> list[Bins]:
     num_bins = num_ranks * max(1, ceil(sum(lengths) / (num_ranks * max_tokens)))
@@ -53,7 +53,7 @@ def test_the_plan_equals_an_exhaustive_search_over_bins(lengths, num_ranks):
     a bin with too little room is taken for its cost.
     """
     sizes = {"num_ranks": num_ranks, "max_tokens": BUDGET, "hidden_size": HIDDEN_SIZE}
-    assert plan_micro_batches(lengths, **sizes) == searched(lengths, **sizes)
+    assert plan_micro_batches(lengths, **sizes) == search(lengths, **sizes)
 
 
 @given(few_or_many, st.integers(1, 20))
@@ -68,7 +68,7 @@ def test_no_micro_batch_costs_less_than_a_later_one_of_any_rank(lengths, num_ran
     assert (costs[:, 1:].max(axis=0) <= costs[:, :-1].min(axis=0)).all()
 
 
-def drawn(distribution: str, num_sequences: int) -> list[int]:
+def draw(distribution: str, num_sequences: int) -> list[int]:
     """Lengths of 257 to 16,640 tokens."""
     rng = np.random.default_rng(0)
     lengths = {
@@ -93,6 +93,6 @@ def test_the_plan_of_a_large_batch_equals_the_exhaustive_search(
     """So it is balanced as well as one that is made one by one. Fails when many sequences are
     placed at a time without a look at the bins that just became the cheapest, or at their room.
     """
-    lengths = drawn(distribution, num_sequences)
+    lengths = draw(distribution, num_sequences)
     sizes = {"num_ranks": num_ranks, "max_tokens": max_tokens, "hidden_size": hidden_size}
-    assert plan_micro_batches(lengths, **sizes) == searched(lengths, **sizes)
+    assert plan_micro_batches(lengths, **sizes) == search(lengths, **sizes)

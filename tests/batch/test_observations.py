@@ -25,7 +25,7 @@ def completion(sample: Sample, version: int, tokens: list[int]) -> Completion:
     )
 
 
-def packed(sample: Sample, advantages: list[float]) -> Batch:
+def pack(sample: Sample, advantages: list[float]) -> Batch:
     group = ScoredGroup(group=Group(prompt=PROMPT, samples=(sample,)), rewards=(1.0,))
     packer = Packer(
         num_ranks=1,
@@ -43,12 +43,12 @@ def packed(sample: Sample, advantages: list[float]) -> Batch:
 def test_contexts_are_sequences_of_their_own_and_one_response():
     """Fails when a context reads the one before it, or counts as another sample."""
     sample = Sample(PROMPT, 0)
-    sample = sample.extended(completion(sample, 5, [3, 4]))
-    sample = sample.extended(Observation(array("i", [90, 91, 92]), begins_context=True))
-    sample = sample.extended(completion(sample, 7, [5]))
-    sample = sample.extended(Observation(array("i", [93])))
-    sample = sample.extended(completion(sample, 7, [6]))
-    [[[row]]] = packed(sample, [3.0, 3, -2, -2]).minibatches
+    sample = sample.with_span(completion(sample, 5, [3, 4]))
+    sample = sample.with_span(Observation(array("i", [90, 91, 92]), begins_context=True))
+    sample = sample.with_span(completion(sample, 7, [5]))
+    sample = sample.with_span(Observation(array("i", [93])))
+    sample = sample.with_span(completion(sample, 7, [6]))
+    [[[row]]] = pack(sample, [3.0, 3, -2, -2]).minibatches
     assert row.token_ids.tolist() == [1, 2, 3, 4, 90, 91, 92, 5, 93, 6]
     assert (row.lengths, row.response_lengths) == ((4, 6), (4,))
     assert row.position_ids.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
@@ -60,12 +60,12 @@ def test_contexts_are_sequences_of_their_own_and_one_response():
 
 def test_observations_are_read_and_never_trained():
     """Fails when one is in the mask, left out of the sequence, or moves what follows it."""
-    sample = Sample(PROMPT, 0).extended(Observation(array("i", [90])))
-    sample = sample.extended(completion(sample, 5, [3, 4, 5]))
-    sample = sample.extended(Observation(array("i", [91, 92])))
-    sample = sample.extended(completion(sample, 7, [6, 7]))
-    sample = sample.extended(Observation(array("i"), is_final=True))
-    batch = packed(sample, [3.0, 3, 3, -2, -2])
+    sample = Sample(PROMPT, 0).with_span(Observation(array("i", [90])))
+    sample = sample.with_span(completion(sample, 5, [3, 4, 5]))
+    sample = sample.with_span(Observation(array("i", [91, 92])))
+    sample = sample.with_span(completion(sample, 7, [6, 7]))
+    sample = sample.with_span(Observation(array("i"), is_final=True))
+    batch = pack(sample, [3.0, 3, 3, -2, -2])
     [[[row]]] = batch.minibatches
     assert row.token_ids.tolist() == [1, 2, 90, 3, 4, 5, 91, 92, 6, 7]
     assert (row.lengths, row.response_lengths, batch.num_response_tokens) == ((10,), (5,), 5)

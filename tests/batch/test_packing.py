@@ -38,7 +38,7 @@ def make_sample(prompt: Prompt, index: int, parts: list[tuple[int, int]]) -> Sam
     sample = Sample(prompt=prompt, index=index)
     for i, (version, length) in enumerate(parts):
         positions = range(sample.num_tokens, sample.num_tokens + length)
-        sample = sample.extended(
+        sample = sample.with_span(
             Completion(
                 sample_id=sample.id,
                 start=sample.num_tokens,

@@ -21,12 +21,12 @@ STATES = st.recursive(
 )
 
 
-def typed(state: Any) -> Any:
+def add_types(state: Any) -> Any:
     """Add the types, which == does not distinguish."""
     if isinstance(state, dict):
-        return {key: typed(value) for key, value in state.items()}
+        return {key: add_types(value) for key, value in state.items()}
     if isinstance(state, list):
-        return [typed(value) for value in state]
+        return [add_types(value) for value in state]
     return (type(state), getattr(state, "typecode", ""), state)
 
 
@@ -37,7 +37,7 @@ def test_state_is_read_back_exactly_as_it_was_written(tmp_path_factory, state):
     """
     folder = tmp_path_factory.mktemp("state")
     write_state(state, folder, "rollout")
-    assert typed(read_state(folder, "rollout")) == typed(state)
+    assert add_types(read_state(folder, "rollout")) == add_types(state)
 
 
 def write(folder):

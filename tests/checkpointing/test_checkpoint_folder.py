@@ -11,12 +11,12 @@ from small_checkpoints import write
 
 from april_rl.checkpointing import folder as checkpoint_folder
 from april_rl.checkpointing.folder import (
-    abandoned,
     begin,
     commit,
     latest,
+    list_abandoned,
+    list_saved,
     prune,
-    saved,
     set_aside_later,
 )
 from april_rl.checkpointing.manifest import CheckpointError, read_manifest, record, verify
@@ -32,7 +32,7 @@ def test_a_checkpoint_names_its_files_and_latest_names_the_checkpoint(tmp_path):
     assert manifest.step == 4
     assert manifest.about == {"ledger": "sums"}
     assert latest(tmp_path) == path
-    assert [one.step for one in saved(tmp_path)] == [2, 4]
+    assert [one.step for one in list_saved(tmp_path)] == [2, 4]
 
 
 @pytest.mark.parametrize("failing", ["write_manifest", "sync", "_point_to"])
@@ -42,15 +42,15 @@ def test_an_interrupted_save_leaves_the_earlier_checkpoint(tmp_path, monkeypatch
     """
     before = write(tmp_path, 1)
 
-    def killed(*_: object) -> None:
+    def kill(*_: object) -> None:
         raise OSError("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_folder, failing, killed)
+        patched.setattr(checkpoint_folder, failing, kill)
         with pytest.raises(OSError, match="killed"):
             write(tmp_path, 2)
     assert latest(tmp_path) == before
-    for one in saved(tmp_path):
+    for one in list_saved(tmp_path):
         verify(one.path)
     assert write(tmp_path, 3) == latest(tmp_path)
     assert not list(tmp_path.glob(".step_*"))
@@ -70,7 +70,7 @@ def test_a_checkpoint_without_one_of_its_files_does_not_get_its_name(tmp_path):
     (partial / "config.yaml").write_text("name: test\n")
     with pytest.raises(CheckpointError, match=r"lacks run\.json, without which"):
         commit(partial, step=1, about={}, records={}, required=["config.yaml", "run.json"])
-    assert saved(tmp_path) == []
+    assert list_saved(tmp_path) == []
 
 
 def test_the_checkpoint_that_latest_names_is_never_pruned(tmp_path):
@@ -79,7 +79,7 @@ def test_the_checkpoint_that_latest_names_is_never_pruned(tmp_path):
         write(tmp_path, step, **({"score": 0.9} if step == 20 else {}))
     prune(tmp_path, keep_last=2, keep_best=1)
     assert latest(tmp_path) == tmp_path / "step_30"
-    assert [one.step for one in saved(tmp_path)] == [20, 30, 90, 100]
+    assert [one.step for one in list_saved(tmp_path)] == [20, 30, 90, 100]
 
 
 def test_later_checkpoints_of_a_branch_that_a_run_leaves_are_set_aside(tmp_path):
@@ -95,19 +95,21 @@ def test_later_checkpoints_of_a_branch_that_a_run_leaves_are_set_aside(tmp_path)
     write(tmp_path, 30)
     assert prune(tmp_path, keep_last=2, keep_best=0) == []
     assert set_aside_later(tmp_path / "step_30") == []
-    left = names(abandoned(tmp_path))
+    left = names(list_abandoned(tmp_path))
     assert sorted(left) == ["step_100.abandoned", "step_100.abandoned.2", "step_90.abandoned"]
     removed = prune(tmp_path, keep_last=2, keep_best=0, keep_abandoned=1)
     assert names(removed) == left[:2]
 
 
-def test_a_run_does_not_go_on_in_its_folder_from_a_branch_that_it_has_left(tmp_path):
+def test_a_run_does_not_resume_from_an_abandoned_branch_in_its_folder(tmp_path):
     """Fails when two branches share a folder: `auto` would not know the second one."""
     root = tmp_path / "run" / "checkpoints"
     for step in (20, 30):
         write(root, step)
     [left] = set_aside_later(root / "step_20")
-    with pytest.raises(CheckpointError, match=r"is of a branch that .*run has left: go on from"):
+    with pytest.raises(
+        CheckpointError, match=r"belongs to a branch that .*run has left: resume it in"
+    ):
         load(str(left), tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"run\.json"):  # it is taken; it has no run's state
         load(str(left), tmp_path / "another run")
@@ -134,7 +136,7 @@ def test_old_checkpoints_are_removed_and_the_best_are_kept(tmp_path):
     for step, score in ((1, 0.5), (2, 0.25), (3, None), (10, 0.75), (20, None)):
         write(tmp_path, step, **({} if score is None else {"score": score}))
     assert names(prune(tmp_path, keep_last=2, keep_best=2)) == ["step_2", "step_3"]
-    assert [one.step for one in saved(tmp_path)] == [1, 10, 20]
+    assert [one.step for one in list_saved(tmp_path)] == [1, 10, 20]
     assert names(prune(tmp_path, keep_last=1, keep_best=1)) == ["step_1"]
 
 

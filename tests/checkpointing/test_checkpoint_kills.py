@@ -10,9 +10,9 @@ from small_checkpoints import write
 
 from april_rl.checkpointing import folder as checkpoint_folder
 from april_rl.checkpointing.folder import (
-    abandoned,
     discard,
     latest,
+    list_abandoned,
     prune,
     recover,
     set_aside_later,
@@ -70,9 +70,7 @@ BACK = 5  # the operation that goes back
 
 
 @pytest.mark.parametrize("killed_twice", [False, True])
-def test_a_kill_at_any_moment_loses_nothing_but_the_save_under_way(
-    tmp_path, monkeypatch, killed_twice
-):
+def test_a_kill_at_any_moment_loses_only_the_save_under_way(tmp_path, monkeypatch, killed_twice):
     """Killed at each call of each operation, and in the one that comes first afterwards. Fails when
     there is no whole checkpoint, when one is lost that was announced, or when a branch comes back
     that the run has left.
@@ -98,7 +96,7 @@ def test_a_kill_at_any_moment_loses_nothing_but_the_save_under_way(
             found = content_of(load_folder(root))
             assert found in (before, after), (index, number)
             assert found == after or not is_named or is_back, (index, number)
-            assert found == after or not is_back or not abandoned(root), (index, number)
+            assert found == after or not is_back or not list_abandoned(root), (index, number)
             if killed_twice and found is not None:
                 with monkeypatch.context() as patched:
                     kill_at_call(patched, number)
@@ -131,13 +129,13 @@ def test_looking_for_the_latest_checkpoint_changes_nothing(tmp_path, monkeypatch
     write(tmp_path, 20, content=b"first")
     rename = Path.rename
 
-    def killed(path: Path, target: Path) -> Path:
+    def kill_rename(path: Path, target: Path) -> Path:
         if path.name.endswith(".partial"):
             raise Killed
         return rename(path, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", killed)
+        patched.setattr(Path, "rename", kill_rename)
         with pytest.raises(Killed):
             write(tmp_path, 20, content=b"second")
     before = sorted(tmp_path.iterdir())
@@ -151,13 +149,13 @@ def test_a_rename_that_the_disk_refuses_leaves_the_earlier_checkpoint(tmp_path, 
     write(tmp_path, 20, content=b"first")
     rename = Path.rename
 
-    def refused(path: Path, target: Path) -> Path:
+    def refuse_rename(path: Path, target: Path) -> Path:
         if path.name.endswith(".partial"):
             raise OSError("read-only")
         return rename(path, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", refused)
+        patched.setattr(Path, "rename", refuse_rename)
         with pytest.raises(OSError, match="read-only"):
             write(tmp_path, 20, content=b"second")
     discard(tmp_path / ".step_20.partial")

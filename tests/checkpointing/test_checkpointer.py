@@ -8,7 +8,7 @@ import pytest
 
 from april_rl.checkpointing import checkpointer
 from april_rl.checkpointing.checkpointer import BackgroundWrite, Checkpointer, Written
-from april_rl.checkpointing.folder import latest, saved
+from april_rl.checkpointing.folder import latest, list_saved
 from april_rl.checkpointing.manifest import read_manifest, record, verify
 from april_rl.checkpointing.resume import load
 from april_rl.config.checkpoint import CheckpointConfig
@@ -130,9 +130,9 @@ def test_a_checkpoint_begins_only_after_the_previous_one_is_finished(setup):
     run.workers.answers_after = 3
     run.checkpointer.start(1, {}, about={})
     run.checkpointer.start(2, {}, about={})
-    assert [one.step for one in saved(run.root)] == [1]
+    assert [one.step for one in list_saved(run.root)] == [1]
     run.checkpointer.finish()
-    assert [one.step for one in saved(run.root)] == [1, 2]
+    assert [one.step for one in list_saved(run.root)] == [1, 2]
 
 
 def test_old_checkpoints_are_removed(setup):
@@ -140,7 +140,7 @@ def test_old_checkpoints_are_removed(setup):
     run = setup(keep_last=2)
     for step in range(1, 5):
         run.save(step)
-    assert [one.step for one in saved(run.root)] == [3, 4]
+    assert [one.step for one in list_saved(run.root)] == [3, 4]
 
 
 def test_the_checkpoints_with_the_best_evaluations_are_kept(setup):
@@ -149,9 +149,9 @@ def test_the_checkpoints_with_the_best_evaluations_are_kept(setup):
     run = setup(keep_last=1, keep_best=2, best_metric=metric)
     for step, score in enumerate((0.2, 0.9, 0.5, 0.7, None, 0.1), start=1):
         if score is not None:
-            run.checkpointer.evaluated(step, Metrics({metric: score}))
+            run.checkpointer.note_evaluation(step, Metrics({metric: score}))
         run.save(step)
-    assert [one.step for one in saved(run.root)] == [2, 4, 6]
+    assert [one.step for one in list_saved(run.root)] == [2, 4, 6]
     assert read_manifest(run.root / "step_4").about["score"] == 0.7
 
 
@@ -161,7 +161,7 @@ def test_a_full_disk_of_a_worker_fails_only_that_checkpoint(setup):
     run.save(1)
     run.workers.error = "[Errno 28] No space left on device: 'rank_00000.safetensors'"
     run.save(2)
-    assert [one.step for one in saved(run.root)] == [1]
+    assert [one.step for one in list_saved(run.root)] == [1]
     assert "step 2 could not be written ([Errno 28] No space left" in run.told[-1]
     assert f"the last good one is {run.root / 'step_1'}" in run.told[-1]
     run.workers.error = ""
@@ -191,7 +191,7 @@ def test_a_writer_that_fails_in_any_way_fails_only_that_checkpoint(setup, tmp_pa
         said = [line for line in run.told if f"checkpoint of step {step} could not be" in line]
         assert len(said) == 1
         assert type(error).__name__ in said[0] or str(error) in said[0]
-    assert [one.step for one in saved(run.root)] == [1]
+    assert [one.step for one in list_saved(run.root)] == [1]
 
 
 def test_a_worker_that_writes_less_than_it_said_fails_the_checkpoint(setup):
@@ -205,7 +205,7 @@ def test_a_worker_that_writes_less_than_it_said_fails_the_checkpoint(setup):
     assert run.checkpointer.last is None
 
 
-def test_the_run_knows_which_checkpoint_it_would_go_on_from(setup):
+def test_the_run_knows_which_checkpoint_it_would_resume(setup):
     """Fails when a restart is told another than the one that got its name last."""
     run = setup()
     assert run.checkpointer.last is None
@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_created_fails_only_that_checkpoint(setup):
     run.root.write_text("a file where the folder should be")
     run.save(1)
     assert "the checkpoint of step 1 could not be written" in run.told[-1]
-    assert "training goes on, and there is no earlier one" in run.told[-1]
+    assert "training continues, and there is no earlier one" in run.told[-1]
 
 
 def test_a_folder_that_disappears_during_a_save_fails_only_that_checkpoint(setup):

@@ -50,7 +50,7 @@ def check(config: TrainConfig, saved: dict, **sizes: int) -> None:
     check_resume(config, saved, model=model_identity(config, sizes_of(**sizes)))
 
 
-def test_adapters_go_on_over_the_same_weights_wherever_they_lie(tmp_path):
+def test_adapters_resume_over_the_same_weights_in_another_folder(tmp_path):
     """Fails when the path counts, or a part of the files does not."""
     saved = state(adapters(model(tmp_path / "a", seed=0)))
     check(adapters(model(tmp_path / "b", seed=0)), saved)
@@ -58,7 +58,7 @@ def test_adapters_go_on_over_the_same_weights_wherever_they_lie(tmp_path):
         check(adapters(model(tmp_path / "c", seed=1)), saved)
 
 
-def test_adapters_do_not_go_on_with_another_scale(tmp_path):
+def test_adapters_do_not_resume_with_another_scale(tmp_path):
     path = model(tmp_path / "a", seed=0)
     with pytest.raises(OtherModelError, match=r"lora\.alpha=80, but the saved run had 8"):
         check(adapters(path, alpha=80.0), state(adapters(path)))
@@ -97,7 +97,7 @@ def test_a_checkpoint_that_does_not_hold_the_number_of_parameters_is_read(tmp_pa
     check(full, earlier)
 
 
-def test_the_reference_of_a_run_must_be_the_same_and_what_is_trained_need_not(tmp_path):
+def test_the_reference_of_a_run_must_be_the_same_but_trained_weights_may_differ(tmp_path):
     """A checkpoint holds every trained weight. Fails when a run without a reference is refused."""
     first, other = (model(tmp_path / name, seed=n) for n, name in enumerate("ab"))
     full = TrainConfig(model=ModelConfig(path=first))
@@ -107,7 +107,7 @@ def test_the_reference_of_a_run_must_be_the_same_and_what_is_trained_need_not(tm
         check(replace(with_reference, model=ModelConfig(path=other)), state(with_reference))
 
 
-def test_a_run_that_began_elsewhere_is_not_begun_anew_nor_mixed_with_another(tmp_path):
+def test_a_run_that_began_elsewhere_is_neither_restarted_nor_mixed_with_another(tmp_path):
     """Killed before its first own checkpoint; or resumed from another run's, beside its own. Fails
     when `auto` starts at step 0, or two runs share a folder of checkpoints.
     """

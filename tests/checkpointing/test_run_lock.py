@@ -15,23 +15,23 @@ import pytest
 
 from april_rl.checkpointing import run_lock
 from april_rl.checkpointing.resume import AUTO, unfinished_run
-from april_rl.checkpointing.run_lock import FILE, RENEW_S, STALE_S, RunOwnedError, owned, owner_of
+from april_rl.checkpointing.run_lock import FILE, RENEW_S, STALE_S, RunOwnedError, own, owner_of
 from april_rl.command_line import run_directory
 from april_rl.errors import RunError
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from april_rl.checkpointing.run_lock import owned
-with owned(Path(sys.argv[1])):
+from april_rl.checkpointing.run_lock import own
+with own(Path(sys.argv[1])):
     print("owned", flush=True)
     time.sleep(60)
 """
 FORKED = """
 import os, sys, time
 from pathlib import Path
-from april_rl.checkpointing.run_lock import owned
-with owned(Path(sys.argv[1])):
+from april_rl.checkpointing.run_lock import own
+with own(Path(sys.argv[1])):
     if child := os.fork():
         print(child, flush=True)
     time.sleep(60)
@@ -96,7 +96,7 @@ def test_a_second_owner_is_refused_with_the_name_of_the_first(owner, tmp_path):
     """Fails when two runs write into one directory, or the message does not say who is there."""
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     said = rf"process {owner.pid} on .*hydra\.run\.dir"
-    with pytest.raises(RunOwnedError, match=said), owned(tmp_path):
+    with pytest.raises(RunOwnedError, match=said), own(tmp_path):
         pytest.fail("two owners")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert f"process {owner.pid} on " in owner_of(tmp_path)
@@ -108,7 +108,7 @@ def test_an_owner_that_was_killed_leaves_the_directory_free(owner, tmp_path):
     owner.wait()
     assert (tmp_path / FILE).is_file()
     assert owner_of(tmp_path) is None
-    with owned(tmp_path):
+    with own(tmp_path):
         assert json.loads((tmp_path / FILE).read_text())["pid"] == os.getpid()
     assert list(tmp_path.iterdir()) == []
 
@@ -136,7 +136,7 @@ def test_an_owner_on_another_machine_is_refused_as_long_as_it_renews_its_file(
     path.write_text(json.dumps(ELSEWHERE))
     clock.meanwhile = renews(path, clock, ahead_ns)
     clock.meanwhile()
-    with pytest.raises(RunOwnedError, match="process 1 on elsewhere, since noon"), owned(tmp_path):
+    with pytest.raises(RunOwnedError, match="process 1 on elsewhere, since noon"), own(tmp_path):
         pytest.fail("two owners")
     assert clock.now <= 2 * RENEW_S
     assert json.loads(path.read_text()) == ELSEWHERE
@@ -155,7 +155,7 @@ def test_an_owner_that_died_on_another_machine_is_waited_for_once(
     last_sign = time.time_ns() + ahead_ns
     os.utime(path, ns=(last_sign, last_sign))
     assert unfinished_run(tmp_path / "runs") is None
-    with owned(path.parent):
+    with own(path.parent):
         assert json.loads(path.read_text())["pid"] == os.getpid()
     assert STALE_S <= clock.now <= STALE_S + 2 * RENEW_S
     said = capsys.readouterr().err
@@ -163,7 +163,7 @@ def test_an_owner_that_died_on_another_machine_is_waited_for_once(
     assert "on elsewhere, since noon" in said
 
 
-def test_an_owner_on_another_machine_counts_as_alive_for_those_who_do_not_wait(clock, tmp_path):
+def test_without_waiting_an_owner_on_another_machine_counts_as_alive(clock, tmp_path):
     """Fails when a command that only reads takes two minutes."""
     (tmp_path / FILE).write_text(json.dumps(ELSEWHERE))
     assert owner_of(tmp_path, waits=False) == "process 1 on elsewhere, since noon"
@@ -175,10 +175,10 @@ def test_a_container_that_died_on_this_machine_leaves_the_directory_free(clock, 
     kernel, through one mount.
     """
     path = tmp_path / FILE
-    with owned(tmp_path):
+    with own(tmp_path):
         mine = json.loads(path.read_text())
     path.write_text(json.dumps(mine | {"host": "elsewhere"}))
-    with owned(tmp_path):
+    with own(tmp_path):
         assert clock.now == 0.0
 
 
@@ -186,13 +186,13 @@ def test_a_container_that_died_on_this_machine_leaves_the_directory_free(clock, 
 def test_a_lock_of_another_kernel_or_mount_is_not_seen_here(clock, tmp_path, kernel):
     """Its name does not matter. Fails when an owner counts as dead that may live."""
     path = tmp_path / FILE
-    with owned(tmp_path):
+    with own(tmp_path):
         mine = json.loads(path.read_text())
     here, mount = mine["lock"].split()
     for lock in (f"{kernel} {mount}", f"{here} {mount}1"):
         clock.now = 0.0
         path.write_text(json.dumps(mine | {"lock": lock}))
-        with owned(tmp_path):
+        with own(tmp_path):
             assert clock.now >= STALE_S
 
 
@@ -203,16 +203,16 @@ def test_a_file_system_without_locks_is_said_once_and_the_time_of_the_file_decid
     """Fails when nothing can start there, when two runs can, or when a dead one stays for ever."""
     no_locks(monkeypatch, number)
     path = tmp_path / FILE
-    with owned(tmp_path):
+    with own(tmp_path):
         clock.meanwhile = renews(path, clock)
         clock.meanwhile()
-        with pytest.raises(RunOwnedError, match=f"process {os.getpid()} on "), owned(tmp_path):
+        with pytest.raises(RunOwnedError, match=f"process {os.getpid()} on "), own(tmp_path):
             pytest.fail("two owners")
         left = path.read_bytes()
     assert not path.exists()
     path.write_bytes(left)
     clock.meanwhile, clock.now = lambda: None, 0.0
-    with owned(tmp_path):
+    with own(tmp_path):
         assert clock.now >= STALE_S
     assert capsys.readouterr().err.count("without file locks") == 1
 
@@ -233,7 +233,7 @@ def test_resume_auto_finds_its_run_on_a_file_system_without_locks(clock, monkeyp
 def test_an_owner_that_hung_and_lost_its_directory_leaves_the_file_of_the_next(tmp_path):
     """Fails when it removes it, and a third run starts."""
     path = tmp_path / FILE
-    with owned(tmp_path):
+    with own(tmp_path):
         path.write_text(json.dumps(ELSEWHERE))
     assert json.loads(path.read_text()) == ELSEWHERE
 
@@ -253,25 +253,25 @@ def test_an_owner_that_ends_as_it_is_looked_at_is_none(monkeypatch, tmp_path):
     assert owner_of(tmp_path) is None
     path.write_text("")
     monkeypatch.setattr(os, "fstat", ends)
-    with owned(tmp_path):
+    with own(tmp_path):
         assert path.exists()
 
 
 def test_a_folder_in_place_of_the_file_is_one_error(tmp_path):
     (tmp_path / FILE).mkdir()
     assert owner_of(tmp_path) is None
-    with pytest.raises(RunError, match=r"run\.lock cannot be opened"), owned(tmp_path):
+    with pytest.raises(RunError, match=r"run\.lock cannot be opened"), own(tmp_path):
         pytest.fail("owned a folder")
 
 
 @pytest.mark.parametrize("text", ['{"host": null}', "null", "[1]", '{"lock": null, "pid": {}}'])
 def test_a_file_that_names_no_owner_is_free_in_the_end(clock, tmp_path, text):
     (tmp_path / FILE).write_text(text)
-    with owned(tmp_path):
+    with own(tmp_path):
         assert clock.now <= STALE_S + 2 * RENEW_S
 
 
-def test_what_a_file_says_cannot_command_the_terminal(tmp_path):
+def test_the_text_of_a_lock_file_cannot_control_the_terminal(tmp_path):
     owner = ELSEWHERE | {"host": "\x1b[2J[red]x[/red]\n", "since": None}
     (tmp_path / FILE).write_text(json.dumps(owner))
     assert owner_of(tmp_path, waits=False) == "process 1 on ??2J?red?x??red??, since ?"
@@ -286,7 +286,7 @@ def test_a_run_that_is_going_on_is_found_before_its_first_checkpoint(owner, tmp_
     assert unfinished_run(runs) == runs / "one"
 
 
-def test_what_is_asked_about_a_directory_changes_nothing(tmp_path):
+def test_asking_for_the_owner_of_a_directory_changes_nothing(tmp_path):
     """Fails when a look leaves a file behind."""
     assert owner_of(tmp_path) is None
     assert list(tmp_path.iterdir()) == []

@@ -41,7 +41,7 @@ def test_the_image_has_one_name_and_the_version_of_the_package():
     assert {tag for tags in images for tag in tags} == {__version__}
 
 
-def test_the_image_copies_what_its_commands_need():
+def test_the_image_copies_the_files_that_its_commands_need():
     """Fails when a file that `make setup` reads is not in the image."""
     text = (FOLDER / "Containerfile").read_text()
     copied = [word for line in re.findall(r"^COPY (.+)$", text, re.M) for word in line.split()[:-1]]

@@ -95,7 +95,7 @@ class Hub:
 
 
 @contextmanager
-def served(hub: Hub) -> Iterator[Hub]:
+def serve(hub: Hub) -> Iterator[Hub]:
     """Serve `hub` on a free port of this machine while the context is open."""
 
     class Handler(BaseHTTPRequestHandler):

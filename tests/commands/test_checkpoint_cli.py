@@ -6,7 +6,7 @@ from small_checkpoints import write
 from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import write_state
 from april_rl.checkpointing.folder import set_aside_later
-from april_rl.checkpointing.run_lock import owned
+from april_rl.checkpointing.run_lock import own
 from april_rl.commands import checkpoint
 
 
@@ -26,7 +26,7 @@ def test_checkpoint_commands_with_wrong_arguments_are_refused(arguments, status,
     assert message in capsys.readouterr().err
 
 
-def test_show_ends_in_the_command_line_that_goes_on(tmp_path, capsys):
+def test_show_ends_with_the_command_line_that_resumes(tmp_path, capsys):
     """In the directory of the run from its last checkpoint, elsewhere from an earlier one, which
     else would set later ones aside. Fails when what was given to the run is not given again.
     """
@@ -41,7 +41,7 @@ def test_show_ends_in_the_command_line_that_goes_on(tmp_path, capsys):
     for step in (1, 2):
         folder = write(tmp_path / "checkpoints", step, **about, overrides=given)
         write_state(state, folder, STATE)
-    command = "to go on   python -m april_rl.train +recipe=tiny_cpu 'data.answer_pattern=(a|b)' "
+    command = "resume     python -m april_rl.train +recipe=tiny_cpu 'data.answer_pattern=(a|b)' "
     last, first = folder, folder.with_name("step_1")
     for path, end in (
         (tmp_path, f"resume={last} hydra.run.dir={tmp_path}"),
@@ -51,7 +51,7 @@ def test_show_ends_in_the_command_line_that_goes_on(tmp_path, capsys):
         assert f"{command}{end}\n" in capsys.readouterr().out
     write_state(state, write(tmp_path / "old" / "checkpoints", 1, **about), STATE)
     assert checkpoint.main(["show", str(tmp_path / "old")]) == 0
-    assert "to go on   python -m april_rl.train ... resume=" in capsys.readouterr().out
+    assert "resume     python -m april_rl.train ... resume=" in capsys.readouterr().out
 
 
 def test_abandoned_checkpoints_are_listed_counted_and_removed_when_asked(tmp_path, capsys):
@@ -76,6 +76,6 @@ def test_abandoned_checkpoints_are_listed_counted_and_removed_when_asked(tmp_pat
 
 def test_a_run_that_is_going_on_is_not_pruned(tmp_path, capsys):
     write(tmp_path / "checkpoints", 1)
-    with owned(tmp_path):
+    with own(tmp_path):
         assert checkpoint.main(["prune", str(tmp_path), "keep_abandoned=0"]) == 1
     assert "It prunes by itself: checkpoint.keep_last" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def set_report(averages: list[float], *, k: int = 4, folder: str = "/data") -> S
         ([TINY, "engine.max_model_len=100"], "rollout.max_response_tokens = 352, got 100"),
     ],
 )
-def test_what_is_wrong_or_has_no_effect_ends_in_one_message(
+def test_a_wrong_or_ignored_setting_ends_in_one_message(
     arguments: list[str],
     message: str,
     capsys: pytest.CaptureFixture[str],
@@ -98,11 +98,11 @@ def test_evaluate_gives_a_set_its_task_settings_as_training_does(
     """Fails when the path of the training data is forgotten: products of five digits are asked."""
     asked: list[PromptSetConfig] = []
 
-    def begun(config: TrainConfig, **_: object) -> None:
+    def begin(config: TrainConfig, **_: object) -> None:
         asked.append(evaluation_set(config.data, config.evaluation.sets["held_out"]))
         raise RunError("enough")
 
-    monkeypatch.setattr("april_rl.commands.evaluation_run.EvaluationRun", begun)
+    monkeypatch.setattr("april_rl.commands.evaluation_run.EvaluationRun", begin)
     assert main(["+recipe=smollm2_135m_cpu"]) == 1
     assert [chosen.args for chosen in asked] == [{"max_digits": 1}]
 
@@ -166,7 +166,7 @@ def test_sets_without_a_common_prompt_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_reports_what_its_samples_say(
+def test_the_report_agrees_with_the_samples(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Two sets of their own, on a model whose folder is all there is: no data.path, no learner. One
@@ -182,7 +182,7 @@ def test_the_command_reports_what_its_samples_say(
     own = f"{{path: {sums}, num_samples: 4, top_p: 0.000001, max_response_tokens: 5}}"
     arguments = [f"+evaluation.sets.greedy={own}", "evaluation.max_prompts=8"]
     capfd.readouterr()
-    evaluated(task, "out", *arguments, "--compare", str(tmp_path / "before"))
+    evaluate_plain(task, "out", *arguments, "--compare", str(tmp_path / "before"))
     printed = capfd.readouterr()
     assert printed.err == ""
     report = read_report(tmp_path / "out")
@@ -229,7 +229,7 @@ def earlier_evaluation(sums: Path) -> SetReport:
     return replace(report, path=str(sums), sampling=sampling, prompts=tuple(prompts))
 
 
-def evaluated(task: Path, output: str, *arguments: str) -> None:
+def evaluate_plain(task: Path, output: str, *arguments: str) -> None:
     """Run the command on the set `plain`, three samples a prompt and nine tokens a sample."""
     settings = [
         f"model.path={task / 'model'}",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import TOKEN, Hub, served
+from hub_server import TOKEN, Hub, serve
 from huggingface_hub import ModelCard
 from omegaconf import OmegaConf
 from small_checkpoints import write
@@ -48,7 +48,7 @@ def make_export(run: Path, *, step: int = 20, model: str = "Qwen/Qwen3-4B") -> P
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with served(Hub()) as found:
+    with serve(Hub()) as found:
         yield found
 
 
@@ -94,7 +94,7 @@ def test_the_hub_receives_every_file_and_a_card_in_one_commit(hub: Hub, tmp_path
     assert "| april_rl | " in card.text
 
 
-def test_nothing_that_no_export_writes_is_published(hub: Hub, tmp_path: Path) -> None:
+def test_only_files_that_an_export_writes_are_published(hub: Hub, tmp_path: Path) -> None:
     """Notes, hidden files in folders, what links lead to, and secrets in the records."""
     export = make_export(tmp_path / "run")
     (export / "adapter" / ".netrc").write_text("password")
@@ -159,13 +159,17 @@ def test_an_export_without_its_run_gets_a_short_card_and_a_note(
             "there is no folder {}/nowhere: give an export, RUN/exports/step_N",
         ),
         ("run", "lab/math", "{}/run is a run directory: give an export, such as {}/run/exports/s"),
-        ("run/checkpoints", "lab/math", "is no exported policy: it has no config.json. A run wri"),
+        (
+            "run/checkpoints",
+            "lab/math",
+            "is not an exported policy: it has no config.json. A run w",
+        ),
         ("run/exports/step_20", "math", "math has no owner: give OWNER/NAME"),
-        ("run/exports/step_20", "lab/a b", "lab/a b is no name of a repository: "),
-        ("half", "lab/math", "{}/half is no exported policy: it has no model-2.safetensors."),
+        ("run/exports/step_20", "lab/a b", "lab/a b is not a valid repository name: "),
+        ("half", "lab/math", "{}/half is not an exported policy: it has no model-2.safetensors."),
     ],
 )
-def test_what_is_no_export_or_no_name_is_refused(
+def test_a_folder_that_is_not_an_export_and_a_bad_name_are_refused(
     folder: str, name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_export(tmp_path / "run")
@@ -191,7 +195,7 @@ def test_what_is_no_export_or_no_name_is_refused(
         (TOKEN, "write", "lab/open", "lab/open is there already and public: make it private in"),
     ],
 )
-def test_what_the_hub_would_refuse_is_said_before_anything_is_uploaded(
+def test_a_refusal_of_the_hub_is_reported_before_the_upload(
     token: str | None, role: str, name: str, message: str, hub: Hub, tmp_path: Path
 ) -> None:
     hub.role, hub.repositories["lab/open"] = role, False

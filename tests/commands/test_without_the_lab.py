@@ -36,7 +36,7 @@ def ran(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_command_of_the_lab_says_what_is_missing(tmp_path):
+def test_a_command_of_the_lab_names_the_missing_package(tmp_path):
     done = ran(tmp_path, "-m", "april_rl", "report", "run")
     message = "error: report needs april_rl/lab, which this installation lacks\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", message)

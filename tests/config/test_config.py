@@ -94,7 +94,7 @@ def test_without_a_recipe_the_missing_setting_is_named_with_a_way_out() -> None:
     assert "tiny_cpu" in message
 
 
-def written(path: Path) -> Iterator[tuple[str, object]]:
+def settings_in(path: Path) -> Iterator[tuple[str, object]]:
     """Every key that a file of `configs/` sets, with its value; its folder is its section."""
     section = path.relative_to(config_dir()).parent.as_posix()
     tree = OmegaConf.to_container(OmegaConf.load(path))
@@ -113,7 +113,7 @@ def test_configs_repeat_no_default_of_the_schema() -> None:
     repeated = [
         f"{path.relative_to(ROOT)}: {key}={value}"
         for path in sorted(Path(config_dir()).rglob("*.yaml"))
-        for key, value in written(path)
+        for key, value in settings_in(path)
         if key in defaults and defaults[key] == value
     ]
     assert repeated == []
@@ -138,23 +138,23 @@ class Reads(ast.NodeVisitor):
     def _learn(self, node: ast.AST) -> None:
         """Which names of the module stand for a configuration or a section."""
         if isinstance(node, ast.arg) and node.annotation is not None:
-            self._annotated(node.arg, node.annotation)
+            self._visit_annotation(node.arg, node.annotation)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             for name in (node.target.id, f"self.{node.target.id}"):  # a variable, or a field
-                self._annotated(name, node.annotation)
+                self._visit_annotation(name, node.annotation)
         elif isinstance(node, ast.Assign) and not isinstance(node.targets[0], ast.Tuple):
-            self._assigned(node.targets[0], node.value)
+            self._visit_assignment(node.targets[0], node.value)
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
             values = node.value.elts if isinstance(node.value, ast.Tuple) else []
             for target, value in zip(node.targets[0].elts, values, strict=False):
-                self._assigned(target, value)
+                self._visit_assignment(target, value)
 
-    def _assigned(self, target: ast.expr, value: ast.expr) -> None:
+    def _visit_assignment(self, target: ast.expr, value: ast.expr) -> None:
         section = self._section(value)
         if section:
             self._names[ast.unparse(target)] = section
 
-    def _annotated(self, name: str, annotation: ast.expr) -> None:
+    def _visit_annotation(self, name: str, annotation: ast.expr) -> None:
         known = self._classes | {"TrainConfig": "", "PromptSetConfig": "data"}
         if isinstance(annotation, ast.Name) and annotation.id in known:
             self._names[name] = known[annotation.id]

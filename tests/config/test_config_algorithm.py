@@ -37,7 +37,7 @@ def refusal(*overrides: str) -> str:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_algorithm_group_composes_into_what_its_paper_says(group: str) -> None:
+def test_every_algorithm_group_composes_into_the_settings_of_its_paper(group: str) -> None:
     """Fails when a file of configs/algorithm names a key or a value that the schema has not."""
     algorithm = load_tiny(f"algorithm={group}").algorithm
     found = (

@@ -22,7 +22,7 @@ def only_the_shipped_recipes_afterwards():
     recipes.cache_clear()
 
 
-def composed(words: list[str], capsys, monkeypatch) -> DictConfig:
+def print_config(words: list[str], capsys, monkeypatch) -> DictConfig:
     """Return the output of `--cfg job`."""
     monkeypatch.setattr(sys, "argv", ["april_rl.train", *words, "--cfg", "job"])
     main()
@@ -38,7 +38,7 @@ def test_the_recipe_in_the_readme_works_in_a_folder_of_ones_own(tmp_path, capsys
     (tmp_path / "recipe" / "team").mkdir(parents=True)
     (tmp_path / "recipe" / "team" / "mine_1.yaml").write_text(recipe.partition("```")[0])
     folder = f"--config-dir={tmp_path}"
-    config = composed([folder, "+recipe=team/mine_1", "seed=5"], capsys, monkeypatch)
+    config = print_config([folder, "+recipe=team/mine_1", "seed=5"], capsys, monkeypatch)
     assert (config.name, config.algorithm.clip_high, config.seed) == ("my_model", 0.28, 5)
     assert config.rollout.over_sampling_factor == 2.0
 
@@ -52,7 +52,7 @@ def test_a_recipe_of_ones_own_inherits_and_leaves_an_evaluation_set_out(
         "evaluation: {sets: {held_out: null, test: {path: builtin:arithmetic_held_out}}}\n"
     )
     folder = ["--config-dir", str(tmp_path)]
-    config = composed([*folder, "+recipe=mine_2"], capsys, monkeypatch)
+    config = print_config([*folder, "+recipe=mine_2"], capsys, monkeypatch)
     assert list(to_config(config).evaluation.sets) == ["test"]
 
 
@@ -93,7 +93,7 @@ def test_the_settings_of_a_run_of_an_older_version_can_be_read(tmp_path: Path) -
         ("parent", "defaults: [tiny_cpuu]", "recipe/parent: there is no recipe tiny_cpuu; did"),
     ],
 )
-def test_what_is_wrong_with_a_recipe_names_its_file(
+def test_an_error_in_a_recipe_names_its_file(
     tmp_path: Path, capsys, monkeypatch, name, text, message
 ):
     (tmp_path / "recipe").mkdir()

@@ -38,7 +38,7 @@ def header(name: str) -> str:
     return " ".join(head)
 
 
-def settled(name: str) -> tuple[TrainConfig, Layout]:
+def settle_recipe(name: str) -> tuple[TrainConfig, Layout]:
     """Return the recipe and its layout on a machine with the GPUs that it names."""
     config = load(f"+recipe={name}")
     workers = config.runtime.num_workers
@@ -64,7 +64,7 @@ def test_every_recipe_is_in_the_table() -> None:
 @pytest.mark.parametrize("name", PLANNED)
 def test_the_memory_plan_is_the_one_in_the_header_and_fits_its_gpus(name: str) -> None:
     """Fails when a setting that takes memory changes and the header does not, or does not fit."""
-    config, layout = settled(name)
+    config, layout = settle_recipe(name)
     stated = _PLAN.search(header(name))
     hardware = re.search(r"Hardware: (one|eight) (\d+) GiB GPU", header(name))
     assert stated, "no memory plan"

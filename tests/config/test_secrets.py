@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from april_rl.config.secrets import is_secret, masked
+from april_rl.config.secrets import is_secret, mask
 from april_rl.config.store import as_plain, compose_overrides, run_config, to_config
 from april_rl.tracking.labels import run_labels
 from april_rl.tracking.tracker import config_text
@@ -92,15 +92,15 @@ def test_a_longer_word_that_holds_the_value_is_another_word(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DOOR_PASSWORD", "sesame00")
-    assert masked(["sesame00", "opensesame00"]) == ["${oc.env:DOOR_PASSWORD}", "opensesame00"]
+    assert mask(["sesame00", "opensesame00"]) == ["${oc.env:DOOR_PASSWORD}", "opensesame00"]
 
 
 def test_a_value_that_is_a_path_or_short_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails when data.path becomes a reference because some variable has the same folder."""
     monkeypatch.setenv("AUTH_FOLDER", "/data/questions")
     monkeypatch.setenv("SITE_KEY", "auto")
-    assert masked("data.path=/data/questions/a.jsonl mode=auto").startswith("data.path=/data")
-    assert "oc.env" not in masked("mode=auto")
+    assert mask("data.path=/data/questions/a.jsonl mode=auto").startswith("data.path=/data")
+    assert "oc.env" not in mask("mode=auto")
 
 
 def test_an_error_that_names_a_forgotten_variable_says_how_to_pass_it() -> None:

@@ -92,7 +92,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-def said(words: list[str], capsys, monkeypatch) -> str:
+def message_of(words: list[str], capsys, monkeypatch) -> str:
     monkeypatch.setattr(sys, "argv", ["april_rl.train", *words])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -103,13 +103,13 @@ def said(words: list[str], capsys, monkeypatch) -> str:
 
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG, ids=[wrong for wrong, _ in WRONG])
-def test_a_wrong_setting_is_named_with_what_it_takes(
+def test_a_wrong_setting_is_named_with_the_values_it_takes(
     tmp_path: Path, capsys, monkeypatch, wrong, message
 ) -> None:
     """Fails when a line of Hydra's, OmegaConf's or argparse's gets through."""
     recipe = [] if "recipe" in wrong else ["+recipe=tiny_cpu"]
     words = [*recipe, wrong, f"hydra.run.dir={tmp_path / 'run'}"]
-    assert said(words, capsys, monkeypatch) == f"error: {message}\n"
+    assert message_of(words, capsys, monkeypatch) == f"error: {message}\n"
 
 
 def test_where_a_plus_stands_does_not_matter(capsys, monkeypatch) -> None:

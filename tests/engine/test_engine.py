@@ -116,7 +116,7 @@ def weights(folder: Path, *, tied: bool) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, value
 
 
-def test_behaviour_logprobs_are_those_of_the_model_at_the_sampling_temperature(
+def test_behaviour_logprobs_match_the_model_at_the_sampling_temperature(
     engine: VllmEngine, folders: dict[str, Path]
 ) -> None:
     completions = finish(engine, [request(i) for i in range(32)])
@@ -185,7 +185,7 @@ def test_aborted_and_resumed_samples_get_every_token_once_and_one_budget(
         tick = engine.advance(resumed, slots=5, max_steps=5)
         generated += tick.generated_tokens
         for completion in (*tick.finished, *engine.abort()):
-            samples[completion.sample_id] = samples[completion.sample_id].extended(completion)
+            samples[completion.sample_id] = samples[completion.sample_id].with_span(completion)
     assert max(len(s.completions) for s in samples.values()) > 3
     assert generated == sum(s.num_tokens for s in samples.values())
     model = AutoModelForCausalLM.from_pretrained(folders["tied"], dtype=torch.float32)

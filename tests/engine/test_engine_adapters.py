@@ -112,7 +112,7 @@ def test_each_adapter_replaces_the_last_one_also_in_the_prefix_cache(engine, mod
         assert difference(model, other, sampled) > 0.1
 
 
-def test_kept_samples_go_on_with_the_next_adapter(engine, adapters, tmp_path):
+def test_kept_samples_continue_with_the_next_adapter(engine, adapters, tmp_path):
     """The same adapter from another folder changes nothing, another one does; neither needs a
     prefill. Fails when a parked sample holds on to the adapter that it began with.
     """

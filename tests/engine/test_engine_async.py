@@ -73,7 +73,7 @@ def request(sample_id: SampleId, parked: Completion | None) -> Request:
     )
 
 
-def test_the_tokens_are_those_of_synchronous_scheduling(engine, expected):
+def test_the_tokens_equal_synchronous_scheduling(engine, expected):
     """Fails when a step reads a token that is not there yet, or a draw depends on the schedule."""
     finished = engine.advance(requests(), slots=SLOTS, max_steps=10_000).finished
     assert {c.finish_reason for c in finished} == {"stop", "length"}
@@ -86,7 +86,7 @@ def test_the_tokens_are_those_of_synchronous_scheduling(engine, expected):
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 30])
 @pytest.mark.parametrize("kept", [True, False])
-def test_no_token_is_lost_at_an_abort_and_resumed_samples_go_on(
+def test_no_token_is_lost_at_an_abort_and_resumed_samples_continue(
     engine, expected, folder, steps, kept
 ):
     """Fails when a step is in flight after a tick: its tokens would be lost, or come twice."""

@@ -77,18 +77,18 @@ def whole(engine: VllmEngine, requests: list[Request]) -> dict[int, Completion]:
     return {c.sample_id.prompt_id: c for c in tick.finished}
 
 
-def parked(engine: VllmEngine, requests: list[Request], *, steps: int) -> dict[int, Completion]:
+def park(engine: VllmEngine, requests: list[Request], *, steps: int) -> dict[int, Completion]:
     assert not engine.advance(requests, slots=SLOTS, max_steps=steps).finished
     return {c.sample_id.prompt_id: c for c in engine.abort()}
 
 
-def test_a_kept_sample_goes_on_as_if_nothing_had_happened(engine, folders):
+def test_a_kept_sample_continues_as_if_never_interrupted(engine, folders):
     """With the same weights loaded again, also after other work. Fails when the cache, the position
     or the seed is another.
     """
     prompts = [request(i) for i in range(6)]
     expected = whole(engine, prompts)
-    first = parked(engine, prompts, steps=25)
+    first = park(engine, prompts, steps=25)
     load(engine, folders["now"])
     assert len(whole(engine, [request(100 + i) for i in range(20)])) == 20  # an evaluation
     on = [request(i, c.token_ids) for i, c in first.items()]
@@ -128,7 +128,7 @@ def test_a_request_that_vllm_has_forgotten_is_prefilled_again(engine, folders, w
 def test_new_weights_sample_the_rest_and_no_new_prompt_reads_an_old_cache(engine, folders):
     """Fails when the sync does not reach kept samples, or prompts share old blocks."""
     prompts = [request(i, length=80) for i in range(4)]
-    first = parked(engine, prompts, steps=20)
+    first = park(engine, prompts, steps=20)
     load(engine, folders["later"])
     fresh = whole(engine, [request(i, length=80) for i in range(50, 54)])
     # The same prompts under other ids: with the old blocks they would begin with an old cache.
@@ -156,9 +156,9 @@ def test_new_weights_sample_the_rest_and_no_new_prompt_reads_an_old_cache(engine
     )
 
 
-def test_a_sample_that_goes_on_elsewhere_is_prefilled(engine):
+def test_a_sample_that_continues_on_another_engine_is_prefilled(engine):
     """Another start than where it was parked. Fails when state is matched by the sample alone."""
-    first = parked(engine, [request(0)], steps=25)[0]
+    first = park(engine, [request(0)], steps=25)[0]
     shorter = request(0, first.token_ids[:-3])
     tick = engine.advance([shorter], slots=SLOTS, max_steps=2)
     assert tick.prefilled_tokens > 0
@@ -180,8 +180,8 @@ def test_state_is_given_up_when_only_others_are_asked_for(engine, others):
     """A step that asks for nothing keeps all. Fails when samples that moved to another engine hold
     their memory for ever, or a step without a rollout forgets every sample.
     """
-    first = parked(engine, [request(i) for i in range(4)], steps=25)
-    parked(engine, [request(i) for i in others], steps=25)
+    first = park(engine, [request(i) for i in range(4)], steps=25)
+    park(engine, [request(i) for i in others], steps=25)
     on = [request(i, c.token_ids) for i, c in first.items()]
     tick = engine.advance(on, slots=SLOTS, max_steps=3)
     assert (tick.prefilled_tokens > 0) == bool(others)

@@ -51,7 +51,7 @@ def run(folder: Path) -> Found:
     keep.BUDGET, keep.SLOTS = BUDGET, SLOTS
     prompts = [keep.request(i) for i in range(3)]
     expected = keep.whole(engine, prompts)
-    first = keep.parked(engine, prompts, steps=4)
+    first = keep.park(engine, prompts, steps=4)
     keep.load(engine, folder)
     on = [keep.request(i, c.token_ids) for i, c in first.items()]
     prefilled = engine.advance(on, slots=SLOTS, max_steps=1).prefilled_tokens
@@ -62,7 +62,7 @@ def run(folder: Path) -> Found:
         (a.token_ids + b.token_ids, a.logprobs + b.logprobs) == (c.token_ids, c.logprobs)
         for a, b, c in ((first[i], rest[i], expected[i]) for i in range(3))
     )
-    keep.parked(engine, [keep.request(10 + i) for i in range(3)], steps=4)
+    keep.park(engine, [keep.request(10 + i) for i in range(3)], steps=4)
     others = keep.whole(engine, [keep.request(20 + i) for i in range(2)])
     return Found(
         prefilled_tokens=prefilled,
@@ -83,7 +83,7 @@ def _interpret_triton() -> None:
 
 
 @pytest.mark.soak
-def test_parked_samples_go_on_and_give_way_in_the_model_runner_of_gpus(tmp_path):
+def test_parked_samples_continue_and_give_way_in_the_model_runner_of_gpus(tmp_path):
     """Fails when this runner forgets who is not computed for a while, or parked samples hold rows
     that others need: it has one for each of engine.max_num_seqs.
     """

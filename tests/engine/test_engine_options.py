@@ -131,7 +131,7 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     cleanup_dist_env_and_memory()
 
 
-def sampled(folder: Path, **settings: Any) -> tuple[Tick, Tick]:
+def sample_twice(folder: Path, **settings: Any) -> tuple[Tick, Tick]:
     """Return the completions of an engine with these settings for the same requests, twice."""
     engine = small_engine(
         folder,
@@ -162,7 +162,7 @@ def sampled_with_guesses(folder: Path) -> tuple[Tick, Tick]:
     """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return sampled(folder, speculation=Speculation.ngram)
+    return sample_twice(folder, speculation=Speculation.ngram)
 
 
 def prompt_ids(index: int) -> tuple[int, ...]:
@@ -219,10 +219,10 @@ def test_speculative_tokens_have_the_distribution_and_logprobs_of_the_model(fold
 @pytest.mark.cpu_engine
 def test_without_prefix_caching_every_prompt_is_computed_each_time(folder):
     every = NUM_SAMPLES * PROMPT_TOKENS
-    kept, again = sampled(folder)
+    kept, again = sample_twice(folder)
     rest = NUM_SAMPLES * (PROMPT_TOKENS - BLOCK_TOKENS)
     assert (kept.prefilled_tokens, again.prefilled_tokens) == (every, rest)
-    fresh, again = sampled(folder, prefix_caching=False)
+    fresh, again = sample_twice(folder, prefix_caching=False)
     assert (fresh.prefilled_tokens, again.prefilled_tokens) == (every, every)
     assert tokens_of(fresh) == tokens_of(kept)
 
@@ -232,8 +232,8 @@ def test_without_prefix_caching_every_prompt_is_computed_each_time(folder):
 @pytest.mark.cpu_engine
 def test_an_fp8_cache_is_further_from_the_learner_than_the_engine_is_by_itself(folder):
     """So it needs an off-policy correction: its tokens have another distribution."""
-    exact, _ = sampled(folder)
-    rounded, _ = sampled(folder, kv_cache_dtype=KvCacheDtype.fp8_e4m3)
+    exact, _ = sample_twice(folder)
+    rounded, _ = sample_twice(folder, kv_cache_dtype=KvCacheDtype.fp8_e4m3)
     off = [differences(folder, tick)[0].abs().mean().item() for tick in (exact, rounded)]
     assert off[0] < 0.03
     assert 2 * off[0] < off[1] < 0.5

@@ -40,7 +40,7 @@ class Watched(NamedTuple):
     steps: list[Seen]
 
 
-def watched(folder: Path, *, headroom: float) -> Watched:
+def watch(folder: Path, *, headroom: float) -> Watched:
     """An engine whose scheduler's outputs are written down outside of what counts them."""
     engine = small_engine(
         folder,
@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pressed(folder: Path) -> Watched:
     """vLLM's own admission: a request starts if it fits now."""
-    return watched(folder, headroom=0.0)
+    return watch(folder, headroom=0.0)
 
 
 def requests() -> list[Request]:
@@ -107,7 +107,7 @@ def all_ticks(engine: VllmEngine) -> tuple[list[Tick], list[Completion]]:
     return ticks, [completion for tick in ticks for completion in tick.finished]
 
 
-def test_counters_equal_what_the_scheduler_did(pressed):
+def test_counters_match_the_scheduler(pressed):
     """Fails when a request that waits for memory counts as running, or recomputing as nothing."""
     engine, steps = pressed
     steps.clear()
@@ -141,7 +141,7 @@ def test_a_tick_says_how_many_vllm_runs(pressed):
 def test_headroom_spares_most_preemptions_and_changes_no_token(pressed, folder):
     """Fails when the setting does not reach vLLM."""
     ticks, finished = all_ticks(pressed.engine)
-    roomy_ticks, roomy = all_ticks(watched(folder, headroom=0.3).engine)
+    roomy_ticks, roomy = all_ticks(watch(folder, headroom=0.3).engine)
     many, few = (sum(t.preempted_tokens for t in each) for each in (ticks, roomy_ticks))
     assert few < many / 2
     tokens = {c.sample_id: c.token_ids for c in finished}

@@ -55,7 +55,7 @@ def forward(
 
 
 @pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.5, 0.75, 0.95, 0.999])
-def test_the_nucleus_is_that_of_a_float64_reference(top_p: float) -> None:
+def test_the_nucleus_equals_a_float64_reference(top_p: float) -> None:
     """On almost flat, ordinary and peaked distributions. Fails when the token that reaches top_p
     is left out, one more is taken in, or no more than the first 1024 are looked at.
     """

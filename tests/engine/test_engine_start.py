@@ -79,13 +79,13 @@ def test_a_model_whose_code_in_vllm_needs_torchvision_says_so() -> None:
 
 @pytest.mark.soak
 @without_torchvision
-def test_vllm_says_of_such_a_model_what_we_look_for(tmp_path: Path) -> None:
+def test_vllm_reports_such_a_model_with_the_words_we_search_for(tmp_path: Path) -> None:
     tiny_model(tiny_config("qwen3_5_text")).save_pretrained(tmp_path)
     with NEEDS_TORCHVISION:
         small_engine(tmp_path, max_model_len=64, max_num_seqs=4, stop_tokens=[])
 
 
-def test_the_end_token_is_the_tokenizers_where_there_is_no_generation_config(
+def test_without_a_generation_config_the_end_token_comes_from_the_tokenizer(
     tmp_path: Path,
 ) -> None:
     write_tiny_qwen3(tmp_path)

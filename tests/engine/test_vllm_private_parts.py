@@ -188,7 +188,7 @@ def test_a_part_that_is_gone_or_changed_fails_by_its_name() -> None:
         check_signature(f"{SCHEDULER}.schedule", "self")
 
 
-def imported() -> Iterator[str]:
+def imported_names() -> Iterator[str]:
     """Names that the package imports from vLLM, beside its documented interface."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(tree_of(path)):
@@ -201,7 +201,7 @@ def test_the_page_names_every_part_and_its_tests_exist() -> None:
     """Fails when a part is used or checked but not on the page, or a test there was renamed."""
     used = {path.rpartition(":")[2].rpartition(".")[2] for path in SIGNATURES}
     used |= {name for names in ATTRIBUTES.values() for name in names.split()}
-    used |= {*KERNELS, *imported()}
+    used |= {*KERNELS, *imported_names()}
     said = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", PAGE))))
     assert sorted(used - said) == []
     tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)

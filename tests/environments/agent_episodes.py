@@ -69,6 +69,6 @@ def play(pool: EnvironmentPool, sample: Sample, *turns: str) -> tuple[Sample, Ob
     for turn in turns:
         if reply.is_final:
             break
-        sample = say(sample.extended(reply), turn)
+        sample = say(sample.with_span(reply), turn)
         reply = answer(pool, sample)
     return sample, reply

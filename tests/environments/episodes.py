@@ -77,7 +77,7 @@ def with_turn(
     sample: Sample, token_ids: tuple[int, ...], *, finish_reason: FinishReason = "stop"
 ) -> Sample:
     """Return the sample after a turn of these tokens."""
-    return sample.extended(
+    return sample.with_span(
         Completion(
             sample_id=sample.id,
             start=sample.end,
@@ -106,7 +106,7 @@ def answer(environments: EnvironmentPool, sample: Sample) -> Observation:
 
 def hear(environments: EnvironmentPool, sample: Sample) -> Sample:
     """Return the sample with the reply to it."""
-    return sample.extended(answer(environments, sample))
+    return sample.with_span(answer(environments, sample))
 
 
 def text_of(observation: Observation) -> str:

@@ -27,9 +27,9 @@ def test_a_limit_of_a_request_ends_its_turn_and_the_conversation_goes_on(tmp_pat
         asked = question("short")
         first = answer(pool, asked)
         assert first.max_turn_tokens == 3
-        cut = with_turn(asked.extended(first), encode("one"), finish_reason="length")
+        cut = with_turn(asked.with_span(first), encode("one"), finish_reason="length")
         second = answer(pool, cut)
-        whole = say(cut.extended(second), "three")
+        whole = say(cut.with_span(second), "three")
         last = answer(pool, whole)
     assert second.max_turn_tokens == 0
     assert contexts_of(whole) == [
@@ -44,9 +44,9 @@ def test_a_text_goes_on_behind_what_was_sampled_but_not_behind_its_end(tmp_path)
     """A policy that was served reads no token that ends a text, and the text of a `stop` once."""
     with agents(tmp_path) as pool:
         sample = question("text")
-        sample = with_turn(sample.extended(answer(pool, sample)), encode("upon."))
-        sample = say(sample.extended(answer(pool, sample)), "a")
-        sample = say(sample.extended(answer(pool, sample)), "b")
+        sample = with_turn(sample.with_span(answer(pool, sample)), encode("upon."))
+        sample = say(sample.with_span(answer(pool, sample)), "a")
+        sample = say(sample.with_span(answer(pool, sample)), "b")
         reply = answer(pool, sample)
     assert contexts_of(sample) == [f"once upon. more: a{END}", f"once upon. more: a!b{END}"]
     heard = [span for span in sample.spans if isinstance(span, Observation)]
@@ -58,8 +58,8 @@ def test_a_text_goes_on_behind_what_was_sampled_but_not_behind_its_end(tmp_path)
 def test_a_chat_goes_on_behind_the_text_that_ended_its_turn(tmp_path):
     with agents(tmp_path) as pool:
         sample = question('stopped {"stop": ["</code>"]}')
-        sample = with_turn(sample.extended(answer(pool, sample)), encode("one</code>"))
-        sample = say(sample.extended(answer(pool, sample)), "two")
+        sample = with_turn(sample.with_span(answer(pool, sample)), encode("one</code>"))
+        sample = say(sample.with_span(answer(pool, sample)), "two")
         reply = answer(pool, sample)
     assert contexts_of(sample) == [
         f"{as_prompt('a')}one</code>{END}\n"

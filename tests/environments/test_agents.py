@@ -81,7 +81,7 @@ def test_a_client_that_loses_patience_asks_again_and_gets_the_one_answer(tmp_pat
     """
     with agents(tmp_path) as pool:
         sample = question(text)
-        sample = sample.extended(answer(pool, sample))
+        sample = sample.with_span(answer(pool, sample))
         time.sleep(wait_s)
         reply = answer(pool, say(sample, "abc"))
     assert (reply.is_final, reply.reward) == (True, 3.0)
@@ -161,8 +161,8 @@ def test_tools_of_a_model_that_cannot_call_them_are_refused(tmp_path):
 def test_a_process_that_dies_is_replaced_and_the_agent_is_answered_as_before(tmp_path):
     with agents(tmp_path) as pool:
         sample = question("talk hello")
-        sample = say(sample.extended(answer(pool, sample)), "one")
-        sample = sample.extended(answer(pool, sample))
+        sample = say(sample.with_span(answer(pool, sample)), "one")
+        sample = sample.with_span(answer(pool, sample))
         pool._processes[0].kill()
         last = answer(pool, say(sample, "three"))
     assert (last.is_final, last.reward) == (True, 8.0)
@@ -260,7 +260,7 @@ def test_a_key_ends_with_its_episode(tmp_path):
     with agents(tmp_path, agent="serving_agents:betray") as pool:
         for name in ("first", "other"):
             sample = question("x", reference=str(tmp_path / name))
-            sample = say(sample.extended(answer(pool, sample)), "abc")
+            sample = say(sample.with_span(answer(pool, sample)), "abc")
             assert asked_for(tmp_path / name) == 400
             if name == "first":
                 assert answer(pool, sample).is_final

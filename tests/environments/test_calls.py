@@ -269,7 +269,7 @@ def test_calls_at_the_same_time_with_the_same_arguments_are_different_calls(tmp_
     assert len(set(keys)) == 2
 
 
-def test_an_episode_that_begins_anew_makes_its_calls_again_as_further_attempts(tmp_path):
+def test_an_episode_that_restarts_episodes_makes_its_calls_again_as_further_attempts(tmp_path):
     letters = tmp_path / "letters"
     settings = {"folder": tmp_path / "calls", "on_restart": OnRestart.again}
     for _ in range(2):

@@ -66,7 +66,7 @@ def through_the_door(returned):
 
 def heard_of(result):
     sample = fresh()
-    return sample.extended(observation_of([result], sample, RULES, config=CONFIG))
+    return sample.with_span(observation_of([result], sample, RULES, config=CONFIG))
 
 
 @given(FIELDS)

@@ -28,7 +28,7 @@ def test_an_episode_begins_and_goes_on_in_its_own_instance():
         assert [text_of(each.spans[0]) for each in (first, second)] == ["1", "2"]
         replies = answers(environments, say(first, "a"), say(second, "b"))
         assert [text_of(reply.observation) for reply in replies] == ["1a", "1b"]
-        first = say(first, "a").extended(replies[0].observation)
+        first = say(first, "a").with_span(replies[0].observation)
         assert text_of(answer(environments, say(first, "c"))) == "2c"
         assert replies[0].observation.reward == 0.5
 

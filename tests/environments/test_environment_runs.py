@@ -38,7 +38,7 @@ async def run(client, row, seed):
 """
 
 
-def test_a_run_trains_an_agent_that_begins_anew(tmp_path: Path) -> None:
+def test_a_run_trains_an_agent_that_restarts_episodes(tmp_path: Path) -> None:
     """Fails when a request is lost, what the agent says is not in the sample, or engine and learner
     read different contexts.
     """

@@ -17,7 +17,7 @@ def answer_turns(pool, sample, num_turns):
     reply = answer(pool, sample)
     for _ in range(num_turns):
         (number,) = re.findall(r"number (\d)", tokenizer().show_text(reply.token_ids))
-        sample = say(sample.extended(reply), f"said {number}")
+        sample = say(sample.with_span(reply), f"said {number}")
         reply = answer(pool, sample)
     return sample, reply
 
@@ -35,7 +35,7 @@ def test_requests_at_a_time_are_found_by_what_they_ask_when_a_process_has_died(t
 def test_what_asks_something_else_when_it_is_built_again_fails(tmp_path):
     asked = question("x", reference=str(tmp_path / "note"))
     with agents(tmp_path, agent="repeating_agents:odd", step_timeout_s=6.0) as pool:
-        sample = say(asked.extended(answer(pool, asked)), "abc")
+        sample = say(asked.with_span(answer(pool, asked)), "abc")
         pool._processes[0].kill()
         reply = answer(pool, sample)
     assert "it returned something else when it was built again, after turn 0" in reply.failure
@@ -44,10 +44,10 @@ def test_what_asks_something_else_when_it_is_built_again_fails(tmp_path):
 def test_nothing_is_sampled_for_a_client_that_has_gone(tmp_path):
     with agents(tmp_path, agent="repeating_agents:impatient") as pool:
         sample = question("x")
-        sample = sample.extended(answer(pool, sample))
+        sample = sample.with_span(answer(pool, sample))
         time.sleep(1.0)  # the other request has come and gone
         sample = say(sample, "abc")
-        sample = sample.extended(answer(pool, sample))
+        sample = sample.with_span(answer(pool, sample))
         reply = answer(pool, say(sample, "abcd"))
     assert "given up" not in tokenizer().show_text(sample.sequence)
     assert (reply.is_final, reply.reward, reply.failure) == (True, 4.0, "")

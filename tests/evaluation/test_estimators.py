@@ -45,7 +45,7 @@ def test_the_majority_decides(answers: list[str | None], rewards: list[int], exp
     assert majorities([rewards], [answers]) == pytest.approx([expected])
 
 
-def test_majorities_of_random_votes_are_what_breaking_ties_at_random_gives() -> None:
+def test_majorities_of_random_votes_equal_breaking_ties_at_random() -> None:
     """Compare the average of many random tie-breaks."""
     rng = np.random.default_rng(0)
     answers = rng.choice(list("abc"), (20, 6))
@@ -70,7 +70,7 @@ def test_majorities_of_random_votes_are_what_breaking_ties_at_random_gives() -> 
         (1, 29, 0.0061, 0.1718),
     ],
 )
-def test_wilsons_interval_is_that_of_newcombes_table(
+def test_wilsons_interval_equals_newcombes_table(
     successes: int, trials: int, low: float, high: float
 ) -> None:
     """Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I."""
@@ -78,14 +78,14 @@ def test_wilsons_interval_is_that_of_newcombes_table(
     assert wilson(trials - successes, trials) == pytest.approx((1 - high, 1 - low), abs=5e-5)
 
 
-def test_the_bootstrap_is_what_all_resamples_give() -> None:
+def test_the_bootstrap_equals_all_resamples() -> None:
     """All 6**6 of six prompts. Fails with another tail, or when samples without replacement."""
     values = np.array([0.1, 0.9, 0.25, 0.6, 0.0, 1.0])
     every = [np.mean(drawn) for drawn in product(values, repeat=len(values))]
     assert bootstrap(values) == pytest.approx(np.percentile(every, [2.5, 97.5]), abs=0.01)
 
 
-def test_the_interval_of_many_prompts_is_that_of_the_central_limit_theorem() -> None:
+def test_the_interval_of_many_prompts_follows_the_central_limit_theorem() -> None:
     values = np.random.default_rng(1).beta(0.5, 0.5, 2000)
     found = estimate(values)
     half = 1.96 * values.std() / np.sqrt(len(values))
@@ -104,7 +104,7 @@ def test_rewards_beyond_0_and_1_get_the_bootstrap() -> None:
     assert paired_difference(rewards, rewards + 5) == pytest.approx((5, 5, 5))
 
 
-def simulated(rng: np.random.Generator, prompts: int, k: int, mean: float) -> np.ndarray:
+def simulate(rng: np.random.Generator, prompts: int, k: int, mean: float) -> np.ndarray:
     """Return the values of 600 test sets [600, prompts], whose prompts differ in difficulty."""
     chances = rng.beta(1.2 * mean, 1.2 * (1 - mean), (600, prompts))
     return rng.binomial(k, chances) / k
@@ -114,18 +114,20 @@ def simulated(rng: np.random.Generator, prompts: int, k: int, mean: float) -> np
     ("prompts", "k", "mean"),
     [(15, 16, 0.5), (30, 1, 0.5), (30, 4, 0.95), (30, 16, 0.02), (200, 4, 0.02), (200, 16, 0.5)],
 )
-def test_intervals_hold_what_they_promise(prompts: int, k: int, mean: float) -> None:
+def test_intervals_have_the_coverage_they_promise(prompts: int, k: int, mean: float) -> None:
     """600 sets, ± 1.8 points. Fails when prompts are resampled (78 % for 30, 16, 0.02) or when the
     samples of a prompt count as independent (56 % for 200, 16, 0.5).
     """
-    drawn = simulated(np.random.default_rng(2), prompts, k, mean)
+    drawn = simulate(np.random.default_rng(2), prompts, k, mean)
     found = [estimate(values) for values in drawn]
     covered = np.mean([each.low <= mean <= each.high for each in found])
     assert 0.925 < covered < 0.985
 
 
 @pytest.mark.parametrize(("prompts", "k", "mean"), [(30, 4, 0.02), (30, 16, 0.5), (200, 4, 0.2)])
-def test_intervals_of_differences_hold_what_they_promise(prompts: int, k: int, mean: float) -> None:
+def test_intervals_of_differences_have_the_coverage_they_promise(
+    prompts: int, k: int, mean: float
+) -> None:
     """Both sets are of one model, so the true difference is 0."""
     rng = np.random.default_rng(3)
     chances = rng.beta(1.2 * mean, 1.2 * (1 - mean), (600, prompts))
@@ -150,7 +152,7 @@ def test_one_more_sample_moves_an_interval_by_little(k: int) -> None:
 
 @pytest.mark.parametrize("mean", [0.005, 0.1, 0.5])
 def test_intervals_lie_between_0_and_1_and_do_not_say_which_end_is_right(mean: float) -> None:
-    for values in simulated(np.random.default_rng(4), 12, 4, mean)[:100]:
+    for values in simulate(np.random.default_rng(4), 12, 4, mean)[:100]:
         found, other = estimate(values), estimate(1 - values)
         assert 0 <= found.low <= found.value <= found.high <= 1
         assert other == pytest.approx((1 - found.value, 1 - found.high, 1 - found.low))

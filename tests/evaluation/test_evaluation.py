@@ -118,7 +118,7 @@ def test_every_held_out_sample_is_asked_for_once_with_a_seed_of_its_own(num_slot
     assert outcome.rewards.ravel().tolist() == [*map(reward, IDS)]
 
 
-def test_an_evaluation_leaves_alone_what_engines_hold_for_training(monkeypatch) -> None:
+def test_an_evaluation_does_not_touch_parked_samples_of_training(monkeypatch) -> None:
     """Fails when it ends in an abort, with which an engine forgets the caches of parked samples, or
     with ticks under way, which the next step would take for its own.
     """
@@ -143,7 +143,7 @@ def test_a_missing_sample_is_an_error_and_not_a_zero() -> None:
         evaluator(engines, CountingScorer()).run(HELD_OUT, lambda _: None)
 
 
-def test_the_figures_are_those_of_the_records() -> None:
+def test_the_figures_match_the_records() -> None:
     found = run()
     rewards = np.array([record.reward for record in found.records]).reshape(NUM_PROMPTS, K)
     values = found.figures.metrics("sums").read()
@@ -166,7 +166,7 @@ def test_the_figures_are_those_of_the_records() -> None:
         assert record.finish_reason == ("length" if LENGTH_OF(sample_id) > BUDGET else "stop")
 
 
-def test_a_failed_reward_leaves_its_prompt_out_and_is_no_zero() -> None:
+def test_a_failed_reward_excludes_its_prompt_and_does_not_count_as_zero() -> None:
     """The first sample of the second prompt. Fails when it counts as wrong, or goes unsaid."""
     found = run(CountingScorer(failing={-2}))
     kept = [reward(sample_id) for sample_id in IDS if sample_id.prompt_id != -2]
@@ -182,7 +182,7 @@ def test_a_set_without_a_scored_prompt_ends_in_one_message() -> None:
         run(CountingScorer(failing={-1, -2, -3, -4}))
 
 
-def test_it_names_what_an_environment_that_fails_has_said() -> None:
+def test_an_evaluation_quotes_the_error_of_a_failed_environment() -> None:
     end = Observation((), is_final=True, failure="KeyError: 'a column'")
     samples = (Sample(replace(HELD_OUT.prompts[0], has_environment=True), 0, (end,)),)
     rewards = np.full((1, 1), np.nan)
@@ -199,7 +199,7 @@ def test_evaluation_function_chooses_which_reward_function_decides() -> None:
     assert found.records[0].reward == reward(IDS[0]) + 100
 
 
-def configured(chosen: EvaluationSetConfig, **evaluation) -> TrainConfig:
+def configure(chosen: EvaluationSetConfig, **evaluation) -> TrainConfig:
     return TrainConfig(
         model=ModelConfig(path="model"),
         data=DataConfig(path="data"),
@@ -210,11 +210,11 @@ def configured(chosen: EvaluationSetConfig, **evaluation) -> TrainConfig:
 
 def test_an_evaluation_set_inherits_from_evaluation_and_then_from_rollout() -> None:
     bare = EvaluationSetConfig(path="aime")
-    config = configured(bare)
+    config = configure(bare)
     assert set_sampling(config, bare) == SetSampling(
         num_samples=1, temperature=0.8, top_p=1.0, max_response_tokens=300, max_prompts=0
     )
-    config = configured(
+    config = configure(
         bare, num_samples=4, temperature=0.7, top_p=0.9, max_response_tokens=400, max_prompts=5
     )
     assert set_sampling(config, bare) == SetSampling(
@@ -229,7 +229,7 @@ def test_an_evaluation_set_inherits_from_evaluation_and_then_from_rollout() -> N
         max_response_tokens=500,
         max_prompts=0,
     )
-    config = configured(own, num_samples=4, max_response_tokens=400, max_prompts=5)
+    config = configure(own, num_samples=4, max_response_tokens=400, max_prompts=5)
     assert set_sampling(config, own) == SetSampling(
         num_samples=32, temperature=0.6, top_p=0.95, max_response_tokens=500, max_prompts=0
     )
@@ -240,10 +240,10 @@ def test_an_evaluation_set_inherits_from_evaluation_and_then_from_rollout() -> N
 
 
 def test_a_context_that_holds_training_but_not_an_evaluation_is_refused() -> None:
-    config = configured(EvaluationSetConfig(path="aime", max_response_tokens=500))
+    config = configure(EvaluationSetConfig(path="aime", max_response_tokens=500))
     assert context_length(config)[0] == 1524
-    assert context_length(configured(EvaluationSetConfig(path="aime")))[0] == 1324
-    short = configured(EvaluationSetConfig(path="aime", max_response_tokens=5))
+    assert context_length(configure(EvaluationSetConfig(path="aime")))[0] == 1324
+    short = configure(EvaluationSetConfig(path="aime", max_response_tokens=5))
     assert context_length(short)[0] == 1324
     assert context_length(short, is_training=False)[0] == 1029
     config = replace(config, engine=replace(config.engine, max_model_len=1400))
@@ -267,7 +267,7 @@ def the_set(config: TrainConfig) -> HeldOut:
     ],
 )
 def test_samples_vote_with_the_answers_that_the_reward_reads(function, response, answer) -> None:
-    config = configured(EvaluationSetConfig(path="aime"))
+    config = configure(EvaluationSetConfig(path="aime"))
     read = the_set(replace(config, reward=RewardConfig(function=function))).answer_of
     assert read is not None
     assert read(response) == answer
@@ -277,7 +277,7 @@ def test_the_function_that_decides_is_the_named_one_or_the_first_that_scores_the
     """And nothing votes where it reads no answer, as of a program. Fails when a function decides
     that gives the set no value.
     """
-    config = configured(EvaluationSetConfig(path="aime"))
+    config = configure(EvaluationSetConfig(path="aime"))
     functions = {
         "form": RewardFunctionConfig(function="format"),
         "math": RewardFunctionConfig(function="math_verify", sources=["aime"]),

@@ -2,7 +2,7 @@
 
 import pytest
 from composed_config import load
-from planned_models import GPU, HUB, INPUTS, PLANNED, changed, sizes_of
+from planned_models import GPU, HUB, INPUTS, PLANNED, change, sizes_of
 
 from april_rl.config.choices import KvCacheDtype
 from april_rl.lab.rehearsal.real_size import planned_kv_tokens, real_layout
@@ -14,7 +14,7 @@ from april_rl.planning.sizes import num_slots
 
 def test_a_token_of_a_4b_model_takes_144_kib_and_its_weights_come_first():
     """Fails when values are forgotten beside keys, or the weights are not taken off the share."""
-    settings = changed(INPUTS, gpu_memory_utilization=0.85)
+    settings = change(INPUTS, gpu_memory_utilization=0.85)
     planned = planned_kv_tokens(sizes_of("4B"), settings, device_bytes=GPU)
     room = 0.85 * GPU - 2 * sizes_of("4B").num_parameters
     assert planned == int(room / (144 * 1024))
@@ -24,16 +24,16 @@ def test_a_token_of_a_4b_model_takes_144_kib_and_its_weights_come_first():
 def test_two_gpus_of_one_engine_hold_the_weights_once_and_fp8_holds_twice():
     one = planned_kv_tokens(sizes_of("8B"), INPUTS, device_bytes=GPU)
     two = planned_kv_tokens(
-        sizes_of("8B"), changed(INPUTS, tensor_parallel_size=2), device_bytes=GPU
+        sizes_of("8B"), change(INPUTS, tensor_parallel_size=2), device_bytes=GPU
     )
     assert two > 2 * one
     halved = planned_kv_tokens(
-        sizes_of("8B"), changed(INPUTS, kv_cache_dtype=KvCacheDtype.fp8_e4m3), device_bytes=GPU
+        sizes_of("8B"), change(INPUTS, kv_cache_dtype=KvCacheDtype.fp8_e4m3), device_bytes=GPU
     )
     assert halved == pytest.approx(2 * one, abs=1)
-    on_cpu = changed(INPUTS, device="cpu", kv_cache_gib=1.0)
+    on_cpu = change(INPUTS, device="cpu", kv_cache_gib=1.0)
     assert planned_kv_tokens(sizes_of("8B"), on_cpu, device_bytes=0) == GIB // (144 * 1024)
-    none = changed(INPUTS, gpu_memory_utilization=0.1)
+    none = change(INPUTS, gpu_memory_utilization=0.1)
     assert planned_kv_tokens(sizes_of("8B"), none, device_bytes=GPU) == 0
 
 

@@ -65,7 +65,7 @@ def group_of_one() -> Iterator[None]:
 
 
 @contextmanager
-def gradients_seen(model: nn.Module) -> Iterator[list[dict[str, Tensor]]]:
+def record_gradients(model: nn.Module) -> Iterator[list[dict[str, Tensor]]]:
     """Collect the whole gradients of `model` at every optimizer step."""
     seen: list[dict[str, Tensor]] = []
 

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from learner_setup import (
     ALGORITHM,
     Example,
-    gradients_seen,
     learner_logprobs,
     make_examples,
     make_learner,
     num_tokens,
     pack,
+    record_gradients,
     write_model,
 )
 
@@ -126,7 +126,7 @@ def train(path: str, case: Case) -> dict[str, Any]:
     metrics, passes = [], []
     attention = learner._policy.get_submodule("model.layers.1.self_attn")
     attention.register_forward_hook(lambda *_: passes.append(1))
-    with gradients_seen(learner._policy) as gradients:
+    with record_gradients(learner._policy) as gradients:
         for seed in range(NUM_STEPS):
             metrics.append(learner.update([own_batch(path, seed)]))
             learner.offload()

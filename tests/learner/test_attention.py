@@ -20,7 +20,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     ]
 
 
-def packed(qkv: list[torch.Tensor], **options: object) -> torch.Tensor:
+def attend_packed(qkv: list[torch.Tensor], **options: object) -> torch.Tensor:
     packing = Packing.of(LENGTHS, device=CPU)
     return packed_attention(nn.Identity(), *qkv, None, packing=packing, scaling=SCALING, **options)[
         0
@@ -59,7 +59,7 @@ def test_packed_attention_equals_a_block_diagonal_mask(window, monkeypatch):
     monkeypatch.setattr(attention, "MIN_WINDOW_BLOCK", 2)
     qkv = inputs()
     slope = torch.randn(1, SIZE, HEADS, HEAD_DIM)
-    out = packed(qkv, sliding_window=window)
+    out = attend_packed(qkv, sliding_window=window)
     expected = with_block_diagonal_mask(qkv, window or SIZE)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     grads = torch.autograd.grad((out * slope).sum(), qkv)
@@ -77,7 +77,7 @@ def test_sinks_and_soft_caps_equal_plain_sums(window, has_sinks, cap, monkeypatc
     sinks = torch.randn(HEADS, requires_grad=True) if has_sinks else None
     leaves = qkv if sinks is None else [*qkv, sinks]
     slope = torch.randn(1, SIZE, HEADS, HEAD_DIM)
-    out = packed(qkv, sliding_window=window, s_aux=sinks, softcap=cap)
+    out = attend_packed(qkv, sliding_window=window, s_aux=sinks, softcap=cap)
     expected = with_block_diagonal_mask(qkv, window or SIZE, cap=cap, sinks=sinks)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     grads = torch.autograd.grad((out * slope).sum(), leaves)
@@ -87,7 +87,7 @@ def test_sinks_and_soft_caps_equal_plain_sums(window, has_sinks, cap, monkeypatc
 
 
 def test_bfloat16_comes_back_as_bfloat16():
-    assert packed(inputs(torch.bfloat16)).dtype is torch.bfloat16
+    assert attend_packed(inputs(torch.bfloat16)).dtype is torch.bfloat16
 
 
 def test_starts_are_where_sequences_begin_and_end():
@@ -95,6 +95,6 @@ def test_starts_are_where_sequences_begin_and_end():
 
 
 def test_an_argument_that_is_not_known_to_have_no_effect_is_refused():
-    assert packed(inputs(), dropout=0.0, use_cache=False, s_aux=None).shape[1] == SIZE
+    assert attend_packed(inputs(), dropout=0.0, use_cache=False, s_aux=None).shape[1] == SIZE
     with pytest.raises(ValueError, match="position_bias"):
-        packed(inputs(), position_bias=30.0)
+        attend_packed(inputs(), position_bias=30.0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from learner_setup import Example, make_learner, pack_minibatch
-from planned_models import INPUTS, changed
+from planned_models import INPUTS, change
 from tiny_models import write_tiny_qwen3
 from torch import Tensor, nn
 
@@ -132,10 +132,10 @@ def test_offload_frees_masters_and_moments_and_brings_them_back_bit_by_bit(tmp_p
         assert torch.equal(mine, expected)
 
 
-def planned(folder: Path) -> dict[str, dict[str, float]]:
+def plan_items(folder: Path) -> dict[str, dict[str, float]]:
     """The items of each phase for the learner above."""
     sizes = {"max_tokens": NUM_TOKENS, "longest_tokens": NUM_TOKENS}
-    inputs = changed(
+    inputs = change(
         INPUTS, num_workers=1, activation_checkpointing=False, cuda_graphs=False, **sizes
     )
     model = model_sizes(read_model(str(folder)), inputs.lora)
@@ -153,5 +153,5 @@ def test_the_plan_of_the_backward_pass_is_its_measured_peak(tmp_path):
     torch.accelerator.reset_peak_memory_stats()
     learner.update([minibatch])
     peak = torch.accelerator.max_memory_allocated()
-    expected = sum(planned(tmp_path)["backward"].values())
+    expected = sum(plan_items(tmp_path)["backward"].values())
     assert 0.75 * expected <= peak <= expected

@@ -110,7 +110,7 @@ def test_noise_of_a_nested_text_configuration_is_silenced_too():
     assert config.text_config.classifier_dropout is None
 
 
-def test_activations_are_computed_anew_in_evaluation_mode(tmp_path):
+def test_activations_are_recomputed_in_evaluation_mode(tmp_path):
     """Each router runs in the forward pass and once more in the backward pass, not training.
     Fails when activation checkpointing is lost with training mode.
     """
@@ -157,12 +157,12 @@ def test_logits_that_are_shaped_in_another_way_are_refused(monkeypatch):
     model = empty_model(AutoConfig.for_model("llama", **SIZES), dtype=torch.float32)
     plain = type(model).forward
 
-    def squared(self, **inputs):
+    def square_logits(self, **inputs):
         output = plain(self, **inputs)
         output.logits = output.logits.square()
         return output
 
-    monkeypatch.setattr(type(model), "forward", squared)
+    monkeypatch.setattr(type(model), "forward", square_logits)
     with pytest.raises(UnsupportedModelError, match=r"model_type llama .* logits"):
         logit_shape(model)
 
@@ -180,7 +180,9 @@ def test_logits_that_are_shaped_in_another_way_are_refused(monkeypatch):
         ("falcon", {}, "cannot build it"),
     ],
 )
-def test_what_the_learner_does_not_compute_is_refused_by_name(model_type, changes, reason):
+def test_an_architecture_that_the_learner_does_not_compute_is_refused_by_name(
+    model_type, changes, reason
+):
     """Before weights are loaded; some was found in the middle of a run, some never."""
     small = {} if model_type == "gpt2" else SIZES
     config = AutoConfig.for_model(model_type, **small | changes)

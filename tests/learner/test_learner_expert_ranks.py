@@ -96,7 +96,7 @@ def seen(tmp_path_factory):
 
 
 @pytest.mark.parametrize("shard_size", SHARD_SIZES)
-def test_two_ranks_load_and_update_experts_as_one(seen, shard_size):
+def test_two_ranks_load_and_update_experts_like_one_rank(seen, shard_size):
     """Fails when a rank loads another's experts, or leaves its share of an expert's gradient out.
 
     A rank whose two tokens reach few experts must neither wait nor make others wait.
@@ -116,7 +116,7 @@ def test_two_ranks_load_and_update_experts_as_one(seen, shard_size):
 
 
 @pytest.mark.parametrize("shard_size", SHARD_SIZES)
-def test_an_export_of_two_ranks_is_what_they_send_under_the_names_on_disk(seen, shard_size):
+def test_an_export_of_two_ranks_equals_the_weights_they_send(seen, shard_size):
     folder, _, ranks = seen
     exported = load_file(folder / f"exported2-{shard_size}" / "model.safetensors")
     for rank in ranks:
@@ -126,7 +126,7 @@ def test_an_export_of_two_ranks_is_what_they_send_under_the_names_on_disk(seen, 
 
 
 @pytest.mark.parametrize("shard_size", SHARD_SIZES)
-def test_two_ranks_repeat_the_experts_of_their_rows_as_one(seen, shard_size):
+def test_two_ranks_repeat_the_experts_of_their_rows_like_one_rank(seen, shard_size):
     _, one, ranks = seen
     for rank in ranks:
         found = rank[shard_size]["repeated"]

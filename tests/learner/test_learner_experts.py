@@ -78,9 +78,7 @@ def test_a_packed_row_of_a_mixture_gives_every_response_the_logprobs_it_has_alon
 
 @in_a_group
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
-def test_gradients_are_those_of_experts_that_compute_one_after_another(
-    path, activation_checkpointing
-):
+def test_gradients_equal_computing_the_experts_one_after_another(path, activation_checkpointing):
     """Also of the router. Fails when gate and up change places, or an expert is another's."""
     examples = make_examples(path, noise=0.0, age=0)
     model = plain_model(path)
@@ -97,7 +95,7 @@ def test_gradients_are_those_of_experts_that_compute_one_after_another(
 
 
 @in_a_group
-def test_an_update_is_that_of_plain_torch_and_leaves_the_sent_names_as_they_are(path):
+def test_an_update_equals_plain_torch_and_keeps_the_sent_names(path):
     examples = make_examples(path, noise=0.3, age=1)
     learner, model = make_learner(path), plain_model(path)
     plain_update(model, plain_adamw(model), [examples])
@@ -153,7 +151,7 @@ def test_files_of_an_export_are_planned_by_the_sizes_of_single_experts(path, tmp
     policy, target = build(path), tmp_path / "parts"
     max_bytes = 40_000
     export(
-        policy.gathered(torch.bfloat16),
+        policy.gather(torch.bfloat16),
         dtype=torch.bfloat16,
         sizes=policy.stored_bytes(torch.bfloat16),
         source=Path(path),
@@ -196,7 +194,7 @@ def test_a_rank_of_any_mesh_holds_its_rows_of_every_parameter(path, num_ranks, s
 
 @pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
 @pytest.mark.parametrize("family", FAMILIES)
-def test_parts_are_what_transformers_would_save(family):
+def test_parts_match_what_transformers_would_save(family):
     """Name for name and bit for bit. Fails when an expert's matrices are cut at another row."""
     model = tiny_model(tiny_config(family))
     tensors = model.state_dict()
@@ -205,7 +203,7 @@ def test_parts_are_what_transformers_would_save(family):
     found = {
         part.name: (part, tensor)
         for name, tensor in tensors.items()
-        for part in names.stored(name, tensor.shape)
+        for part in names.stored_parts(name, tensor.shape)
     }
     assert found.keys() == expected.keys()
     for name, (part, tensor) in found.items():
@@ -219,10 +217,10 @@ def test_a_checkpoint_in_another_form_is_refused_by_its_names():
     names = StoredNames(model)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     with pytest.raises(UnknownLayoutError, match=r"model\.path: .*where the learner has"):
-        [names.stored(name, shape) for name, shape in shapes.items()]
+        [names.stored_parts(name, shape) for name, shape in shapes.items()]
 
 
-def rewritten(path: str, target: Path, **changes: torch.Tensor | None) -> str:
+def rewrite(path: str, target: Path, **changes: torch.Tensor | None) -> str:
     """A copy of the checkpoint with some tensors replaced, added, or (None) left out."""
     tensors = {**load_file(Path(path, "model.safetensors")), **changes}
     save_file({k: v for k, v in tensors.items() if v is not None}, target / "model.safetensors")
@@ -234,7 +232,7 @@ def rewritten(path: str, target: Path, **changes: torch.Tensor | None) -> str:
 def test_an_expert_that_is_missing_is_named(path, tmp_path):
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
     with pytest.raises(CheckpointError, match=r"1 \(model\.layers\.0\.mlp\.experts\.3\.up_proj"):
-        make_learner(rewritten(path, tmp_path, **{name: None}))
+        make_learner(rewrite(path, tmp_path, **{name: None}))
 
 
 @in_a_group
@@ -242,4 +240,4 @@ def test_an_expert_of_another_width_is_named(path, tmp_path):
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
     changes = {name: torch.ones(7, 64)}
     with pytest.raises(CheckpointError, match=r"experts\.3\.up_proj\.weight has shape \[7, 64\]"):
-        make_learner(rewritten(path, tmp_path, **changes))
+        make_learner(rewrite(path, tmp_path, **changes))

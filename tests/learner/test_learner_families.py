@@ -46,7 +46,7 @@ def path(request, tmp_path_factory) -> str:
     return str(folder)
 
 
-def test_an_update_is_that_of_plain_torch_one_sequence_at_a_time(path):
+def test_an_update_equals_plain_torch_one_sequence_at_a_time(path):
     examples = make_examples(path, noise=0.3, age=1)
     learner, model = make_learner(path, activation_checkpointing=True), plain_model(path)
     plain_update(model, plain_adamw(model), [examples])
@@ -55,7 +55,7 @@ def test_an_update_is_that_of_plain_torch_one_sequence_at_a_time(path):
     torch.testing.assert_close(learner_logprobs(learner, examples), expected, atol=2e-4, rtol=1e-4)
 
 
-def test_what_is_sent_has_the_names_of_the_checkpoint_and_frozen_tensors_have_its_bits(path):
+def test_sent_weights_have_the_names_of_the_checkpoint_and_frozen_tensors_its_bits(path):
     """Fails when a tensor does not reach the engine, or a router's bias is rounded or trained."""
     learner = make_learner(path, compute_dtype=ComputeDtype.bfloat16)
     learner.update([pack_minibatch([make_examples(path, noise=0.3, age=1)])])
@@ -66,7 +66,7 @@ def test_what_is_sent_has_the_names_of_the_checkpoint_and_frozen_tensors_have_it
     assert all(sent[name].dtype is torch.float32 for name in kept)
 
 
-def test_an_export_loads_in_transformers_and_in_a_learner_that_goes_on(path, tmp_path):
+def test_an_export_loads_in_transformers_and_in_a_learner_that_continues(path, tmp_path):
     """As does a snapshot. Fails when the tensors in it are another policy's."""
     examples = make_examples(path, noise=0.3, age=1)
     learner = make_learner(path)

@@ -52,7 +52,7 @@ def test_no_backward_pass_leaves_more_than_a_shard_of_the_gradients(
             activation_checkpointing=False,
             temperature=TEMPERATURE,
         )
-        shards = policy.trained()  # before a pass leaves gathered weights in their place
+        shards = policy.trained_parameters()  # before a pass leaves gathered weights in their place
         one_more_pass(policy, row, is_last=False)
         first = [shard.grad for shard in shards]
         one_more_pass(policy, row, is_last=True)

@@ -127,7 +127,7 @@ def test_loading_takes_hardly_more_memory_than_the_shard(tmp_path):
 
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("max_bytes", [2**31, 40_000], ids=["one_file", "several_files"])
-def test_what_is_loaded_and_exported_and_loaded_again_has_every_bit(tmp_path, is_tied, max_bytes):
+def test_loading_exporting_and_loading_again_keeps_every_bit(tmp_path, is_tied, max_bytes):
     """Load from one file and from several; export into one and into several."""
     path = write_model(tmp_path / "stored", tied=is_tied)
     stored = load_file(Path(path, "model.safetensors"))

@@ -53,7 +53,7 @@ def moe_path(tmp_path_factory):
     return str(folder)
 
 
-def trained(path: str, *, lora: LoraConfig = LORA, **changes: Any) -> Learner:
+def make_trained(path: str, *, lora: LoraConfig = LORA, **changes: Any) -> Learner:
     """Return a learner after an update, so that no B is zero."""
     learner = make_learner(path, lora=lora, **changes)
     learner.update([pack_minibatch([make_examples(path, noise=0.3, age=1)])])
@@ -81,7 +81,9 @@ def test_the_adapters_get_the_gradients_of_plain_torch_and_peft(
     """And nothing else gets one. Fails when checkpointed layers whose input is frozen get none,
     with another scale than alpha / rank, and when the exported adapter is not the one computed.
     """
-    learner = trained(either_path, lora=lora, activation_checkpointing=activation_checkpointing)
+    learner = make_trained(
+        either_path, lora=lora, activation_checkpointing=activation_checkpointing
+    )
     learner.export(tmp_path / "out")
     model = in_peft(either_path, tmp_path / "out")
     examples = make_examples(either_path, noise=0.0, age=0)
@@ -100,7 +102,7 @@ def test_the_adapters_get_the_gradients_of_plain_torch_and_peft(
 
 
 def test_the_exported_adapter_is_the_policy_to_peft(either_path, tmp_path):
-    learner = trained(either_path)
+    learner = make_trained(either_path)
     examples = make_examples(either_path, noise=0.0, age=0)
     learner_logprobs(learner, examples)  # a forward pass leaves its weights gathered
     learner.export(tmp_path / "out")
@@ -115,7 +117,7 @@ def test_engine_and_checkpoint_get_merged_weights_under_the_names_of_the_model(
     """Against peft's own merge, in float32. Fails when the sum is rounded before the end, its
     scale is another, or A and B are left out or sent along.
     """
-    learner = trained(either_path, lora=ATTENTION, compute_dtype=compute_dtype)
+    learner = make_trained(either_path, lora=ATTENTION, compute_dtype=compute_dtype)
     learner.export(tmp_path / "out")
     sent, stored = dict(learner.weights()), load_file(Path(either_path, "model.safetensors"))
     merged = in_peft(either_path, tmp_path / "out").merge_and_unload()
@@ -264,7 +266,7 @@ def test_layers_that_peft_refuses_are_named():
 def test_attention_beside_experts_can_have_adapters(moe_path):
     """Weights have the names of the checkpoint, experts one by one, and only attention moves."""
     attention = replace(LORA, target_modules=LINEAR[:4])
-    sent = dict(trained(moe_path, lora=attention).weights())
+    sent = dict(make_trained(moe_path, lora=attention).weights())
     stored = load_file(Path(moe_path, "model.safetensors"))
     assert sent.keys() == stored.keys()
     for name, tensor in sent.items():

@@ -8,7 +8,7 @@ import plain_objective
 import pytest
 import torch
 from composed_config import load
-from learner_setup import Example, gradients_seen, make_examples, plain_logprobs, plain_model
+from learner_setup import Example, make_examples, plain_logprobs, plain_model, record_gradients
 from plain_objective import Response
 
 from april_rl.assembly.packer import build_packer
@@ -131,7 +131,7 @@ def sample_of(example: Example, number: int) -> Sample:
             logprobs=tuple(example.behaviour_logprobs[part].tolist()),
             finish_reason="stop" if age == 1 else None,
         )
-        sample = sample.extended(completion)
+        sample = sample.with_span(completion)
     return sample
 
 
@@ -182,7 +182,7 @@ def assert_same_update(
     examples = make_examples(path, noise=0.3, age=1)
     config = config_of(path, settings, *overrides)
     learner = build_learner(config, device="cpu")
-    with gradients_seen(learner._policy) as gradients:
+    with record_gradients(learner._policy) as gradients:
         metrics = learner.update(batch_of(config, examples).of_rank(0)).read()
     chosen = {**DEFAULTS, **settings}
     expected, losses = plain_gradients(path, [examples[::2], examples[1::2]], chosen, cap=cap)
@@ -231,7 +231,7 @@ def test_grpo_and_gspo_token_differ_from_the_second_optimizer_step_on(path, num_
     for loss in ("ppo_clip", "gspo_token"):
         config = config_of(path, {"loss": loss}, count)
         learner = build_learner(config, device="cpu")
-        with gradients_seen(learner._policy) as gradients:
+        with record_gradients(learner._policy) as gradients:
             learner.update(batch_of(config, examples).of_rank(0))
         found.append(torch.cat([g.flatten() for g in gradients[-1].values()]))
     grpo, gspo = found

@@ -48,7 +48,7 @@ def floats_alive() -> dict[int, int]:
 
 
 @pytest.mark.parametrize("offload", list(Offload))
-def test_updates_with_an_offload_between_them_are_those_without(either_path, offload):
+def test_updates_with_an_offload_between_them_equal_updates_without(either_path, offload):
     """To the last bit: three updates of two steps, weights sent and log-probabilities taken while
     everything is away. Fails when something comes back too late, twice, or to the wrong tensor.
     """
@@ -74,7 +74,9 @@ def test_updates_with_an_offload_between_them_are_those_without(either_path, off
         (Offload.all, (True, True)),
     ],
 )
-def test_offload_moves_what_the_setting_names_and_brings_it_back(either_path, offload, leaves):
+def test_offload_moves_the_tensors_that_the_setting_names_and_brings_them_back(
+    either_path, offload, leaves
+):
     """Parameters at `offload`, moments by the end of an update; gradients are never kept."""
     learner = make_learner(either_path, offload=offload)
     size = bytes_of(masters(learner))
@@ -135,7 +137,7 @@ def test_a_storage_that_several_tensors_share_is_moved_once_and_views_follow():
     assert torch.equal(view, torch.arange(4.0, 12.0).view(2, 4))
 
 
-def test_values_that_changed_since_the_last_offload_are_what_comes_back():
+def test_values_that_changed_since_the_last_offload_come_back():
     """Fails when the host's copy of an earlier offload is taken for the values."""
     tensor = torch.zeros(3)
     held = Offloadable(lambda: [tensor], device=CPU)

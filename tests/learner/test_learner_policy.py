@@ -78,7 +78,7 @@ def test_a_packed_row_gives_the_gradients_of_its_sequences_one_by_one(
         assert (grad - expected[name]).norm() < 1e-5 * expected[name].norm(), name
 
 
-def test_weights_are_those_of_the_checkpoint_also_after_a_forward_pass(either_path):
+def test_weights_equal_the_checkpoint_also_after_a_forward_pass(either_path):
     learner = make_learner(either_path, compute_dtype=ComputeDtype.bfloat16)
     learner.logprobs(pack(make_examples(either_path, noise=0.0, age=0), total=1))
     stored = load_file(Path(either_path, "model.safetensors"))
@@ -173,7 +173,7 @@ def test_files_of_an_export_stay_below_their_size_unless_one_tensor_is_larger():
     assert plan_shards([4, 4, 9, 1, 1, 7], max_bytes=8) == [0, 0, 1, 2, 2, 3]
 
 
-def rewritten(path: str, target: Path, **changes: torch.Tensor | None) -> str:
+def rewrite(path: str, target: Path, **changes: torch.Tensor | None) -> str:
     """A copy of the checkpoint with some tensors replaced, added, or (None) left out."""
     tensors = {**load_file(Path(path, "model.safetensors")), **changes}
     save_file({k: v for k, v in tensors.items() if v is not None}, target / "model.safetensors")
@@ -184,19 +184,19 @@ def rewritten(path: str, target: Path, **changes: torch.Tensor | None) -> str:
 def test_tensors_that_are_missing_or_unknown_are_named(either_path, tmp_path):
     changes = {"model.norm.weight": None, "model.norm.scale": torch.ones(3)}
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight\) missing.*norm\.scale\) unkn"):
-        make_learner(rewritten(either_path, tmp_path, **changes))
+        make_learner(rewrite(either_path, tmp_path, **changes))
 
 
 def test_a_tensor_of_another_shape_is_named(path, tmp_path):
     changes = {"model.norm.weight": torch.ones(3)}
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight has shape \[3\]"):
-        make_learner(rewritten(path, tmp_path, **changes))
+        make_learner(rewrite(path, tmp_path, **changes))
 
 
 def test_rope_frequencies_of_an_older_checkpoint_are_not_read(path, tmp_path):
     """They are computed. Fails when they are refused as unknown."""
     changes = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
-    weights = dict(make_learner(rewritten(path, tmp_path, **changes)).weights())
+    weights = dict(make_learner(rewrite(path, tmp_path, **changes)).weights())
     assert weights.keys() == load_file(Path(path, "model.safetensors")).keys()
 
 
@@ -225,7 +225,7 @@ def test_a_file_that_is_cut_off_is_named(path, tmp_path):
     with pytest.raises(CheckpointError, match=rf"model\.path=.*: {last.name} cannot be read"):
         make_learner(str(tmp_path))
     (tmp_path / "single").mkdir()
-    single = Path(rewritten(path, tmp_path / "single"), "model.safetensors")
+    single = Path(rewrite(path, tmp_path / "single"), "model.safetensors")
     single.write_bytes(single.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r": model\.safetensors cannot be read"):
         make_learner(str(single.parent))

@@ -26,7 +26,7 @@ from rank_worlds import (
     RUNS,
     all_of,
     batch,
-    gradients_seen,
+    record_gradients,
     run_rank,
     saved_examples,
     write_models,
@@ -46,7 +46,7 @@ def plain_run(path: str) -> dict[str, Any]:
     model = plain_model(path)
     optimizer = plain_adamw(model)
     losses, norms = [], []
-    with gradients_seen(model) as gradients:
+    with record_gradients(model) as gradients:
         for seed in range(NUM_STEPS):
             examples = saved_examples(path, seed)
             total = num_tokens([examples])
@@ -82,7 +82,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients_are_those_of_plain_torch_and_of_one_rank(seen, case):
+def test_gradients_equal_plain_torch_and_one_rank(seen, case):
     """Every rank has those of every parameter, before each of three optimizer steps; up to the
     rounding of float32, which plain torch adds up in another order. Fails when the loss is scaled
     by another number of ranks than gradients are averaged over, or a row is left out.
@@ -101,7 +101,7 @@ def test_gradients_are_those_of_plain_torch_and_of_one_rank(seen, case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_losses_and_norms_of_three_updates_are_those_of_plain_torch(seen, case):
+def test_losses_and_norms_of_three_updates_equal_plain_torch(seen, case):
     _, found, plain = seen
     for step in range(NUM_STEPS):
         merged = merge(rank["metrics"][step] for rank in found[case]).read()
@@ -131,7 +131,7 @@ def test_every_rank_sends_the_same_weights(seen, case):
 
 
 @pytest.mark.parametrize(("world", "name"), RUNS[2:], ids=str)
-def test_a_run_of_several_ranks_is_that_of_one(seen, world, name):
+def test_a_run_of_several_ranks_equals_a_run_of_one(seen, world, name):
     """With a frozen reference and a mask over responses: log-probabilities at the end, and metrics
     merged over ranks.
     """
@@ -155,7 +155,7 @@ def test_every_rank_loads_its_slices_and_sends_whole_weights(seen, world, name):
 
 
 @pytest.mark.parametrize(("world", "name"), RUNS, ids=str)
-def test_an_export_of_several_ranks_is_what_they_send(seen, world, name):
+def test_an_export_of_several_ranks_equals_the_weights_they_send(seen, world, name):
     folder, found, _ = seen
     model = AutoModelForCausalLM.from_pretrained(folder / name / f"exported-{world}")
     expected = dict(plain_model(str(folder / name)).named_parameters()).keys()

@@ -11,10 +11,10 @@ from learner_setup import (
     NO_ADAPTERS,
     TEMPERATURE,
     Example,
-    gradients_seen,
     make_learner,
     pack,
     pack_minibatch,
+    record_gradients,
 )
 from tiny_architectures import tiny_config, tiny_model
 from torch import Tensor
@@ -90,7 +90,7 @@ def examples_of(num: int = 4) -> list[Example]:
     ]
 
 
-def passed(
+def run_forward(
     policy: Policy, routers: Routers, choices: Choices | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return log-probabilities and gradients of a row with these choices."""
@@ -104,7 +104,7 @@ def passed(
     return logprobs.detach(), grads
 
 
-def moved(choices: Choices, num_experts: int) -> Choices:
+def shift(choices: Choices, num_experts: int) -> Choices:
     """Return other choices: the next expert after each."""
     return tuple((choice + 1) % num_experts for choice in choices)
 
@@ -128,10 +128,10 @@ def test_the_page_names_every_family_and_no_other():
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
 def test_repeating_its_own_choice_changes_no_bit(path, activation_checkpointing):
     policy = build(path, activation_checkpointing=activation_checkpointing)
-    plain = passed(policy, Routers(), None)
+    plain = run_forward(policy, Routers(), None)
     routers = Routers(policy)
-    chosen = passed(policy, routers, None)
-    repeated = passed(policy, routers, routers.last_choices())
+    chosen = run_forward(policy, routers, None)
+    repeated = run_forward(policy, routers, routers.last_choices())
     for logprobs, grads in (chosen, repeated):
         assert torch.equal(logprobs, plain[0])
         for name, grad in grads.items():
@@ -142,9 +142,9 @@ def test_the_order_of_the_experts_does_not_matter(path):
     """Fails when a weight goes to another expert than the one whose score it is."""
     policy = build(path)
     routers = Routers(policy)
-    plain, grads = passed(policy, routers, None)
+    plain, grads = run_forward(policy, routers, None)
     turned = tuple(choice.flip(-1) for choice in routers.last_choices())
-    logprobs, found = passed(policy, routers, turned)
+    logprobs, found = run_forward(policy, routers, turned)
     torch.testing.assert_close(logprobs, plain, atol=1e-5, rtol=1e-5)
     for name, grad in grads.items():
         assert (found[name] - grad).norm() <= 1e-4 * grad.norm() + 1e-6, name
@@ -156,9 +156,9 @@ def test_other_choices_are_repeated_with_weights_and_gradients_of_the_scores(pat
     """
     policy = build(path, activation_checkpointing=True)
     routers = Routers(policy)
-    own, _ = passed(policy, routers, None)
-    others = moved(routers.last_choices(), num_experts=4)
-    before, grads = passed(policy, routers, others)
+    own, _ = run_forward(policy, routers, None)
+    others = shift(routers.last_choices(), num_experts=4)
+    before, grads = run_forward(policy, routers, others)
     assert not torch.equal(before, own)
     for choice, other in zip(routers.last_choices(), others, strict=True):
         assert torch.equal(choice, other)
@@ -175,7 +175,7 @@ def test_other_choices_are_repeated_with_weights_and_gradients_of_the_scores(pat
         with torch.no_grad():
             for name in names:
                 policy.get_parameter(name)._local_tensor.add_(grads[name], alpha=step.item())
-        values.append((passed(policy, routers, others)[0] * advantages).double().sum())
+        values.append((run_forward(policy, routers, others)[0] * advantages).double().sum())
         assert all(map(torch.equal, routers.last_choices(), others))
     found = (values[0] - values[1]) / (2 * size)
     torch.testing.assert_close(found, slope.double(), rtol=0.05, atol=1e-3)
@@ -224,7 +224,7 @@ def test_recomputed_activations_have_the_repeated_experts(qwen):
         learner = make_learner(
             qwen, lr=0.1, router_replay=RouterReplay.learner, activation_checkpointing=is_recomputed
         )
-        with gradients_seen(learner._policy) as grads:
+        with record_gradients(learner._policy) as grads:
             learner.update(two_minibatches())
         steps.append(grads)
     for step, again in zip(*steps, strict=True):
@@ -243,7 +243,7 @@ def test_nothing_is_repeated_after_an_update(qwen):
 def test_an_error_inside_the_block_ends_the_repeating(qwen):
     policy = build(qwen)
     routers = Routers(policy)
-    passed(policy, routers, None)
+    run_forward(policy, routers, None)
     with pytest.raises(ZeroDivisionError), routers.repeating(routers.last_choices()):
         raise ZeroDivisionError
     policy(PackedRow.of(pack(examples_of(8), total=1), device=CPU))

@@ -34,13 +34,13 @@ pytestmark = [
 ]
 
 
-def as_published(name: str) -> str:
+def published_name(name: str) -> str:
     """Gemma 3's names on the hub."""
     name = name.replace("model.language_model.", "language_model.model.")
     return name.replace("model.vision_tower.", "vision_tower.")
 
 
-def renamed(file: Path, new: Callable[[str], str]) -> None:
+def rename_tensors(file: Path, new: Callable[[str], str]) -> None:
     save_file({new(n): t for n, t in load_file(file).items()}, file, metadata={"format": "pt"})
 
 
@@ -50,7 +50,7 @@ def gemma3(folder: Path) -> None:
 
 def published_gemma3(folder: Path) -> None:
     gemma3(folder)
-    renamed(folder / FILE, as_published)
+    rename_tensors(folder / FILE, published_name)
 
 
 def qwen3_5(folder: Path) -> None:

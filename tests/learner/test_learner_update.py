@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("_group")
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 
 
-def agreed(path: str) -> list[Example]:
+def agreeing_examples(path: str) -> list[Example]:
     """Examples whose behaviour is the model's own."""
     return make_examples(path, noise=0.0, age=0)
 
@@ -47,7 +47,7 @@ def are_equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-def test_three_updates_are_those_of_plain_torch(either_path):
+def test_three_updates_equal_plain_torch(either_path):
     model = plain_model(either_path)
     optimizer = plain_adamw(model)
     learner = make_learner(either_path)
@@ -178,8 +178,10 @@ def test_a_mismatch_stops_the_update_before_any_step(path, num_minibatches, offs
 
 def test_after_a_step_that_agreed_the_weight_sync_is_named_first(path):
     learner = make_learner(path)
-    learner.update([pack_minibatch([agreed(path)])])
-    wrong = [replace(e, behaviour_logprobs=e.behaviour_logprobs - 1) for e in agreed(path)]
+    learner.update([pack_minibatch([agreeing_examples(path)])])
+    wrong = [
+        replace(e, behaviour_logprobs=e.behaviour_logprobs - 1) for e in agreeing_examples(path)
+    ]
     with pytest.raises(MismatchError, match="Check first the weight sync"):
         learner.update([pack_minibatch([wrong])])
 
@@ -187,7 +189,8 @@ def test_after_a_step_that_agreed_the_weight_sync_is_named_first(path):
 def test_a_mismatch_below_five_times_the_limit_is_only_a_warning(path):
     """Fails when the run ends at the limit itself."""
     off = [
-        replace(e, behaviour_logprobs=e.behaviour_logprobs - np.float32(0.2)) for e in agreed(path)
+        replace(e, behaviour_logprobs=e.behaviour_logprobs - np.float32(0.2))
+        for e in agreeing_examples(path)
     ]
     metrics = make_learner(path).update([pack_minibatch([off])])
     assert "0.2 nats" in MismatchWarning(0.05).of(metrics)

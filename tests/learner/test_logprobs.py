@@ -39,7 +39,7 @@ def from_all_logits(
     ("dtype", "tolerance"), [(torch.float32, 3e-5), (torch.bfloat16, 0.06)], ids=["fp32", "bf16"]
 )
 @pytest.mark.parametrize("shape", [PLAIN, SCALED, CAPPED], ids=["plain", "scaled", "capped"])
-def test_logprobs_entropy_and_gradients_are_those_of_the_whole_softmax(
+def test_logprobs_entropy_and_gradients_equal_the_whole_softmax(
     block_bytes, dtype, tolerance, shape
 ):
     """Fails when a scale or a cap of the logits is forgotten in either pass, or in any block."""
@@ -113,7 +113,7 @@ def test_two_blocks_of_logits_exist_at_a_time():
     assert peak_bytes(lambda: outputs[0].sum().backward()) <= 2.2 * block_bytes
 
 
-def test_a_block_has_a_multiple_of_128_rows_whatever_the_number_of_tokens():
+def test_a_block_has_a_multiple_of_128_rows_for_any_number_of_tokens():
     head = LogprobHead(nn.Parameter(torch.zeros(1, 1)), temperature=1.0)
     rows = [head._block_rows(torch.zeros(n, 1)) for n in (1, 999, 1001, 4099, 70_001)]
     assert [size % 128 for size in rows] == [0] * 5

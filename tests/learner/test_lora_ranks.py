@@ -38,7 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def uneven(path: str, *, noise: float, age: int, rank: int) -> list[MicroBatch]:
+def uneven_rows(path: str, *, noise: float, age: int, rank: int) -> list[MicroBatch]:
     """Five of six examples for the first rank, in two rows; one and the dummy row for the other."""
     examples = make_examples(path, noise=noise, age=age)
     bins = [examples[:2], examples[2:5]] if rank == 0 else [examples[5:], []]
@@ -47,7 +47,7 @@ def uneven(path: str, *, noise: float, age: int, rank: int) -> list[MicroBatch]:
 
 def gradients(learner: Learner, path: str, *, rank: int) -> dict[str, torch.Tensor]:
     """Return the gradients of Σ advantage · logprob over the examples of both ranks."""
-    rows = uneven(path, noise=0.0, age=0, rank=rank)
+    rows = uneven_rows(path, noise=0.0, age=0, rank=rank)
     for number, micro_batch in enumerate(rows, start=1):
         learner._policy.set_last_backward(number == len(rows))
         row = PackedRow.of(micro_batch, device=torch.device("cpu"))
@@ -61,7 +61,7 @@ def run(path: str, settings: dict[str, Any], *, rank: int, target: Path) -> dict
     """An update on one rank, and the gradients after it."""
     learner = make_learner(path, algorithm=KL, **settings)
     start = matrices(learner)
-    learner.update([uneven(path, noise=0.3, age=1, rank=rank)])
+    learner.update([uneven_rows(path, noise=0.3, age=1, rank=rank)])
     learner.export(target)
     sent = {name: tensor.clone() for name, tensor in learner.weights()}
     return {"start": start, "sent": sent, "grads": gradients(learner, path, rank=rank)}

@@ -46,7 +46,7 @@ def sizes_of(config: PreTrainedConfig, folder, *, rank: int = 0) -> ModelSizes:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_parameters_are_those_of_the_model_with_every_expert(tmp_path, name):
+def test_parameters_count_the_model_with_every_expert(tmp_path, name):
     """Fails when tied embeddings count twice, or a token's experts instead of all."""
     kind, own = MODELS[name]
     config = kind(**SIZES, **own)
@@ -76,7 +76,7 @@ def test_the_kv_cache_has_keys_and_values_of_every_layer(tmp_path):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_activations_are_what_autograd_keeps_of_a_real_model(tmp_path, name):
+def test_activations_equal_what_autograd_keeps_of_a_real_model(tmp_path, name):
     """In bfloat16, with FlashAttention's allocations. Fails when a layer, or the one that is
     computed again, is left out; the largest counts where some layers have no experts.
     """

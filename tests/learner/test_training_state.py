@@ -48,7 +48,7 @@ def whole(learner: Learner) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
-def test_training_goes_on_to_the_last_bit(path, tmp_path, changes):
+def test_resumed_training_is_equal_to_the_last_bit(path, tmp_path, changes):
     """Fails when a moment, the count of steps or the learning rate's schedule is not restored, or a
     tensor is read from where it was before it moved to the host.
     """
@@ -157,7 +157,7 @@ def test_a_missing_file_of_a_rank_is_found(saved):
 @pytest.mark.parametrize(
     "content", [b"", b"\x00" * 64, b"not a file of tensors"], ids=["empty", "zeros", "text"]
 )
-def test_a_file_that_is_no_safetensors_is_named(saved, content):
+def test_a_file_that_is_not_safetensors_is_named(saved, content):
     """Fails when the library's error reaches the user."""
     learner, folder = saved
     next(folder.glob("rank_*.safetensors")).write_bytes(content)

@@ -75,7 +75,7 @@ INPUTS = MemoryInputs(
 )
 
 
-def changed(inputs: MemoryInputs, **changes: object) -> MemoryInputs:
+def change(inputs: MemoryInputs, **changes: object) -> MemoryInputs:
     """Return `inputs` with other values of its own fields, or of those of its sections."""
     found: dict[str, object] = {}
     unused = set(changes)

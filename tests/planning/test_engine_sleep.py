@@ -2,7 +2,7 @@
 
 import pytest
 from composed_config import load, refusal
-from planned_models import GPU, INPUTS, changed, sizes_of
+from planned_models import GPU, INPUTS, change, sizes_of
 
 from april_rl.config.choices import Sleep
 from april_rl.config.engine import EngineConfig
@@ -16,7 +16,7 @@ from april_rl.planning.memory_inputs import MemoryInputs, memory_inputs
 from april_rl.planning.memory_plan import GIB, plan_memory
 
 H200 = 141 * GIB
-ONE_GPU = changed(INPUTS, num_workers=1)
+ONE_GPU = change(INPUTS, num_workers=1)
 
 
 def room(device: float) -> Room:
@@ -25,7 +25,7 @@ def room(device: float) -> Room:
 
 def test_an_engine_that_is_awake_has_its_whole_share_in_every_phase():
     """Fails when a phase counts what a sleeping engine keeps, or counts its weights twice."""
-    awake = changed(INPUTS, sleep=Sleep.never)
+    awake = change(INPUTS, sleep=Sleep.never)
     names = ("engine weights", "KV cache and workspace")
     for phase in plan_memory(sizes_of("8B"), awake, device_bytes=GPU).phases:
         assert sum(phase.items[name] for name in names) == GPU / 2, phase.name
@@ -45,7 +45,7 @@ def test_an_engine_that_is_awake_has_its_whole_share_in_every_phase():
         ("1.7B", INPUTS, GPU, True),
         ("4B", ONE_GPU, H200, False),
         ("4B", INPUTS, GPU, True),
-        ("8B", changed(INPUTS, gpu_memory_utilization=0.6), GPU, False),
+        ("8B", change(INPUTS, gpu_memory_utilization=0.6), GPU, False),
         ("8B", INPUTS, H200, True),
     ],
 )
@@ -55,29 +55,29 @@ def test_the_plan_decides_and_the_run_says_why(model, inputs, device, stays_awak
     assert inputs.engine_sleeps is not stays_awake
     said = "engines stay awake" if stays_awake else "engines sleep during updates; if they stayed"
     assert reason.startswith(f"engine.sleep=auto: {said}")
-    plan = plan_memory(sizes_of(model), changed(inputs, sleep=Sleep.never), device_bytes=device)
+    plan = plan_memory(sizes_of(model), change(inputs, sleep=Sleep.never), device_bytes=device)
     peak = max(phase.total for phase in plan.phases[1:])
     assert f"{peak / GIB:.1f} " in reason
     assert (peak <= room(device).free - device / 10) is stays_awake
 
 
-def settled(model: ModelSizes, inputs: MemoryInputs, *, device: float) -> EngineSleep:
+def sleep_of(model: ModelSizes, inputs: MemoryInputs, *, device: float) -> EngineSleep:
     return settle_sleep(model, inputs, room=room(device))
 
 
 @pytest.mark.parametrize("chosen", [Sleep.never, Sleep.always])
 def test_an_explicit_engine_sleep_is_used_without_a_note(chosen):
     """Fails when the plan overrides never or always."""
-    asked = changed(INPUTS, sleep=chosen)
+    asked = change(INPUTS, sleep=chosen)
     for device in (GPU, H200):
-        assert settled(sizes_of("8B"), asked, device=device) == (asked, "")
+        assert sleep_of(sizes_of("8B"), asked, device=device) == (asked, "")
 
 
 def test_engine_sleep_never_is_checked_against_the_whole_gpu_with_remedies():
-    awake = changed(INPUTS, sleep=Sleep.never)
+    awake = change(INPUTS, sleep=Sleep.never)
     assert check_plan(sizes_of("8B"), awake, room(GPU))  # it fits, without auto's margin
     with pytest.raises(PreflightError, match="backward: a GPU would need") as caught:
-        check_plan(sizes_of("8B"), changed(awake, gpu_memory_utilization=0.7), room(GPU))
+        check_plan(sizes_of("8B"), change(awake, gpu_memory_utilization=0.7), room(GPU))
     message = str(caught.value)
     assert "engine.sleep=always lowers it to" in message
     assert "engine.gpu_memory_utilization=0.64" in message
@@ -87,23 +87,23 @@ def test_keep_without_room_is_refused_with_the_missing_gib_and_remedies():
     """Each remedy alone. Fails when the share that is proposed is too large, or sleep is named,
     with which nothing is kept.
     """
-    keeps = changed(INPUTS, keeps_parked=True, gpu_memory_utilization=0.6)
+    keeps = change(INPUTS, keeps_parked=True, gpu_memory_utilization=0.6)
     with pytest.raises(PreflightError, match=r"rollout\.resume=keep needs engines that stay") as e:
-        settled(sizes_of("8B"), keeps, device=GPU)
+        sleep_of(sizes_of("8B"), keeps, device=GPU)
     message = str(e.value)
-    plan = plan_memory(sizes_of("8B"), changed(keeps, sleep=Sleep.never), device_bytes=GPU)
+    plan = plan_memory(sizes_of("8B"), change(keeps, sleep=Sleep.never), device_bytes=GPU)
     missing = plan.phases[1].total - (GPU - GIB - 8 * GIB)
     assert f"{missing / GIB:.1f} more than the 79.0 that are free minus a margin of 8.0" in message
     assert "engine.sleep=always" not in message
     assert "engine.sleep=never uses the margin too" in message
     assert message.endswith("rollout.resume=reprefill lets engines sleep")
     share = float(message.split("engine.gpu_memory_utilization=")[1].split()[0])
-    smaller = changed(keeps, gpu_memory_utilization=share)
-    found = settled(sizes_of("8B"), smaller, device=GPU)
+    smaller = change(keeps, gpu_memory_utilization=share)
+    found = sleep_of(sizes_of("8B"), smaller, device=GPU)
     assert not found.inputs.engine_sleeps
-    larger = changed(keeps, gpu_memory_utilization=0.7)
+    larger = change(keeps, gpu_memory_utilization=0.7)
     with pytest.raises(PreflightError) as e:
-        settled(sizes_of("8B"), larger, device=GPU)
+        sleep_of(sizes_of("8B"), larger, device=GPU)
     assert "engine.sleep=never" not in str(e.value), "it would not fit either"
 
 
@@ -133,8 +133,8 @@ def test_settings_reach_the_plan(overrides, expected):
 
 
 def test_on_cpu_the_plan_leaves_engine_sleep_as_it_is():
-    on_cpu = changed(INPUTS, device="cpu")
-    assert settled(sizes_of("8B"), on_cpu, device=0) == (on_cpu, "")
+    on_cpu = change(INPUTS, device="cpu")
+    assert sleep_of(sizes_of("8B"), on_cpu, device=0) == (on_cpu, "")
 
 
 class Core:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from planned_models import CONFIGS, INPUTS, changed
+from planned_models import CONFIGS, INPUTS, change
 from source_tree import ROOT
 
 from april_rl.config.lora import LoraConfig
@@ -23,7 +23,7 @@ ROWS = re.findall(
 )
 
 
-def measured(folder: Path, *, num_ranks: int) -> dict[str, float]:
+def measure(folder: Path, *, num_ranks: int) -> dict[str, float]:
     program = Path(__file__).with_name("fake_training.py")
     command = [sys.executable, program, folder, str(num_ranks), str(NUM_TOKENS), "True"]
     done = subprocess.run(
@@ -48,9 +48,9 @@ def test_the_backward_pass_takes_what_the_page_says_of_the_plan(row, tmp_path):
     CONFIGS[name].save_pretrained(tmp_path)
     model = model_sizes(read_model(str(tmp_path)), LoraConfig())
     for num_ranks, cell in zip((1, 8, 64), cells, strict=True):
-        inputs = changed(INPUTS, num_workers=num_ranks, max_tokens=NUM_TOKENS)
+        inputs = change(INPUTS, num_workers=num_ranks, max_tokens=NUM_TOKENS)
         _, backward, optimizer, _ = plan_memory(model, inputs).phases
-        found = measured(tmp_path, num_ranks=num_ranks)
+        found = measure(tmp_path, num_ranks=num_ranks)
         assert found["state"] == pytest.approx(optimizer.total, rel=1e-5)
         assert found["backward"] / backward.total == pytest.approx(float(cell), abs=0.006)
 

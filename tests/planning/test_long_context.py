@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from planned_models import GPU, INPUTS, changed, sizes_of
+from planned_models import GPU, INPUTS, change, sizes_of
 from source_tree import ROOT
 
 from april_rl.config.choices import Offload
@@ -23,10 +23,10 @@ KEYS = {
 
 def inputs_of(overrides: str, *, num_gpus: int) -> MemoryInputs:
     """Return the inputs of a row: checkpointing, half of the GPU for an engine that sleeps."""
-    found = changed(INPUTS, num_workers=num_gpus)
+    found = change(INPUTS, num_workers=num_gpus)
     for override in overrides.split():
         key, value = override.split("=")
-        found = changed(found, **KEYS[key](value))
+        found = change(found, **KEYS[key](value))
     return found
 
 
@@ -40,7 +40,7 @@ def test_a_sequence_as_long_as_the_table_says_fits_and_a_longer_one_does_not(row
         def fits(num_tokens: int, num_gpus: int = num_gpus) -> bool:
             inputs = inputs_of(overrides, num_gpus=num_gpus)
             budget = max(1, num_tokens)
-            inputs = changed(inputs, max_tokens=budget, longest_tokens=budget)
+            inputs = change(inputs, max_tokens=budget, longest_tokens=budget)
             room = Room(device=GPU, free=0.98 * GPU)
             try:
                 return bool(check_plan(sizes_of(model, rank=inputs.lora.rank), inputs, room))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from planned_models import GPU, INPUTS, changed, sizes_of, worker
+from planned_models import GPU, INPUTS, change, sizes_of, worker
 
 from april_rl.config.choices import Offload
 from april_rl.planning.errors import PreflightError
@@ -15,7 +15,7 @@ MORE = "runtime.num_workers=16 on twice as many machines needs less"
 
 def test_host_memory_is_shared_by_a_node_and_the_smallest_node_decides():
     """Fails when each worker counts on all host memory of its node."""
-    model, offloads = sizes_of("8B"), changed(INPUTS, offload=Offload.all)
+    model, offloads = sizes_of("8B"), change(INPUTS, offload=Offload.all)
     assert check_memory(model, INPUTS, [worker("a"), worker("b")])
     with pytest.raises(PreflightError, match=r"has 20\.0 GiB free"):
         check_memory(model, INPUTS, [worker("a"), worker("b", free=20 * GIB)])
@@ -38,17 +38,17 @@ def test_the_copy_of_a_checkpoint_is_in_host_memory_while_it_is_written():
         (1, 0): 12 * model.num_parameters,
     }
     for (num_workers, shard_size), expected in sizes.items():
-        settings = changed(INPUTS, num_workers=num_workers, shard_size=shard_size)
+        settings = change(INPUTS, num_workers=num_workers, shard_size=shard_size)
         assert plan_memory(model, settings).host.items["checkpoint"] == expected
     adapters = plan_memory(sizes_of("8B", rank=8), INPUTS).host.items["checkpoint"]
     assert 0 < adapters < model.num_parameters / 100
-    [whole] = plan_memory(model, changed(INPUTS, device="cpu", num_workers=1)).phases
+    [whole] = plan_memory(model, change(INPUTS, device="cpu", num_workers=1)).phases
     assert whole.items["checkpoint"] == 12 * model.num_parameters
 
 
 def test_the_file_of_an_export_is_in_host_memory_once_a_node():
     """Rank 0 alone writes. Fails when each worker has one, or none has."""
-    model, offloads = sizes_of("8B"), changed(INPUTS, offload=Offload.all)
+    model, offloads = sizes_of("8B"), change(INPUTS, offload=Offload.all)
     plan = plan_memory(model, offloads, device_bytes=GPU)
     assert plan.file_bytes == 2 * GIB
     assert plan.host.total == (12 + 12) * model.num_parameters / 8
@@ -70,5 +70,5 @@ def test_the_file_of_an_export_is_in_host_memory_once_a_node():
 def test_settings_that_lower_host_memory_are_proposed_if_they_are_set(changes, expected):
     """Fails when a setting is proposed that the run has already, or that changes nothing."""
     with pytest.raises(PreflightError) as caught:
-        check_memory(sizes_of("8B"), changed(INPUTS, **changes), [worker("a", host=GIB)])
+        check_memory(sizes_of("8B"), change(INPUTS, **changes), [worker("a", host=GIB)])
     assert str(caught.value).endswith(expected)

@@ -5,7 +5,7 @@ import re
 import pytest
 from accelerate import init_empty_weights
 from composed_config import load
-from planned_models import GPU, INPUTS, LAYERS, MODELS, changed, sizes_of, worker
+from planned_models import GPU, INPUTS, LAYERS, MODELS, change, sizes_of, worker
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -21,12 +21,12 @@ from april_rl.planning.model import read_model
 
 
 def phase(model: ModelSizes, name: str, **changes: object) -> Phase:
-    plan = plan_memory(model, changed(INPUTS, **changes), device_bytes=GPU)
+    plan = plan_memory(model, change(INPUTS, **changes), device_bytes=GPU)
     return next(phase for phase in (*plan.phases, plan.host) if phase.name == name)
 
 
-def refused(model: ModelSizes, **changes: object) -> str:
-    inputs = changed(INPUTS, **changes)
+def refusal(model: ModelSizes, **changes: object) -> str:
+    inputs = change(INPUTS, **changes)
     with pytest.raises(PreflightError) as caught:
         check_plan(model, inputs, Room(device=GPU, free=GPU - GIB))
     return str(caught.value)
@@ -34,7 +34,7 @@ def refused(model: ModelSizes, **changes: object) -> str:
 
 def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate():
     """12 of 16 bytes stay without offload: 49 GB beside half a GPU. Gone with offload=all."""
-    message = refused(sizes_of("32B"), tensor_parallel_size=2)
+    message = refusal(sizes_of("32B"), tensor_parallel_size=2)
     assert re.search(r"- rollout: a GPU would need 8\d\.\d GiB and has 79\.0 GiB free", message)
     rollout = next(line for line in message.splitlines() if "- rollout" in line)
     assert "learner.offload=all lowers it to 40.0" in rollout
@@ -47,7 +47,7 @@ def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate():
     )
 
 
-def test_what_is_offloaded_is_in_host_memory_and_comes_back_for_its_phase():
+def test_offloaded_tensors_are_in_host_memory_and_return_for_their_phase():
     """Moments are away in a backward pass, and there for an optimizer step."""
     model = sizes_of("8B")
     moments = model.num_parameters
@@ -64,7 +64,7 @@ def test_the_engines_share_is_of_the_whole_gpu_and_its_weights_are_within_it():
     items = phase(sizes_of("8B"), "rollout", tensor_parallel_size=2).items
     assert items["engine weights"] == sizes_of("8B").num_parameters
     assert items["engine weights"] + items["KV cache and workspace"] == GPU / 2
-    message = refused(sizes_of("32B"), gpu_memory_utilization=0.5, offload=Offload.all)
+    message = refusal(sizes_of("32B"), gpu_memory_utilization=0.5, offload=Offload.all)
     assert "engine.gpu_memory_utilization=0.5 gives the engine 40.0 GiB" in message
     assert "engine.tensor_parallel_size" in message
 
@@ -74,7 +74,7 @@ def test_copies_of_the_weights_on_parts_of_the_workers_are_larger_each():
     whole, half = (phase(sizes_of("8B"), "optimizer", shard_size=n) for n in (8, 4))
     for name in ("master weights", "gradients", "optimizer state"):
         assert half.items[name] == 2 * whole.items[name]
-    message = refused(sizes_of("32B"), shard_size=4, num_workers=8)
+    message = refusal(sizes_of("32B"), shard_size=4, num_workers=8)
     assert "learner.shard_size=0 lowers it to" in message
 
 
@@ -103,7 +103,7 @@ def test_adapters_are_trained_and_the_model_is_held_in_the_precision_of_computat
     ],
 )
 def test_a_full_phase_names_the_settings_that_make_it_smaller(changes, phase_name, key):
-    lines = refused(sizes_of("8B"), **changes).splitlines()
+    lines = refusal(sizes_of("8B"), **changes).splitlines()
     [line] = [line for line in lines if f"- {phase_name}:" in line]
     assert f"{key}" in line
     assert "master weights" in line
@@ -111,16 +111,16 @@ def test_a_full_phase_names_the_settings_that_make_it_smaller(changes, phase_nam
 
 def test_the_share_of_the_engine_that_is_proposed_is_enough():
     """Fails when it is rounded up, or the learner's part is forgotten."""
-    message = refused(sizes_of("8B"), gpu_memory_utilization=0.95)
+    message = refusal(sizes_of("8B"), gpu_memory_utilization=0.95)
     share = float(re.findall(r"engine\.gpu_memory_utilization=([\d.]+) lowers", message)[0])
     room = Room(device=GPU, free=GPU - GIB)
-    assert check_plan(sizes_of("8B"), changed(INPUTS, gpu_memory_utilization=share), room)
-    assert "rollout" in refused(sizes_of("8B"), gpu_memory_utilization=share + 0.02)
+    assert check_plan(sizes_of("8B"), change(INPUTS, gpu_memory_utilization=share), room)
+    assert "rollout" in refusal(sizes_of("8B"), gpu_memory_utilization=share + 0.02)
 
 
 def test_no_share_is_proposed_in_which_the_engine_has_no_room_for_its_weights():
     """Masters and moments alone are more than the GPU. Fails when 0 is named, which is refused."""
-    message = refused(sizes_of("8B"), num_workers=1)
+    message = refusal(sizes_of("8B"), num_workers=1)
     rollout = next(line for line in message.splitlines() if "- rollout" in line)
     assert "learner.offload=all lowers it to" in rollout
     assert "gpu_memory_utilization" not in rollout
@@ -129,7 +129,7 @@ def test_no_share_is_proposed_in_which_the_engine_has_no_room_for_its_weights():
 def test_on_cpu_the_host_holds_learner_and_engine_at_once():
     """All in one phase: 16 bytes a parameter, the engine's copy, its cache."""
     model = sizes_of("8B")
-    settings = changed(INPUTS, device="cpu", num_workers=1, kv_cache_gib=100.0)
+    settings = change(INPUTS, device="cpu", num_workers=1, kv_cache_gib=100.0)
     [whole] = plan_memory(model, settings).phases
     names = ("master weights", "gradients", "optimizer state", "engine weights")
     assert sum(whole.items[name] for name in names) == 18 * model.num_parameters
@@ -141,7 +141,7 @@ def test_on_cpu_the_host_holds_learner_and_engine_at_once():
     assert check_memory(model, settings, [worker("a", host=whole.total + 1)])
 
 
-def test_on_cpu_nothing_is_offloaded_whatever_is_set():
+def test_on_cpu_nothing_is_offloaded_with_any_setting():
     """The learner keeps its moments there, and so does the plan. Fails when either moves them."""
     for recipe, gpus, moved in (("tiny_cpu", 0, Offload.none), ("tiny_gpu", 1, Offload.all)):
         config = load(f"+recipe={recipe}", "learner.offload=all")

@@ -35,16 +35,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def drafted(*overrides: str, machine: Machine, model: str) -> Draft:
+def make_draft(*overrides: str, machine: Machine, model: str) -> Draft:
     on_gpus = ("runtime.device=gpu", "runtime.num_workers=8") if machine.num_gpus else ()
     return draft(load("+recipe=tiny_cpu", f"model.path={model}", *on_gpus, *overrides), machine)
 
 
-def planned(*overrides: str, machine: Machine, model: str) -> Plan:
+def make_plan(*overrides: str, machine: Machine, model: str) -> Plan:
     memory = [worker("node", free=GPU)] * 8
     if not machine.num_gpus:
         memory = [replace(memory[0], device_bytes=0, free_bytes=0, host_free_bytes=500 << 30)]
-    return plan(drafted(*overrides, machine=machine, model=model), memory)
+    return plan(make_draft(*overrides, machine=machine, model=model), memory)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_parked_samples_are_kept_where_engines_stay_awake(
     overrides, machine, expected, because, model
 ) -> None:
     """Fails when rollout.resume=auto reaches a run, or changes what was set without a word."""
-    found = planned(*overrides, machine=machine, model=model)
+    found = make_plan(*overrides, machine=machine, model=model)
     assert found.config.rollout.resume is expected
     said = [line for line in found.lines if line.startswith("rollout.resume")]
     start = f"rollout.resume: {expected.value}, since {because}"
@@ -74,7 +74,7 @@ def test_parked_samples_are_kept_where_engines_stay_awake(
 
 @pytest.mark.parametrize(("share", "sleeps"), [(0.4, False), (0.95, True)])
 def test_the_plan_decides_whether_engines_sleep(share, sleeps, model) -> None:
-    found = planned(f"engine.gpu_memory_utilization={share}", machine=GPUS, model=model)
+    found = make_plan(f"engine.gpu_memory_utilization={share}", machine=GPUS, model=model)
     assert found.engines_sleep is sleeps
     assert found.config.engine.sleep is (Sleep.always if sleeps else Sleep.never)
     assert found.lines[0].startswith("memory of a worker, GiB")
@@ -82,10 +82,10 @@ def test_the_plan_decides_whether_engines_sleep(share, sleeps, model) -> None:
 
 
 def test_the_start_names_the_precision_that_auto_has_become(model) -> None:
-    said = drafted(machine=CPU, model=model).lines
+    said = make_draft(machine=CPU, model=model).lines
     assert "learner.compute_dtype and engine.dtype: float32, " in "\n".join(said)
     explicit = ("learner.compute_dtype=float32", "engine.dtype=bfloat16")
-    found = drafted(*explicit, machine=CPU, model=model)
+    found = make_draft(*explicit, machine=CPU, model=model)
     assert "dtype" not in "\n".join(found.lines)
     assert found.config.engine.dtype is ComputeDtype.bfloat16
 
@@ -94,7 +94,7 @@ def test_all_that_a_machine_lacks_is_in_one_message(model) -> None:
     """Fails when a user learns of the second obstacle only after removing the first one."""
     few = replace(GPUS, num_gpus=2, engines=frozenset({"vllm-cpu"}), free_bytes=1 << 10)
     with pytest.raises(PreflightError) as caught:
-        drafted("engine.max_model_len=50000", machine=few, model=model)
+        make_draft("engine.max_model_len=50000", machine=few, model=model)
     message = str(caught.value)
     for said in (
         "GPUs: runtime.num_workers=8 needs 8 GPUs; this machine has 2",
@@ -108,12 +108,12 @@ def test_all_that_a_machine_lacks_is_in_one_message(model) -> None:
 def test_a_cluster_is_named_and_its_cores_are_counted_by_ray(model) -> None:
     cluster = replace(GPUS, name="the Ray cluster", is_cluster=True, num_gpus=4)
     with pytest.raises(PreflightError, match="8 GPUs; the Ray cluster has 4"):
-        drafted(machine=cluster, model=model)
+        make_draft(machine=cluster, model=model)
     on_cpus = replace(cluster, num_gpus=0, num_cores=1, engines=CPU.engines)
-    assert drafted("runtime.num_workers=8", machine=on_cpus, model=model).layout.num_workers == 8
+    assert make_draft("runtime.num_workers=8", machine=on_cpus, model=model).layout.num_workers == 8
     alone = replace(on_cpus, is_cluster=False)
     with pytest.raises(PreflightError, match="num_workers=8 needs 8 cores; this machine has 1"):
-        drafted("runtime.num_workers=8", machine=alone, model=model)
+        make_draft("runtime.num_workers=8", machine=alone, model=model)
     nothing = replace(cluster, num_gpus=0)
     with pytest.raises(LayoutError, match="the Ray cluster has none"):
         draft(load("+recipe=tiny_gpu", "runtime.num_workers=auto"), nothing)

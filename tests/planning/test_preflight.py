@@ -53,7 +53,7 @@ def test_a_folder_that_is_not_there_is_said_to_be_missing(tmp_path):
         read_model(str(missing))
 
 
-def test_the_directory_of_a_run_is_no_model_and_its_last_export_is_named(tmp_path):
+def test_a_run_directory_given_as_model_is_refused_and_its_last_export_is_named(tmp_path):
     """Fails when a library says that it lacks a key."""
     (tmp_path / "exports" / "step_2").mkdir(parents=True)
     with pytest.raises(PreflightError, match=r"is a run directory: give an export, .*/step_2$"):

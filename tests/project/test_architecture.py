@@ -15,6 +15,7 @@ from source_tree import (
     definitions,
     files_loaded_by,
     functions,
+    imported_parts,
     imports_of,
     is_nested,
     is_public,
@@ -24,7 +25,6 @@ from source_tree import (
     nesting,
     package_files,
     part_of,
-    parts_imported,
     positional,
     top_level_imports,
     tree_of,
@@ -88,7 +88,7 @@ def test_a_module_imports_its_own_folder_and_lower_floors_only() -> None:
     wrong = []
     for path in package_files():
         part = part_of(path) if path != PACKAGE / "__init__.py" else "__main__"  # what users import
-        for imported, line in parts_imported(path).items():
+        for imported, line in imported_parts(path).items():
             if imported != part and FLOORS[imported] >= FLOORS.get(part, 0):
                 wrong.append(where(path, line, f"{part} imports {imported}"))
     assert wrong == []
@@ -151,7 +151,7 @@ print(type(module).__name__, type(function).__name__)"""
 
 
 def test_the_tiny_task_is_imported_by_the_command_lines_only() -> None:
-    users = {part_of(path) for path in package_files() if "tiny" in parts_imported(path)}
+    users = {part_of(path) for path in package_files() if "tiny" in imported_parts(path)}
     assert users <= {"tiny", "command_line", "commands", "lab.commands"}
 
 
@@ -169,7 +169,7 @@ def test_a_library_is_imported_by_its_owner_only(library: str) -> None:
 def test_only_the_runtime_knows_both_learner_and_engine() -> None:
     known: dict[str, set[str]] = {}
     for path in package_files():
-        known.setdefault(part_of(path), set()).update(parts_imported(path))
+        known.setdefault(part_of(path), set()).update(imported_parts(path))
     both = {part for part, parts in known.items() if {"learner", "engine"} <= parts}
     assert both <= {"runtime"}
 

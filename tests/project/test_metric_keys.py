@@ -44,7 +44,7 @@ def test_a_logged_key_is_described_by_the_line_of_its_family(logged: str, line: 
 
 
 def test_a_key_without_a_line_is_named() -> None:
-    assert keys.undescribed(["step", "reward/mean", "reward/maen"]) == ["reward/maen"]
+    assert keys.undescribed_keys(["step", "reward/mean", "reward/maen"]) == ["reward/maen"]
 
 
 def literal_keys() -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from april_rl.config.task import PromptSetConfig
 from april_rl.data.prompts import load_prompts
 from april_rl.data.tokenizer import Tokenizer
 from april_rl.tracking.figures import HEADING
-from april_rl.tracking.keys import undescribed
+from april_rl.tracking.keys import undescribed_keys
 
 
 def unknown_settings(text: str) -> set[str]:
@@ -48,7 +48,7 @@ def test_settings_and_metrics_of_the_page_on_trouble_exist() -> None:
     assert unknown_settings(text) == set()
     metrics = set(re.findall(r"`([a-z]+/[a-z_]+)`", text))
     assert len(metrics) > 8
-    assert undescribed(metrics) == []
+    assert undescribed_keys(metrics) == []
 
 
 def test_the_checklist_for_gpus_has_the_lines_that_a_run_prints() -> None:

@@ -58,7 +58,7 @@ class Sent:
         slots = self.dispatch.slots
         return [slots.in_flight(engine) for engine in range(self.engines.num_engines)]
 
-    def assigned(self) -> dict[int, list[SampleId]]:
+    def assignments(self) -> dict[int, list[SampleId]]:
         """Return the samples that the next tick of each engine submits."""
         return {
             engine: [SampleId(group.prompt.id, index) for group, index in samples]

@@ -19,7 +19,7 @@ def group(prompt_id: int, *, version: int) -> ScoredGroup:
     return ScoredGroup(group=Group(prompt=prompt, samples=(sample,)), rewards=(0.0,))
 
 
-def drawn(ready: list[ScoredGroup], open_versions: Counter[int], *, seed: int = 0) -> list[int]:
+def draw(ready: list[ScoredGroup], open_versions: Counter[int], *, seed: int = 0) -> list[int]:
     """Return the prompt ids of the batch at version NOW."""
     batch = draw_batch(
         ready, open_versions, num_groups=N, max_staleness=CAP, policy_version=NOW, seed=seed
@@ -37,7 +37,7 @@ def test_groups_that_later_steps_cannot_train_in_time_are_trained_now(
     """As far as a batch holds. Fails when a due group waits though one that is not is trained."""
     ready = [group(i, version=v) for i, v in enumerate(sorted(ready_versions))]
     opened = Counter(open_versions)
-    chosen = drawn(ready, opened)
+    chosen = draw(ready, opened)
     assert len(chosen) == min(N, len(ready))
     assert chosen == sorted(chosen)
     for left in range(CAP + 1):
@@ -56,7 +56,7 @@ def _version(scored: ScoredGroup) -> int:
 def test_groups_that_are_not_due_are_drawn_at_random():
     """Each as often. Fails when the oldest are preferred, or the lot ignores the seed."""
     ready = [group(i, version=NOW) for i in range(8)]
-    counts = Counter(i for seed in range(800) for i in drawn(ready, Counter(), seed=seed))
-    assert drawn(ready, Counter(), seed=5) == drawn(ready, Counter(), seed=5)
+    counts = Counter(i for seed in range(800) for i in draw(ready, Counter(), seed=seed))
+    assert draw(ready, Counter(), seed=5) == draw(ready, Counter(), seed=5)
     assert sum(counts.values()) == 800 * N
     assert all(340 < counts[i] < 460 for i in range(8))  # 400 expected, 14 is one sigma

@@ -23,7 +23,7 @@ MOVES = {
 FINAL = {GroupState.trained, GroupState.rejected, GroupState.dropped}
 
 
-def scored(prompt_id: int) -> ScoredGroup:
+def scored_group(prompt_id: int) -> ScoredGroup:
     """A group of one sample that is worth training."""
     prompt = replace(PROMPT, id=prompt_id)
     end = replace(completion(0, start=0, num_tokens=3, version=0), finish_reason="stop")
@@ -39,9 +39,9 @@ def let(buffer: Buffer, event: str, prompt_id: int) -> None:
         case "drop":
             buffer.drop(Failure(SampleId(prompt_id, 0), "test", "why"))
         case "train":
-            buffer.train([scored(prompt_id)])
+            buffer.train([scored_group(prompt_id)])
         case _:
-            getattr(buffer, event)(scored(prompt_id))
+            getattr(buffer, event)(scored_group(prompt_id))
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([*MOVES])), max_size=60))
@@ -108,7 +108,7 @@ def test_a_state_with_a_group_too_many_or_too_few_is_refused(key, change, messag
         Buffer(1).restore({**state, "buffer": twice}, num_engines=1)
 
 
-def test_a_step_that_lost_a_group_is_no_step():
+def test_a_step_that_lost_a_group_fails():
     """Fails when the counts are not looked at when groups are trained."""
     buffer = Buffer(1)
     for prompt_id in range(2):
@@ -119,7 +119,7 @@ def test_a_step_that_lost_a_group_is_no_step():
         let(buffer, "train", 0)
 
 
-def test_what_became_of_groups_is_told_once_also_after_a_restart():
+def test_the_end_of_each_group_is_reported_once_also_after_a_restart():
     """Fails when a group that was settled before a restart is forgotten, or told twice."""
     buffer = Buffer(1)
     for prompt_id in range(4):
@@ -129,7 +129,7 @@ def test_what_became_of_groups_is_told_once_also_after_a_restart():
     again = Buffer(1)
     again.restore(buffer.save(), num_engines=1)
     for each in (buffer, again):
-        events = each.train([scored(0)])
+        events = each.train([scored_group(0)])
         assert events.opened == [0, 1, 2, 3]
         assert [(s.prompt_id, s.state.value) for s in events.settled] == [
             (0, "ready"),
@@ -138,5 +138,5 @@ def test_what_became_of_groups_is_told_once_also_after_a_restart():
         ]
         assert (events.lost.rejected, events.lost.dropped) == (1, 1)
         assert events.lost.last_failure == "sample 0 of prompt 2: why"
-        assert events.trained == [scored(0)]
+        assert events.trained == [scored_group(0)]
         assert each.events.lost.total == len(each.events.settled) == 0

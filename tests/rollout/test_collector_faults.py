@@ -235,7 +235,7 @@ def test_a_step_says_that_groups_were_dropped():
 
 
 @pytest.mark.parametrize("error", [RunError("the reward is broken"), KeyboardInterrupt()])
-def test_samples_in_flight_are_parked_whatever_ends_the_step(error):
+def test_samples_in_flight_are_parked_however_the_step_ends(error):
     """Fails when a step ends by an error of the scorer, or by Ctrl-C, without its abort."""
     run = Run(Setup(length_of=lognormal(20, 0.5), delay=1))
     run.step()

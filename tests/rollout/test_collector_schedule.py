@@ -35,7 +35,7 @@ def plain_step(setup: Setup, prompts: FakePrompts, version: int) -> list[ScoredG
                 logprobs=array("d", (logprob(sample_id, p, version) for p in length)),
                 finish_reason="stop" if natural <= setup.budget else "length",
             )
-            samples.append(Sample(prompt=prompt, index=index).extended(completion))
+            samples.append(Sample(prompt=prompt, index=index).with_span(completion))
         rewards = tuple(reward(sample.id) for sample in samples)
         parts = tuple((("a", value), ("b", 0.0)) for value in rewards)
         group = Group(prompt=prompt, samples=tuple(samples))

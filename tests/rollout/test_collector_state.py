@@ -124,7 +124,7 @@ def restore(saved: str, before: Run, *, trained: int, rejected: int) -> Run:
     return run
 
 
-def revived(run: Run) -> Run:
+def revive(run: Run) -> Run:
     return restore(save(run), run, trained=len(run.trained), rejected=len(run.rejected))
 
 
@@ -145,7 +145,7 @@ quick = settings(max_examples=60, deadline=None)
 @quick
 @given(SETUPS, st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), min_size=1, max_size=4))
 @example(LONG, [(3, 2), (0, 4), (1, 0)])
-def test_a_run_killed_at_any_point_goes_on_from_its_last_save_with_nothing_lost(setup, lives):
+def test_a_run_killed_at_any_point_resumes_from_its_last_save_with_nothing_lost(setup, lives):
     """Invariant 3, across save, kill and restore: each life takes some steps, saves, and is killed
     at some call of the engines in the next step, or after it. Fails when the parked groups, the
     ready ones or the final counts are left out of what is saved, when finished samples without a
@@ -187,7 +187,7 @@ def test_a_run_restored_before_every_step_equals_the_uninterrupted_one(setup, st
     scored: list[SampleId] = []
     for _ in range(steps):
         uninterrupted = whole.step()
-        run = revived(run)
+        run = revive(run)
         again = run.step()
         for requests, engine in zip(asked, run.fakes.each, strict=True):
             requests += engine.requests
@@ -201,7 +201,7 @@ def test_a_run_restored_before_every_step_equals_the_uninterrupted_one(setup, st
     assert scored == whole.scorer.collected
 
 
-def test_a_saved_state_is_json_and_saving_what_was_restored_gives_the_same():
+def test_a_saved_state_is_json_and_saves_the_same_after_a_restore():
     """Fails when a field is saved and not restored, a failed score's NaN is written as it is, or
     samples that have their score are scored again.
     """
@@ -232,7 +232,7 @@ def test_groups_rejected_while_scores_are_settled_count_in_the_next_step():
         before = len(run.rejected)
         run.collector.settle_scores()
         between += len(run.rejected) - before
-        run = revived(run)
+        run = revive(run)
         assert run.buffer.events.lost.rejected == len(run.rejected) - before
     assert between > 0
     counted.append(run.step().record.groups.lost.rejected)
@@ -272,7 +272,7 @@ def test_a_state_of_another_format_is_refused_by_name():
         ({"budget": 3}, r"rollout\.max_response_tokens=3"),
     ],
 )
-def test_settings_with_which_a_saved_run_cannot_go_on_are_refused(changes, message):
+def test_settings_that_a_saved_run_cannot_resume_with_are_refused(changes, message):
     """Fails when a sample beyond its budget is gone on with, or a group of another size."""
     run = start(replace(LONG, length_of=lambda _: 40, tick_steps=5, alpha=1.5))
     run.step()
@@ -281,7 +281,7 @@ def test_settings_with_which_a_saved_run_cannot_go_on_are_refused(changes, messa
         start(replace(run.setup, **changes)).collector.restore(state)
 
 
-def test_a_run_goes_on_with_fewer_engines_than_it_was_saved_with():
+def test_a_run_resumes_with_fewer_engines_than_it_was_saved_with():
     """Fails when a sample is sent to the engine it was on, which does not exist any more."""
     run = start(replace(LONG, num_engines=3))
     run.steps(3)
@@ -295,7 +295,7 @@ def test_a_run_goes_on_with_fewer_engines_than_it_was_saved_with():
     check_drained(again)
 
 
-def test_a_saved_state_stays_as_it_was_while_the_run_goes_on():
+def test_a_saved_state_does_not_change_while_the_run_continues():
     """Fails when what is saved is the run's own list."""
     run = start(replace(LONG, num_engines=3))
     run.steps(3)

@@ -51,7 +51,7 @@ def test_samples_return_to_their_engines_as_a_step_begins_the_oldest_first():
     for group in (first, second):
         sent.dispatch.add(group)
     assert sent.dispatch.return_to_engines(limit=1000) == 3
-    assert sent.assigned() == {0: ids(1, 0, 2), 1: ids(2, 1)}
+    assert sent.assignments() == {0: ids(1, 0, 2), 1: ids(2, 1)}
     assert sent.waiting() == [*ids(1, 1, 3), *ids(2, 0, 2, 3)]
     assert sent.dispatch.num_waiting == 5
 
@@ -62,7 +62,7 @@ def test_no_more_samples_return_to_engines_than_may_be_started():
     for group in (sent.open(1, engines=[0, None, 0, 0]), sent.open(2, engines=[1] * 4)):
         sent.dispatch.add(group)
     assert sent.dispatch.return_to_engines(limit=3) == 2
-    assert sent.assigned() == {0: ids(1, 0, 2)}
+    assert sent.assignments() == {0: ids(1, 0, 2)}
 
 
 EVENTS = st.lists(
@@ -106,7 +106,7 @@ def test_samples_are_sent_once_each_in_order_and_queue_only_where_no_slot_is_fre
         elif what < num_engines and kind != "back":
             offered = offered | {what} if kind == "offer" else offered - {what}
             getattr(slots, kind)(what)
-    assigned = sent.assigned().values()
+    assigned = sent.assignments().values()
     assert all(samples == sorted(samples) for samples in assigned)
     waiting = sent.waiting()
     assert len(waiting) == dispatch.num_waiting
@@ -119,7 +119,7 @@ def test_a_sample_queues_where_it_was_before():
     fill(sent, 30.0, 10.0)
     sent.dispatch.add(sent.open(1, engines=[None, 0]))
     assert sent.dispatch.assign(limit=1000) == 2
-    assert sent.assigned() == {0: ids(1, 1), 1: ids(1, 0)}
+    assert sent.assignments() == {0: ids(1, 1), 1: ids(1, 0)}
 
 
 def fill(sent: Sent, *tokens: float) -> None:
@@ -136,9 +136,9 @@ def test_new_samples_queue_at_the_engine_with_the_fewest_outstanding_tokens():
     for prompt_id in (1, 2):
         sent.dispatch.add(sent.open(prompt_id))
     assert sent.dispatch.assign(limit=3) == 3
-    assert sent.assigned() == {1: ids(1, 0, 1), 2: ids(1, 2)}
+    assert sent.assignments() == {1: ids(1, 0, 1), 2: ids(1, 2)}
     assert sent.dispatch.assign(limit=1000) == 3
-    assert sent.assigned() == {0: ids(2, 0, 1), 1: ids(1, 0, 1), 2: ids(1, 2, 3)}
+    assert sent.assignments() == {0: ids(2, 0, 1), 1: ids(1, 0, 1), 2: ids(1, 2, 3)}
     assert sent.dispatch.num_waiting == 2
 
 
@@ -148,12 +148,12 @@ def test_the_rest_of_a_group_queues_at_the_same_engine_as_its_siblings():
     fill(sent, 30.0, 10.0)
     sent.dispatch.add(sent.open(1))
     assert sent.dispatch.assign(limit=2) == 2
-    assert sent.assigned() == {1: ids(1, 0, 1)}
+    assert sent.assignments() == {1: ids(1, 0, 1)}
     for engine, tokens in ((0, 30.0), (1, 0.0)):
         for _ in range(4):
             sent.dispatch.slots.remove(engine, tokens=tokens / 4)
     assert sent.dispatch.assign(limit=1000) == 2
-    assert sent.assigned() == {1: ids(1, 0, 1, 2, 3)}
+    assert sent.assignments() == {1: ids(1, 0, 1, 2, 3)}
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])

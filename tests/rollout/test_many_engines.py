@@ -90,7 +90,7 @@ def test_the_chosen_engine_equals_an_exhaustive_search(num_engines, num_slots, q
 
 
 @pytest.mark.parametrize("reject_every", [0, 3])
-def test_versions_are_counted_as_the_groups_have_them(reject_every):
+def test_the_counts_of_versions_match_the_groups(reject_every):
     """Fails when a group that becomes ready, is rejected, trained or restored stays counted, or one
     that gets its first token does not move, or versions of the past are kept.
     """
@@ -100,7 +100,7 @@ def test_versions_are_counted_as_the_groups_have_them(reject_every):
     for _ in range(12):
         run.step()
         if run.version == 6:
-            run = _restored(run)
+            run = _restore(run)
         buffer = run.buffer
         oldest = [_oldest_version(group) for group in buffer.open_groups()]
         expected = Counter(run.version if version is None else version for version in oldest)
@@ -118,14 +118,14 @@ def _oldest_version(group: OpenGroup) -> int | None:
     return Group(prompt=group.prompt, samples=tuple(group.samples)).oldest_version
 
 
-def _restored(run: Run) -> Run:
+def _restore(run: Run) -> Run:
     again = Run(run.setup, prompts=run.prompts)
     again.collector.restore(run.collector.save())
     again.version = run.version
     return again
 
 
-def test_the_search_for_cycles_goes_on_after_a_step_also_when_that_fails():
+def test_garbage_collection_runs_again_after_a_step_even_a_failed_one():
     """Fails when a step leaves it off, or turns on what the user has turned off."""
     run = Run(Setup(length_of=constant(5)))
     inside = []
@@ -147,7 +147,7 @@ def test_the_search_for_cycles_goes_on_after_a_step_also_when_that_fails():
         gc.enable()
 
 
-def test_what_a_rollout_leaves_behind_is_not_searched_at_once():
+def test_garbage_of_a_rollout_is_not_searched_at_once():
     """Fails when the first object made after a step has Python look at all that the step made."""
     assert gc.isenabled()
     gc.collect()  # so that the next search is one of the youngest

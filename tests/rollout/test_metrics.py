@@ -12,7 +12,7 @@ PARTS = st.lists(st.lists(st.integers(-100, 100), min_size=1), min_size=1, max_s
 
 
 @given(PARTS)
-def test_merged_values_are_those_of_all_parts_together(parts):
+def test_merged_values_equal_the_values_of_all_parts_combined(parts):
     """Fails when means are averaged without their weights."""
     merged = merge(
         Metrics(

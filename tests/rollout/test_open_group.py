@@ -34,7 +34,7 @@ def open_group(buffer: Buffer, *num_tokens: int | None) -> OpenGroup:
     return group
 
 
-def restored(group: OpenGroup) -> OpenGroup:
+def save_and_restore(group: OpenGroup) -> OpenGroup:
     """The group after it was written as JSON and read back."""
     state = save_open_group(group)
     return restore_open_group(state, num_engines=1)
@@ -80,7 +80,7 @@ def test_a_group_is_scored_when_every_sample_has_a_score_and_none_before():
         assert not group.is_scored
     group.add_score(scores[0])
     assert group.is_scored
-    scored = group.scored()
+    scored = group.to_scored()
     assert scored.group == Group(prompt=PROMPT, samples=tuple(group.samples))
     assert scored.rewards == (0.0, 1.0, 2.0)
 
@@ -93,7 +93,7 @@ def test_a_group_with_failed_scores_has_the_first_failure_and_no_rewards():
     assert group.is_scored
     assert group.failure == ((1, 1), "reward timeout", "1")
     with pytest.raises(AssertionError):
-        group.scored()
+        group.to_scored()
 
 
 def test_a_turn_that_the_engine_failed_is_not_answered():
@@ -119,7 +119,7 @@ def test_the_open_tokens_are_the_tokens_of_open_groups():
     assert buffer.open_tokens == 8
 
 
-def test_fresh_samples_are_the_shortest_of_those_with_tokens_of_this_version():
+def test_fresh_samples_are_the_shortest_ones_with_tokens_of_this_version():
     """The first of equal ones wins. Fails when a sample without tokens or of an earlier version is
     taken, or the version of a sample's first part stands for its last.
     """
@@ -151,7 +151,7 @@ def test_a_group_that_failed_is_restored_as_failed():
     group = open_group(Buffer(2), None, None)
     failed = Score(SampleId(1, 1), None, "crash", "died")
     group.add_score(failed)
-    again = restored(group)
+    again = save_and_restore(group)
     assert again.failure == (failed.sample_id, "reward crash", "died")
     assert again.indices(SampleState.scored) == [1]
 
@@ -165,7 +165,7 @@ def test_a_response_that_the_engine_failed_has_no_reward_also_when_it_is_restore
     failed = replace(empty, finish_reason="nan_logprobs")
     assert group.extend(failed) is not None
     group.move_all(SampleState.running, to=SampleState.parked)
-    for one in (group, restored(group)):
+    for one in (group, save_and_restore(group)):
         one.add_score(Score(SampleId(1, 1), 1.0, "scored"))
         assert one.failure == (
             SampleId(1, 1),

@@ -53,7 +53,7 @@ def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
 
 
 @pytest.mark.parametrize("turns", [0, 3])
-def test_step_statistics_count_what_the_engines_did(turns):
+def test_step_statistics_match_the_work_of_the_engines(turns):
     """Fails when tokens of the abort, finished samples, resumed or truncated ones are left out."""
     run = Run(
         Setup(

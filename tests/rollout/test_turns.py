@@ -15,7 +15,7 @@ TURN = replace(completion(0, start=1, num_tokens=5, version=3), finish_reason="s
 SAID = Observation((9, 9))
 
 
-def begun(sent: Sent) -> OpenGroup:
+def begin(sent: Sent) -> OpenGroup:
     """A group of one sample that engine 0 has, behind one token of its environment."""
     group = sent.groups.open(ASKED)
     sent.groups.resume()
@@ -33,7 +33,7 @@ def take_turn(sent: Sent, group: OpenGroup, turn: Completion) -> None:
 def test_a_reply_counts_once_and_for_the_turn_it_answers():
     """Fails when one counts that comes a second time, or answers an earlier turn."""
     sent = Sent(group_size=1)
-    group = begun(sent)
+    group = begin(sent)
     take_turn(sent, group, TURN)
     assert group.states == [SampleState.acting]
     assert sent.groups.take_replies([Reply(TURN.sample_id, 1, SAID)]) == []
@@ -49,7 +49,7 @@ def test_a_new_context_is_all_that_the_engine_reads():
     sample.
     """
     sent = Sent(group_size=1)
-    group = begun(sent)
+    group = begin(sent)
     take_turn(sent, group, TURN)
     sent.groups.take_replies([Reply(TURN.sample_id, 6, SAID._replace(begins_context=True))])
     sent.dispatch.add_turn(group)
@@ -61,7 +61,7 @@ def test_a_new_context_is_all_that_the_engine_reads():
 def test_a_turn_has_its_own_limit_within_the_budget():
     """Fails when a limit counts other turns, or what an aborted request sampled is forgotten."""
     sent = Sent(group_size=1)
-    group = begun(sent)
+    group = begin(sent)
     take_turn(sent, group, TURN)
     sent.groups.take_replies(
         [Reply(TURN.sample_id, 6, SAID._replace(max_turn_tokens=4, stop=("b",)))]
@@ -80,7 +80,7 @@ def test_a_turn_has_its_own_limit_within_the_budget():
 def test_another_turn_is_not_a_resumed_sample_and_the_length_of_a_turn_is_learned():
     """Fails when its context counts as prefilled again, or lengths learn contexts."""
     sent = Sent(group_size=1)
-    group = begun(sent)
+    group = begin(sent)
     take_turn(sent, group, TURN)
     sent.groups.take_replies([Reply(TURN.sample_id, 6, SAID)])
     sent.dispatch.add_turn(group)
@@ -94,7 +94,7 @@ def test_another_turn_is_not_a_resumed_sample_and_the_length_of_a_turn_is_learne
     assert sent.record.reprefill_tokens == 0
 
 
-def test_a_synchronous_step_starts_its_own_samples_whatever_their_turns():
+def test_a_synchronous_step_starts_its_own_samples_in_any_turn():
     """Fails when another turn counts as another sample: then other prompts are opened for it."""
     setup = Setup(
         num_groups=4, group_size=2, alpha=1.0, refill=False, turns=3, length_of=constant(2)

@@ -32,7 +32,7 @@ END = replace(
 def test_a_sample_is_the_concatenation_of_its_completions():
     empty = Sample(prompt=PROMPT, index=0)
     assert (empty.num_tokens, empty.oldest_version, empty.is_finished) == (0, None, False)
-    sample = empty.extended(PART).extended(END)
+    sample = empty.with_span(PART).with_span(END)
     assert sample.token_ids == array("i", (5, 6, 7))
     assert sample.behaviour_logprobs == array("d", (-0.5, -0.25, -1.0))
     assert sample.policy_versions == (1, 1, 4)
@@ -42,13 +42,13 @@ def test_a_sample_is_the_concatenation_of_its_completions():
 @pytest.mark.parametrize("wrong", [END, replace(PART, sample_id=SampleId(3, 1))])
 def test_a_completion_that_does_not_fit_is_refused(wrong):
     with pytest.raises(AssertionError):
-        Sample(prompt=PROMPT, index=0).extended(wrong)
+        Sample(prompt=PROMPT, index=0).with_span(wrong)
 
 
 def test_a_finished_sample_takes_no_more():
-    finished = Sample(prompt=PROMPT, index=0).extended(PART).extended(END)
+    finished = Sample(prompt=PROMPT, index=0).with_span(PART).with_span(END)
     with pytest.raises(AssertionError, match="is finished"):
-        finished.extended(replace(PART, start=3))
+        finished.with_span(replace(PART, start=3))
 
 
 def test_a_token_without_its_logprob_is_an_error():
@@ -56,7 +56,7 @@ def test_a_token_without_its_logprob_is_an_error():
         replace(PART, logprobs=(-0.5,))
 
 
-def drawn(count: int) -> Completion:
+def random_completion(count: int) -> Completion:
     """As an engine gives it, of a vocabulary as large as may be."""
     random = Random(count)
     return replace(
@@ -73,9 +73,9 @@ def held_bytes(completion: Completion) -> int:
 def test_a_completion_takes_thirteen_bytes_a_token_where_it_is_held_and_on_the_wire():
     """Fails when tokens or log-probabilities are Python's numbers at either end."""
     count = 2_700
-    sent = pickle.dumps(drawn(count), protocol=5)
+    sent = pickle.dumps(random_completion(count), protocol=5)
     received = pickle.loads(sent)
-    assert received == drawn(count)
+    assert received == random_completion(count)
     assert len(sent) <= 13 * count
     assert held_bytes(received) <= 13 * count
 
@@ -86,7 +86,7 @@ def test_a_saved_sample_comes_back_to_the_last_bit_and_as_small(tmp_path):
     """
     logprobs = array("d", (-1 / 3, -5e-324, -1.7976931348623157e308, -0.0, -0.1))
     first = replace(PART, token_ids=array("i", (0, 1, 2, 3, 2**31 - 1)), logprobs=logprobs)
-    rest = replace(drawn(2_700), start=5, policy_version=4, finish_reason="length")
+    rest = replace(random_completion(2_700), start=5, policy_version=4, finish_reason="length")
     sample = Sample(prompt=PROMPT, index=0, spans=(first, rest))
     write_state(save_sample(sample), tmp_path, "sample")
     restored = restore_sample(read_state(tmp_path, "sample"), prompt=PROMPT, index=0)
@@ -96,7 +96,7 @@ def test_a_saved_sample_comes_back_to_the_last_bit_and_as_small(tmp_path):
 
 
 def test_a_group_is_complete_when_all_its_samples_are_finished():
-    finished = Sample(prompt=PROMPT, index=0).extended(PART).extended(END)
+    finished = Sample(prompt=PROMPT, index=0).with_span(PART).with_span(END)
     group = Group(prompt=PROMPT, samples=(finished, Sample(prompt=PROMPT, index=1)))
     assert not group.is_complete
     assert group.oldest_version == 1

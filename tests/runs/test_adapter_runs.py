@@ -22,8 +22,8 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     return {sync: task / sync for sync in SYNCS}
 
 
-def test_engine_and_learner_agree_whatever_a_sync_sends(runs):
-    """Kept samples go on. Fails when an engine samples with an older adapter, or with none."""
+def test_engine_and_learner_agree_for_each_form_of_sync(runs):
+    """Kept samples continue. Fails when an engine samples with an older adapter, or with none."""
     for run_dir in runs.values():
         rows = steps_of(run_dir)
         assert len(rows) == 4
@@ -46,7 +46,7 @@ def test_a_sync_sends_the_adapter_or_the_whole_weights(runs):
         assert {row["sync/bytes"] for row in steps_of(run_dir)} == {num_bytes}
 
 
-def test_an_export_is_merged_whatever_a_sync_sends(runs):
+def test_an_export_is_merged_for_each_form_of_sync(runs):
     start = load_file(runs["merged"].parent / "model" / "model.safetensors")
     for run_dir in runs.values():
         check_merged(next(run_dir.glob("exports/step_*")), start, scaling=32 / 8)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import command, refused, run, write_task
+from command_line import command, refusal, run, write_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
@@ -66,13 +66,13 @@ def write(path: Path, *rows: object) -> Path:
     ],
 )
 def test_a_setting_that_cannot_work_is_named(task, tmp_path, override, said):
-    assert said in refused(task, tmp_path, override)
+    assert said in refusal(task, tmp_path, override)
 
 
 def test_a_step_of_more_groups_than_prompts_says_so(task, tmp_path, capsys):
     """Sixty prompts. Fails when prompts come several times into one batch without a word."""
     for num_groups in (60, 61):
-        refused(
+        refusal(
             task,
             tmp_path,
             f"trainer.num_groups={num_groups}",
@@ -88,11 +88,11 @@ def test_workers_get_the_model_folder_as_an_absolute_path(task, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     write(tmp_path / "model" / "config.json", {"model_type": "mamba"})
-    assert f"model.path={tmp_path}/model: " in refused(task, tmp_path, "model.path=model")
+    assert f"model.path={tmp_path}/model: " in refusal(task, tmp_path, "model.path=model")
 
 
 def test_a_context_length_that_is_too_small_is_refused_with_both_lengths(task, tmp_path):
-    message = refused(
+    message = refusal(
         task, tmp_path, "rollout.max_response_tokens=5000", "learner.max_tokens=10000"
     )
     assert "rollout.max_response_tokens = 5016" in message
@@ -102,19 +102,19 @@ def test_a_context_length_that_is_too_small_is_refused_with_both_lengths(task, t
 def test_a_reward_without_enough_memory_names_its_limit(task, tmp_path):
     """Fails when reward.memory_gib does not reach the reward's process."""
     function = "reward.function=reward_functions:reserves_2_gib"
-    assert "memory_gib of its process is 1" in refused(
+    assert "memory_gib of its process is 1" in refusal(
         task, tmp_path, function, "reward.memory_gib=1"
     )
 
 
 def test_a_broken_line_of_a_data_file_is_named(task, tmp_path):
     path = write(tmp_path / "bad.jsonl", {"prompt": "1+1=", "answer": "2"}, '{"prompt": "1+')
-    assert f"{path}:2" in refused(task, tmp_path, f"data.path={path}")
+    assert f"{path}:2" in refusal(task, tmp_path, f"data.path={path}")
 
 
 def test_a_row_without_the_mapped_column_is_named(task, tmp_path):
     path = write(tmp_path / "rows.jsonl", {"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2="})
-    message = refused(task, tmp_path, f"data.path={path}")
+    message = refusal(task, tmp_path, f"data.path={path}")
     assert f"{path}:2" in message
     assert "data.answer_column" in message
 

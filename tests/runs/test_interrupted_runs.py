@@ -14,7 +14,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 import yaml
-from command_line import LEDGER_STATES, command, environment, refused, rows_of, steps_of, write_task
+from command_line import LEDGER_STATES, command, environment, refusal, rows_of, steps_of, write_task
 from own_process import is_running, wait_until
 
 from april_rl.commands import checkpoint
@@ -104,7 +104,7 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
     with endless_run(task, task / "run", *cispo) as run:
         run.wait_until(lambda: len(run.rows()) >= 3)
         said = refused_by_the_program(task, run.run_dir, *cispo, "resume=auto")
-        assert f"belongs to a run that is going on (process {run.process.pid} on " in said
+        assert f"belongs to a run that is still active (process {run.process.pid} on " in said
         number = len(run.rows())
         run.wait_until(lambda: len(run.rows()) > number)
         children = run.descendants()
@@ -126,7 +126,7 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
         ("seed=7", "seed=7 is not the seed of the saved prompt stream"),
         ("lora.rank=2", "lora.rank=2, but the saved run had 0"),
     ):
-        assert message in refused(task, task, *cispo, "resume=auto", wrong)
+        assert message in refusal(task, task, *cispo, "resume=auto", wrong)
     too_large = (*cispo, "resume=auto", "engine.kv_cache_gib=9999")  # its workers have begun
     message = refused_by_the_program(task, run.run_dir, *too_large)
     assert "this run does not fit into memory" in message
@@ -148,7 +148,7 @@ def content_of(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.soak
-def test_a_run_that_loses_its_worker_goes_on_by_itself_as_often_as_it_may(task):
+def test_a_run_that_loses_its_worker_restarts_as_often_as_allowed(task):
     """Once here. Fails when a restart loses a step or makes one twice, or says nothing of it; when
     the second loss does not end the run, its message is another than what happened, what is parked
     is lost, or a process is left.

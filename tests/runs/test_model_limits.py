@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from command_line import refused, write_task
+from command_line import refusal, write_task
 from tiny_architectures import tiny_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
@@ -25,4 +25,4 @@ def task(tmp_path_factory) -> Path:
 def test_a_model_is_refused_by_its_configuration_alone(model_type, message, task, tmp_path):
     """The folder has no weights: fails when a worker starts first."""
     tiny_config(model_type, max_position_embeddings=512).save_pretrained(tmp_path / "model")
-    assert message in refused(task, tmp_path, f"model.path={tmp_path / 'model'}")
+    assert message in refusal(task, tmp_path, f"model.path={tmp_path / 'model'}")

@@ -63,7 +63,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert rows_of(run_dir)[-1]["step"] == 20
 
 
-def test_what_is_wrong_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
+def test_a_wrong_setting_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(
         RunError, match=r"num_step is not a setting; did you mean trainer\.num_steps"
     ):
@@ -94,7 +94,7 @@ def test_a_call_outside_the_main_thread_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
+def test_a_script_without_a_guard_gets_an_error_that_names_it(tmp_path: Path) -> None:
     """A process that starts anew imports it. Fails when that process trains, or the directory is
     said to belong to another run.
     """

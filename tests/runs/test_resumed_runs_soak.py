@@ -55,7 +55,7 @@ def test_a_killed_and_resumed_run_equals_the_undisturbed_one(task, tmp_path, own
 
 @pytest.mark.parametrize("lives", [(ONE, TWO, ONE), (TWO, f"{TWO} {SPLIT}", ONE)])
 @pytest.mark.parametrize("resume", ["keep", "reprefill"])
-def test_a_run_goes_on_with_other_workers(task, tmp_path, lives, resume):
+def test_a_run_resumes_with_other_workers(task, tmp_path, lives, resume):
     """Three lives of three steps. Fails when a step, a prompt or a token is lost or there twice.
 
     Kept KV caches end with their process: parked samples are then prefilled again.
@@ -86,7 +86,7 @@ def test_a_run_goes_on_with_other_workers(task, tmp_path, lives, resume):
     assert set(trained.values()) == {1}
 
 
-def test_a_run_whose_engine_raises_goes_on_by_itself(task, tmp_path):
+def test_a_run_whose_engine_raises_restarts_by_itself(task, tmp_path):
     """Planted into vLLM in the worker, in the third step or so. Fails when the run ends, or a step,
     a prompt or a sample is lost or there twice.
     """

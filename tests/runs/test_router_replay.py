@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from command_line import command, refused, run, steps_of, write_task
+from command_line import command, refusal, run, steps_of, write_task
 from tiny_architectures import tiny_config
 from tiny_models import write_tiny_qwen3_moe
 
@@ -44,5 +44,5 @@ def test_a_model_without_a_known_router_is_refused_by_name(model_type, task, tmp
     fails when a worker starts first.
     """
     tiny_config(model_type, max_position_embeddings=512).save_pretrained(tmp_path / "model")
-    message = refused(task, tmp_path, f"model.path={tmp_path / 'model'}", *SETTINGS)
+    message = refusal(task, tmp_path, f"model.path={tmp_path / 'model'}", *SETTINGS)
     assert f"learner.router_replay=learner: model_type {model_type} has no router" in message

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from command_line import LEDGER_STATES, command, groups_of, refused, rows_of, run, steps_of
+from command_line import LEDGER_STATES, command, groups_of, refusal, rows_of, run, steps_of
 from equal_runs import check_equal
 from exported_adapters import check_merged
 from safetensors.torch import load_file
@@ -19,7 +19,7 @@ from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import read_state
 from april_rl.checkpointing.manifest import read_manifest
 from april_rl.commands import checkpoint
-from april_rl.tracking.keys import missing, undescribed
+from april_rl.tracking.keys import missing, undescribed_keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 BUDGET, BUFFER, PENALTY = 96, 0.2 * 96, 0.5  # of DAPO's overlong punishment
@@ -61,7 +61,7 @@ def test_two_workers_train_and_leave_no_shared_memory(two_workers, name, num_ste
     assert [name for name in left if "cpushm" in name or name.startswith("psm_")] == []
 
 
-def test_parked_samples_go_on_with_their_kv_cache_or_without(first, together):
+def test_parked_samples_continue_with_their_kv_cache_or_without(first, together):
     """Fails when `rollout.resume` is not heard, or the ranks of an engine do not keep alike."""
     for run_dir, keeps in ((first, False), (together, True)):
         steps = steps_of(run_dir)
@@ -85,14 +85,14 @@ def test_equal_settings_give_equal_samples_metrics_and_weights_also_after_a_resu
     check_equal(first, second, num_exports=3)
 
 
-def test_a_run_does_not_go_on_with_a_data_file_that_has_changed(two_workers, first, tmp_path):
+def test_a_run_does_not_resume_with_a_changed_data_file(two_workers, first, tmp_path):
     """Fails when only the number of prompts is compared."""
     lines = (two_workers.folder / "sums.jsonl").read_text().splitlines()
     changed = tmp_path / "changed.jsonl"
     checkpoint = f"resume={first / 'checkpoints' / 'step_5'}"
     for number, text in ((60, [*lines[:-1], lines[-1].replace("14", "15")]), (59, lines[:-1])):
         changed.write_text("\n".join(text))
-        message = refused(two_workers.folder, tmp_path, checkpoint, f"data.path={changed}")
+        message = refusal(two_workers.folder, tmp_path, checkpoint, f"data.path={changed}")
         said = rf"^data\.path={changed} .*gives {number} prompts.*resume with the same data"
         assert re.search(said, message)
 
@@ -110,7 +110,7 @@ def test_a_run_leaves_true_metrics_and_exports(first):
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
     returned = {key for row in rows for key in row}  # some only in steps where they mean something
     assert missing(returned) == []
-    assert undescribed(returned) == []
+    assert undescribed_keys(returned) == []
     for row in steps:
         assert row["ledger/opened"] == sum(row[f"ledger/{state}"] for state in LEDGER_STATES)
         assert row["ledger/in_flight"] == 0

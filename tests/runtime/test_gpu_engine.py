@@ -166,7 +166,7 @@ def test_an_engine_that_slept_samples_with_the_weights_it_was_given(tmp_path, se
     assert in_own_process(mismatch_of_three_steps, tmp_path, settings) <= 0.02
 
 
-def test_parked_samples_go_on_with_their_kv_cache_beside_an_update(tmp_path):
+def test_parked_samples_continue_with_their_kv_cache_beside_an_update(tmp_path):
     """With engine.sleep=never and rollout.resume=keep. Fails when the update touches the engine's
     memory, a sync leaves the old weights, or parked samples hold rows that others need.
     """

@@ -59,7 +59,7 @@ def test_a_signal_whose_exception_a_del_swallows_raises_soon(interrupts, which, 
 
 def test_a_held_signal_raises_only_where_it_is_asked_for(interrupts):
     """Fails when a step is torn apart between two of its books."""
-    with interrupts.held(deadline_s=60):
+    with interrupts.hold(deadline_s=60):
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             interrupts.check()
@@ -84,7 +84,7 @@ def test_a_second_signal_ends_the_program_and_its_children_at_once():
         "import subprocess, sys, time\n"
         "from april_rl.supervision.interrupts import Interrupts\n"
         "interrupts = Interrupts()\n"
-        "with interrupts.held(deadline_s=600):\n"
+        "with interrupts.hold(deadline_s=600):\n"
         "    subprocess.Popen(['sleep', '600'])\n"
         "    print(flush=True)\n"
         "    while True:\n"

@@ -40,7 +40,7 @@ def test_a_token_of_a_micro_batch_has_the_bytes_that_are_reserved():
     assert held == cluster.TOKEN_BYTES * size
 
 
-def test_ray_gets_what_the_batch_needs(monkeypatch: pytest.MonkeyPatch):
+def test_ray_gets_the_memory_that_the_batch_needs(monkeypatch: pytest.MonkeyPatch):
     """Fails when the number of tokens is lost on its way to Ray."""
     asked: dict[str, Any] = {}
     monkeypatch.setattr(ray, "init", lambda **settings: asked.update(settings))

@@ -98,7 +98,7 @@ def cluster() -> Iterator[RunningCluster]:
             process.wait()
 
 
-def joined(cluster: RunningCluster, token: Path | None, *args: str) -> tuple[str, list[str], int]:
+def connect(cluster: RunningCluster, token: Path | None, *args: str) -> tuple[str, list[str], int]:
     """Return what a controller with `token` prints, its lines on stderr, and its exit status."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", JOIN, cluster.address, *args],
@@ -117,8 +117,8 @@ def test_a_run_joins_a_cluster_with_a_token_and_leaves_it_as_it_was(cluster):
 
     Fails when the reservation outlives its run.
     """
-    assert joined(cluster, cluster.token, "keep") == ("free 0.0", [], 0)
-    assert joined(cluster, cluster.token) == ("free 0.0", [], 0)
+    assert connect(cluster, cluster.token, "keep") == ("free 0.0", [], 0)
+    assert connect(cluster, cluster.token) == ("free 0.0", [], 0)
     assert cluster.process.poll() is None
 
 
@@ -130,7 +130,7 @@ def test_a_wrong_or_missing_token_is_named_at_once(cluster, tmp_path, text):
     if text is not None:
         token = tmp_path / "token"
         token.write_text(text)
-    _, lines, status = joined(cluster, token)
+    _, lines, status = connect(cluster, token)
     said = lines[-1]
     assert len(lines) <= 2, lines  # ours, and Ray's for its one attempt
     assert said.startswith(f"runtime.ray_address={cluster.address}: the cluster requires its token")

@@ -81,7 +81,7 @@ def launch(engines: RayEngines, *which: int) -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_tick_is_over_when_every_rank_has_answered_and_what_came_early_is_kept(deterministic):
+def test_a_tick_ends_when_every_rank_has_answered_and_early_results_are_kept(deterministic):
     """Fails when one rank's answer stands for the engine, is forgotten until the others', or the
     tick behind is waited for before it is the oldest.
     """

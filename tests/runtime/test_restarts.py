@@ -25,7 +25,7 @@ def fail(
     """A life of a run that begins at a version and ends with `error` at another; `version` None:
     before it was built.
     """
-    with restarts.allowed():
+    with restarts.suppress_failure():
         if version is not None:
             run = FakeRun(began)
             restarts.begin(run)
@@ -33,14 +33,14 @@ def fail(
         raise error
 
 
-def restarted(most: int) -> Restarts:
+def make_restarts(most: int) -> Restarts:
     return Restarts(most, resume=None)
 
 
 @pytest.mark.parametrize("kind", [WorkerDiedError, WorkerStalledError, EngineStalledError])
 def test_a_lost_worker_restarts_the_run_with_a_message(capsys, kind):
     """Fails when the reason is swallowed, or the count is not in the metrics."""
-    restarts = restarted(3)
+    restarts = make_restarts(3)
     assert restarts.metrics() == {}
     fail(restarts, kind("worker 0 died"), version=4)
     printed = capsys.readouterr().out
@@ -52,7 +52,7 @@ def test_a_lost_worker_restarts_the_run_with_a_message(capsys, kind):
 
 def test_a_run_restarts_at_most_max_restarts_times(capsys):
     """Fails when a run that loses a worker every few steps goes on for ever."""
-    restarts = restarted(2)
+    restarts = make_restarts(2)
     fail(restarts, WorkerDiedError("one"), version=1)
     fail(restarts, WorkerDiedError("two"), version=2)
     with pytest.raises(WorkerDiedError, match="three"):
@@ -62,23 +62,23 @@ def test_a_run_restarts_at_most_max_restarts_times(capsys):
 
 def test_a_run_that_makes_no_step_between_two_failures_ends():
     """Fails when a fault that comes back at the same place is tried again and again."""
-    restarts = restarted(3)
+    restarts = make_restarts(3)
     fail(restarts, WorkerDiedError("first"), version=5)
     with pytest.raises(WorkerDiedError, match="again"):
         fail(restarts, WorkerDiedError("again"), began=4, version=4)
 
 
-def test_a_run_that_made_steps_goes_on_although_it_failed_earlier_than_before():
+def test_a_run_that_made_steps_restarts_even_if_it_failed_earlier_than_before():
     """Checkpoint 50, failures at 53 and then at 52. Fails when the failures are compared."""
-    restarts = restarted(3)
+    restarts = make_restarts(3)
     fail(restarts, WorkerDiedError("first"), version=53)
     fail(restarts, WorkerDiedError("second"), began=50, version=52)
     assert restarts.metrics().read()["restart/count"] == 2
 
 
-def test_a_restart_goes_on_from_the_runs_own_last_checkpoint(capsys):
+def test_a_restart_resumes_from_the_runs_own_last_checkpoint(capsys):
     """`resume=PATH` stays in force until then. Fails when a restart looks into a folder for
-    whatever it finds, or begins anew beside a checkpoint.
+    any checkpoint that it finds, or starts again beside a checkpoint.
     """
     restarts, resumed = Restarts(3, resume="other/checkpoints/step_50"), []
     for resume in restarts.lives():
@@ -87,14 +87,14 @@ def test_a_restart_goes_on_from_the_runs_own_last_checkpoint(capsys):
             fail(restarts, WorkerDiedError("lost"), began=50, version=53)
     assert resumed == ["other/checkpoints/step_50", "run/checkpoints/step_50"]
     assert "from run/checkpoints/step_50" in capsys.readouterr().out
-    without = restarted(3)
+    without = make_restarts(3)
     lives = without.lives()
     assert next(lives) is None
-    with without.allowed():
+    with without.suppress_failure():
         without.begin(FakeRun(3, last_checkpoint=None))
         raise WorkerDiedError("lost")
     assert next(lives) == "auto"
-    assert "no checkpoint yet, it begins anew" in capsys.readouterr().out
+    assert "no checkpoint yet, it starts again" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -109,4 +109,4 @@ def test_a_restart_goes_on_from_the_runs_own_last_checkpoint(capsys):
 def test_other_errors_do_not_restart_the_run(error, version):
     """Fails when a restart hides what would only happen again, or a person who stops the run."""
     with pytest.raises(type(error)):
-        fail(restarted(3), error, version=version)
+        fail(make_restarts(3), error, version=version)

@@ -148,7 +148,7 @@ def test_an_engine_with_the_adapter_alone_agrees_with_the_learner(
     lora = LoraConfig(rank=4, alpha=16.0, sync=LoraSync.adapter)
     learner, engine = build(str(tmp_path), lora=lora, dtype=ComputeDtype.float32)
     monkeypatch.setattr(VllmEngine, "keeps_weights", keeps_weights)
-    adapter_bytes = sum(p.numel() for p in learner._policy.trained()) * 4
+    adapter_bytes = sum(p.numel() for p in learner._policy.trained_parameters()) * 4
     sent = send_adapter(learner, engine, Heartbeat(), version=0)
     assert (sent == adapter_bytes) is keeps_weights
     assert max(train(learner, engine, sync=True, send=send_adapter)) <= 2e-6

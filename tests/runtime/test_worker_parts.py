@@ -82,7 +82,7 @@ def test_a_checkpoint_is_written_while_the_engine_sleeps_and_it_wakes_with_the_s
     ]
 
 
-def test_a_sync_wakes_the_kv_cache_when_what_is_offloaded_has_left():
+def test_a_sync_wakes_the_kv_cache_after_the_learner_is_offloaded():
     """Fails when the cache takes its memory while the masters are still there."""
     log = Log(policy_version=7)
     metrics = BareWorker(log).sync_weights(8).read()
@@ -101,7 +101,7 @@ ADAPTER_ALONE = ("lora.rank=4", "lora.sync=adapter")
 @pytest.mark.parametrize("lora", [(), ADAPTER_ALONE, ("lora.rank=4",)])
 @pytest.mark.parametrize("sleeps", [False, True])
 @pytest.mark.parametrize("keeps_parked", [False, True])
-def test_a_workers_engine_gets_the_settings_and_what_was_decided(
+def test_a_workers_engine_gets_the_settings_and_the_planned_values(
     monkeypatch, sleeps, keeps_parked, lora
 ):
     """Fails when the decision of the memory plan, or a setting, does not reach vLLM."""

@@ -57,7 +57,7 @@ def test_auto_is_every_gpu_or_one_engine_on_cpu() -> None:
     assert layout_of(two, "runtime.num_workers=4", gpus=0) == ("cpu", 4, 2)
 
 
-def settled(*overrides: str, gpus: int) -> TrainConfig:
+def settle_on(*overrides: str, gpus: int) -> TrainConfig:
     return settle(load("+recipe=tiny_cpu", *overrides), gpus=gpus, where="this machine")[0]
 
 
@@ -66,9 +66,9 @@ def test_auto_is_float32_on_a_cpu_and_bfloat16_on_a_gpu() -> None:
     taken.
     """
     for gpus, expected in ((0, ComputeDtype.float32), (1, ComputeDtype.bfloat16)):
-        found = settled("runtime.device=auto", gpus=gpus)
+        found = settle_on("runtime.device=auto", gpus=gpus)
         assert (found.learner.compute_dtype, found.engine.dtype) == (expected, expected)
-    asked = settled("learner.compute_dtype=bfloat16", gpus=0)
+    asked = settle_on("learner.compute_dtype=bfloat16", gpus=0)
     assert asked.learner.compute_dtype is ComputeDtype.bfloat16
     assert asked.engine.dtype is ComputeDtype.float32
 

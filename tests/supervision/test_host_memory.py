@@ -30,7 +30,7 @@ def where(folder: Path, version: str, *, path: str) -> dict[str, Path]:
     return {"groups": folder / "groups", "own": own}
 
 
-def seen(folder: Path, version: str, *, path: str):
+def memory_of(folder: Path, version: str, *, path: str):
     return host_memory(**where(folder, version, path=path))
 
 
@@ -47,7 +47,7 @@ def test_the_tightest_group_around_a_process_decides(tmp_path, version):
     none = {"v2": "max", "v1": 2**63 - 4096}[version]
     write_group(top / "job", version, limit=64 << 20, used=50, cache=20)
     write_group(top / "job" / "task", version, limit=none, used=50, cache=20)
-    found = seen(tmp_path, version, path="/job/task")
+    found = memory_of(tmp_path, version, path="/job/task")
     assert (found.total, found.free) == (64 << 20, 34 << 20)
 
 
@@ -55,13 +55,13 @@ def test_the_tightest_group_around_a_process_decides(tmp_path, version):
 def test_in_a_container_the_group_is_the_mount_itself(tmp_path, version):
     """The path is the machine's and leads nowhere. Fails when the limit is looked for there."""
     write_group(mount(tmp_path, version), version, limit=64 << 20, used=80, cache=0)
-    found = seen(tmp_path, version, path="/kubepods/pod/container")
+    found = memory_of(tmp_path, version, path="/kubepods/pod/container")
     assert (found.total, found.free) == (64 << 20, 0)
 
 
-def test_without_a_limit_the_memory_is_that_of_the_machine(tmp_path):
+def test_without_a_limit_the_memory_of_the_machine_counts(tmp_path):
     (tmp_path / "groups").mkdir()
-    found = seen(tmp_path, "v2", path="/")
+    found = memory_of(tmp_path, "v2", path="/")
     assert found.total == psutil.virtual_memory().total
     assert found.free == pytest.approx(psutil.virtual_memory().available, abs=GIB)
     assert host_memory().free <= psutil.virtual_memory().total

@@ -74,7 +74,7 @@ def test_a_head_that_never_answered_is_not_lost(address):
     assert not address.check(address.refusing, MANY)
 
 
-def test_the_error_says_what_has_ended_and_what_to_do():
+def test_the_error_names_the_process_that_ended_and_the_remedy():
     """Also before workers are watched. Fails when it mentions memory though no process was killed
     for it.
     """

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from acceptance import runs
 from acceptance.device import sheet_tflops
-from acceptance.page import Outcome, Results, calibrated
+from acceptance.page import Outcome, Results, calibrate
 from acceptance.session import FailedError, Machine, Measured, Part, Row, Session, SkippedError
 from own_process import wait_until
 from source_tree import ROOT
@@ -75,13 +75,13 @@ def statuses(folder: Path) -> dict[str, str]:
 
 
 def test_the_limit_is_four_times_the_largest_mismatch_rounded_up_to_one_digit():
-    assert calibrated(smoke("Qwen/Qwen3-0.6B", 0.0010, 0.0011)) == 0.005  # of 0.0044
-    assert calibrated(smoke("Qwen/Qwen3-0.6B", 0.0125)) == 0.05  # is not rounded up to 0.06
-    assert calibrated(smoke("random", 0.0125)) is None
-    assert calibrated({"environment": outcome()}) is None
+    assert calibrate(smoke("Qwen/Qwen3-0.6B", 0.0010, 0.0011)) == 0.005  # of 0.0044
+    assert calibrate(smoke("Qwen/Qwen3-0.6B", 0.0125)) == 0.05  # is not rounded up to 0.06
+    assert calibrate(smoke("random", 0.0125)) is None
+    assert calibrate({"environment": outcome()}) is None
 
 
-def test_results_come_back_as_they_were_and_those_of_another_machine_are_refused(tmp_path):
+def test_results_are_read_back_unchanged_and_refused_on_another_machine(tmp_path):
     rows = (Row("tests", "9 passed", is_as_expected=True),)
     written = Results(folder=tmp_path, machine=GPU, outcomes={"sync": outcome(rows=rows)})
     written.write(gpu_acceptance.PARTS)
@@ -128,7 +128,7 @@ def test_any_error_in_a_part_becomes_its_outcome(tmp_path, ends_with, status, re
     assert (found.status, found.reason) == (status, reason)
 
 
-def test_a_start_runs_what_is_missing_or_what_is_named(tmp_path, monkeypatch):
+def test_a_start_runs_the_missing_or_the_named_parts(tmp_path, monkeypatch):
     ran = []
 
     def part(name: str) -> Part:

@@ -111,7 +111,7 @@ def test_an_unknown_builtin_is_refused_with_the_known_ones() -> None:
         builtins.resolve("builtin:nope", key="data.path")
 
 
-def test_the_problem_files_of_the_package_are_those_that_the_task_draws() -> None:
+def test_the_problem_files_of_the_package_match_what_the_task_draws() -> None:
     """Fails when the task changes and `tools/tiny_policy.py` was not run."""
     held_out = task.held_out_problems(task.NUM_HELD_OUT)
     for name, problems in (("arithmetic", task.rl_problems()), ("arithmetic_held_out", held_out)):
@@ -193,7 +193,7 @@ def test_a_warm_started_policy_stops_by_itself() -> None:
 
 
 @pytest.mark.soak
-def test_the_policy_made_anew_is_as_accurate_as_the_one_of_the_package(tmp_path: Path) -> None:
+def test_a_policy_trained_again_is_as_accurate_as_the_one_of_the_package(tmp_path: Path) -> None:
     """By held-out avg@4 with the real engine; the two may differ by other CPUs' rounding."""
     from april_rl.commands.evaluate import main
     from april_rl.evaluation.report import FILE_NAME, read_report

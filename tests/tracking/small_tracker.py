@@ -40,7 +40,7 @@ def make_sample() -> Sample:
             logprobs=(-0.5,) * count,
             finish_reason=reason,
         )
-        sample = sample.extended(completion)
+        sample = sample.with_span(completion)
     return sample
 
 

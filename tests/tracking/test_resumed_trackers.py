@@ -9,7 +9,7 @@ from april_rl.metrics import Metrics
 TENSORBOARD = [TrackingBackend.tensorboard]
 
 
-def test_tensorboard_shows_each_step_with_the_numbers_of_the_branch_that_goes_on(tmp_path):
+def test_tensorboard_shows_each_step_with_the_numbers_of_the_resumed_branch(tmp_path):
     for steps, first_step, mean in ((range(5), None, 0.25), (range(3, 5), 3, 0.75)):
         with make_tracker(
             tmp_path, backends=[TrackingBackend.tensorboard], first_step=first_step

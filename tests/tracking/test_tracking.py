@@ -46,7 +46,7 @@ def frozen_list() -> list[str]:
     return [f"{stage}/{quantity}" for stage, rest in lines for quantity in rest.split()]
 
 
-def test_the_frozen_keys_are_those_of_the_design() -> None:
+def test_the_frozen_keys_match_the_design() -> None:
     assert list(keys.FROZEN_KEYS) == frozen_list()
 
 
@@ -121,7 +121,7 @@ def test_a_step_is_written_once_and_in_order(tmp_path: Path) -> None:
         file.append(2, {"reward/mean": 0.1})
         for step in (2, 1):
             with pytest.raises(
-                ValueError, match=f"metrics of step {step} come after those of step 2"
+                ValueError, match=f"metrics of step {step} come after the metrics of step 2"
             ):
                 file.append(step, {"reward/mean": 0.1})
 
@@ -161,7 +161,7 @@ def test_a_sample_is_written_whole_with_the_ages_of_its_completions(tmp_path: Pa
     assert second["reward"] == 0.0
 
 
-def test_the_ends_of_completions_are_those_of_the_response_before_them() -> None:
+def test_the_ends_of_completions_match_the_response_before_them() -> None:
     """Pieces end within characters, and each token is decoded a few times, however many pieces."""
     tokenizer = Tokenizer(hf_byte_tokenizer(), path="byte")
     token_ids = tokenizer.encode([f"é ✓🙂 a  b{END}" * 60], add_special_tokens=False)[0]
@@ -216,7 +216,7 @@ def test_a_run_leaves_its_config_its_metrics_and_its_samples(tmp_path: Path) -> 
     assert not (run_dir / "wandb").exists()
 
 
-def test_three_steps_in_a_row_without_a_signal_are_told_once_below_the_third(
+def test_three_consecutive_steps_without_a_signal_are_reported_once_below_the_third(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fails when a run that learns nothing says so at its end only, or after every step."""

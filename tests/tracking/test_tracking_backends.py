@@ -186,7 +186,7 @@ def test_an_offline_run_of_wandb_that_is_killed_lacks_its_last_second_at_most(tm
     assert record["step"] == 1
 
 
-def test_a_disabled_run_leaves_nothing_of_wandb(tmp_path):
+def test_a_disabled_run_leaves_no_file_of_wandb(tmp_path):
     with make_tracker(tmp_path, backends=WANDB, wandb=WandbMode.disabled) as tracker:
         log_steps(tracker, [1])
         assert tracker.wandb_id == ""
@@ -240,7 +240,7 @@ def test_tensorboard_holds_every_step_in_event_files(tmp_path):
     assert "19 ✓" in text.tensor_proto.string_val[0].decode()
 
 
-def test_a_tracker_that_fails_is_reported_once_and_wandb_says_nothing_beside_it(tmp_path, capfd):
+def test_a_tracker_that_fails_is_reported_once_and_wandb_prints_nothing(tmp_path, capfd):
     """TensorBoard cannot write where a file stands; W&B and metrics.jsonl have every step. Fails
     when a line of a tracker's own is shown.
     """
@@ -281,7 +281,7 @@ def test_a_tracker_that_fails_later_gets_no_more_steps():
         open_ones.log(step, {"reward/mean": 0.5}, {})
     open_ones.finish()
     assert failing.steps == [0, 1]
-    assert "trackio failed (ConnectionError: gone) and records nothing more" in "".join(told)
+    assert "trackio failed (ConnectionError: gone) and stops recording" in "".join(told)
 
 
 def test_a_tracker_that_is_not_installed_is_refused_by_name(tmp_path, monkeypatch):

@@ -43,7 +43,7 @@ def test_a_run_whose_last_export_fails_has_its_last_checkpoint_and_says_so(
     assert not isinstance(failed.value, WorkerDiedError), "it would be restarted"
 
 
-def test_an_export_that_fails_in_between_is_told_and_training_goes_on(
+def test_an_export_that_fails_in_between_is_reported_and_training_continues(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr(FullWorkers, "full_at", (1,))
@@ -52,7 +52,7 @@ def test_an_export_that_fails_in_between_is_told_and_training_goes_on(
     assert "step_1 (No space left); training continues" in capsys.readouterr().out
 
 
-def test_a_run_that_cannot_write_its_metrics_any_more_says_how_it_goes_on(
+def test_a_run_that_can_no_longer_write_its_metrics_says_how_to_continue(
     tmp_path: Path, monkeypatch
 ) -> None:
     def full(*_: object) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from test_trainer import evaluated, run, settings
+from test_trainer import evaluated_steps, run, settings
 from trainer_fakes import NoInterrupts, rows_of
 
 from april_rl.checkpointing.resume import load
@@ -24,7 +24,9 @@ class InterruptAt(NoInterrupts):
 
 
 @pytest.mark.parametrize("has_set", [True, False])
-def test_a_run_that_is_stopped_before_its_first_step_ends_goes_on(tmp_path: Path, has_set) -> None:
+def test_a_run_that_is_stopped_before_its_first_step_ends_can_continue(
+    tmp_path: Path, has_set
+) -> None:
     """During the first evaluation, or in the first rollout. Fails when the row of step 0 is written
     twice, or never.
     """
@@ -41,5 +43,5 @@ def test_a_run_that_is_stopped_before_its_first_step_ends_goes_on(tmp_path: Path
             break
         run(config, folder, resumed=resumed, **held_out)
         assert [row["step"] for row in rows_of(folder)] == [0, 1, 2], looks
-        assert evaluated(rows_of(folder)) == ([0, 1, 2] if has_set else [])
+        assert evaluated_steps(rows_of(folder)) == ([0, 1, 2] if has_set else [])
     assert looks > 2, "stopped more than once before the first step ended"

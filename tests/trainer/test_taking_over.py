@@ -7,7 +7,7 @@ import pytest
 from test_trainer import run, settings
 from trainer_fakes import FakeWorkers, rows_of
 
-from april_rl.checkpointing.folder import saved
+from april_rl.checkpointing.folder import list_saved
 from april_rl.checkpointing.resume import CHECKPOINTS, load
 from april_rl.config import TrainConfig
 from april_rl.config.checkpoint import CheckpointConfig
@@ -43,14 +43,14 @@ def test_a_resume_that_the_workers_refuse_changes_nothing(tmp_path: Path, monkey
 
 def test_a_run_that_goes_back_sets_aside_what_came_later(tmp_path: Path) -> None:
     """Fails when checkpoints of the branch that is left stay in the way of new ones: pruning would
-    remove the new ones, and `auto` go on from the old.
+    remove the new ones, and `auto` resume from the old.
     """
     run(saving_each_step(5), tmp_path)
     root = tmp_path / CHECKPOINTS
-    kept = [one.path.name for one in saved(root)]
+    kept = [one.path.name for one in list_saved(root)]
     assert kept == [f"step_{step}" for step in range(1, 6)]
     run(saving_each_step(3), tmp_path, resumed=load(str(root / "step_2"), tmp_path))
-    assert [one.path.name for one in saved(root)] == kept[:3]
+    assert [one.path.name for one in list_saved(root)] == kept[:3]
     left = {path.name for path in root.glob("*.abandoned")}
     assert left == {f"step_{step}.abandoned" for step in (3, 4, 5)}
     assert [row["step"] for row in rows_of(tmp_path)] == [0, 1, 2, 3]

@@ -180,14 +180,14 @@ def run(
     return workers
 
 
-def evaluated(rows: list[dict[str, float]]) -> list[float]:
+def evaluated_steps(rows: list[dict[str, float]]) -> list[float]:
     return [row["step"] for row in rows if "eval/held_out/avg_at_k" in row]
 
 
 def test_evaluations_and_checkpoints_come_when_they_are_due(tmp_path: Path) -> None:
     """Each version once: also the last, which is due twice over."""
     workers = run(settings(num_steps=4, every=2, export_every=2), tmp_path)
-    assert evaluated(rows_of(tmp_path)) == [0, 2, 4]
+    assert evaluated_steps(rows_of(tmp_path)) == [0, 2, 4]
     assert [name for name, _ in workers.exports] == ["step_2", "step_4"]
 
 
@@ -226,7 +226,7 @@ def test_a_drained_run_that_ends_early_is_evaluated_before_its_last_checkpoint(
     assert 1 < num_steps < 9, "not what this test is about"
     assert trained[-1]["ledger/parked"] == trained[-1]["ledger/ready"] == 0
     assert [row["step"] for row in rows] == list(range(num_steps + 1))
-    assert evaluated(rows) == [0, num_steps]
+    assert evaluated_steps(rows) == [0, num_steps]
     (export,) = workers.exports
     assert export[0] == f"step_{num_steps}"
     assert "eval/held_out/avg_at_k" in export[1]
@@ -239,7 +239,7 @@ def test_a_run_that_ends_early_where_it_was_evaluated_is_not_evaluated_again(
     run(settings(num_steps=9, drain_steps=8, every=1), tmp_path)
     rows = rows_of(tmp_path)
     assert all("reward/mean" in row for row in rows[1:])
-    assert evaluated(rows) == [row["step"] for row in rows]
+    assert evaluated_steps(rows) == [row["step"] for row in rows]
 
 
 def test_failures_of_an_evaluation_are_counted_there_and_not_in_training(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_an_export_that_is_there_is_written_again(tmp_path: Path) -> None:
     assert [name for name, _ in workers.exports] == ["step_2"]
 
 
-def test_a_mismatch_above_the_limit_is_reported_once_and_the_run_goes_on(
+def test_a_mismatch_above_the_limit_is_reported_once_and_the_run_continues(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
     """Fails when nobody reads the figure, or it is said at every step."""

@@ -64,7 +64,7 @@ class NoInterrupts:
     def end_after(self, *, hours: float) -> None:
         assert hours == 0
 
-    def held(self, *, deadline_s: float) -> nullcontext[None]:  # noqa: ARG002
+    def hold(self, *, deadline_s: float) -> nullcontext[None]:  # noqa: ARG002
         """Return a context without effect: there is no signal to hold."""
         return nullcontext()
 

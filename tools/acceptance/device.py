@@ -156,11 +156,11 @@ def product_tflops(device: torch.device) -> float:
     """Return TFLOP/s of a product of two square bfloat16 matrices."""
     size = _PRODUCT_SIZE["cpu" if device.type == "cpu" else "accelerator"]
     matrix = torch.randn(size, size).to(device, torch.bfloat16)
-    best_s = min(timed(lambda: matrix @ matrix, device) for _ in range(10))
+    best_s = min(time_work(lambda: matrix @ matrix, device) for _ in range(10))
     return 2 * size**3 / best_s / 1e12
 
 
-def timed(work: Callable[[], object], device: torch.device) -> float:
+def time_work(work: Callable[[], object], device: torch.device) -> float:
     """Return the seconds until the device has finished `work`."""
     wait = torch.accelerator.synchronize if device.type != "cpu" else lambda: None
     wait()

@@ -18,7 +18,7 @@ from bench.modes import Prompts
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from transformers import AutoConfig
 
-from acceptance.device import name_of, product_tflops, sheet_tflops, this_device, timed
+from acceptance.device import name_of, product_tflops, sheet_tflops, this_device, time_work
 from april_rl.algorithm.advantages import advantages_of
 from april_rl.assembly.packer import build_packer
 from april_rl.batch.packing import MicroBatch
@@ -46,12 +46,12 @@ def measure(settings: Sequence[str], num_groups: int, median_tokens: float) -> d
         rows = _rows(config, num_groups, median_tokens)
         learner.update([rows])
         peak = 0 if device.type == "cpu" else torch.accelerator.max_memory_allocated()
-        seconds = median(timed(lambda: learner.update([rows]), device) for _ in range(_ROUNDS))
+        seconds = median(time_work(lambda: learner.update([rows]), device) for _ in range(_ROUNDS))
         learner.offload()  # the first time allocates host memory
         back_s, to_host_s = [], []
         for _ in range(_ROUNDS):
-            back_s.append(timed(learner.reload, device))
-            to_host_s.append(timed(learner.offload, device))
+            back_s.append(time_work(learner.reload, device))
+            to_host_s.append(time_work(learner.offload, device))
     tflops = step_flops(AutoConfig.from_pretrained(config.model.path), rows) / seconds / 1e12
     return {
         "time_s": seconds,
@@ -137,6 +137,6 @@ def _group(prompt: Prompt, tokens: Callable[[Sample], tuple[int, ...]]) -> Score
             logprobs=(-10.0,) * len(token_ids),
             finish_reason="stop",
         )
-        samples.append(sample.extended(completion))
+        samples.append(sample.with_span(completion))
     rewards = tuple(float(i % 2) for i in range(GROUP_SIZE))
     return ScoredGroup(group=Group(prompt=prompt, samples=tuple(samples)), rewards=rewards)

@@ -75,7 +75,7 @@ class Results:
         everything = {
             "device": self.machine.name,
             "count": self.machine.count,
-            "max_mismatch": calibrated(self.outcomes),
+            "max_mismatch": calibrate(self.outcomes),
             "parts": {name: asdict(outcome) for name, outcome in self.outcomes.items()},
         }
         unfinished = self.json_path.with_suffix(".unfinished")
@@ -85,7 +85,7 @@ class Results:
         self.page_path.write_text(text, encoding="utf-8")
 
 
-def calibrated(outcomes: Mapping[str, Outcome]) -> float | None:
+def calibrate(outcomes: Mapping[str, Outcome]) -> float | None:
     """Return MISMATCH_FACTOR times the largest mismatch of a step of the smoke recipe, rounded up
     to one digit, in nats; None when it has not run with real weights.
     """
@@ -116,7 +116,7 @@ def page(results: Results, parts: Sequence[Part]) -> Iterator[str]:
         for row in outcomes[part.name].rows:
             if row.setting:
                 yield f"- `{row.setting}` ({part.title}: {row.quantity}, {row.measured})"
-    yield _limit_line(calibrated(outcomes))
+    yield _limit_line(calibrate(outcomes))
     for part in shown:
         yield from ("", *_section(part, outcomes[part.name]))
 

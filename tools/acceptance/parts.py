@@ -16,7 +16,7 @@ _OFFLOAD = (
 
 def environment(session: Session) -> Measured:
     """Versions, memory, and speeds."""
-    found = session.measured("device.environment")
+    found = session.measure("device.environment")
     packages = ", ".join(f"{name} {v}" for name, v in found["packages"].items() if v)
     versions = f"commit {found['commit']}, Python {found['python']}, {packages}"
     versions += f", CUDA or HIP {found['cuda']}" if found["cuda"] else ""
@@ -83,7 +83,7 @@ def _of_report(report: ElementTree.Element, left_out: list[str]) -> Measured:
 def learner(session: Session) -> Measured:
     """One optimizer step at lognormal lengths, and what offloading costs."""
     work = {"num_groups": 8, "median_tokens": 1024} if session.is_gpu else _TINY_WORK
-    found = session.measured("learner.measure", settings=_learner_settings(session), **work)
+    found = session.measure("learner.measure", settings=_learner_settings(session), **work)
     sheet = found["sheet_tflops"]
     share = 100 * found["tflops"] / (sheet or found["product_tflops"])
     formula = "of model FLOPs: docs/gpu.md has the formula"

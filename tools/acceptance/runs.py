@@ -146,7 +146,7 @@ def smoke_settings(session: Session) -> tuple[list[str], str]:
     common = [f"trainer.num_steps={_STEPS}", "tracking.wandb=disabled"]
     without_hub = "on CPU the model is tiny"
     if session.is_gpu:
-        without_hub = session.measured("device.hub")["without_hub"]
+        without_hub = session.measure("device.hub")["without_hub"]
     if not without_hub:
         return [*common, "evaluation.max_prompts=50"], "Qwen/Qwen3-0.6B, GSM8K"
     rows = session.folder / "questions.jsonl"
@@ -169,19 +169,19 @@ def smoke_settings(session: Session) -> tuple[list[str], str]:
 
 def alpha(session: Session) -> Measured:
     """α 1, 1.5 and 2 on a model whose responses have a long tail."""
-    return _compared(session, "alpha", ALPHAS, least=1.2)
+    return _compare(session, "alpha", ALPHAS, least=1.2)
 
 
 def graphs(session: Session) -> Measured:
     """engine.cuda_graphs off and on."""
     if not session.is_gpu:
         raise SkippedError("there are no CUDA graphs without a GPU")
-    return _compared(session, "graphs", GRAPHS)
+    return _compare(session, "graphs", GRAPHS)
 
 
 def asynchronous(session: Session) -> Measured:
     """engine.async_scheduling off and on."""
-    return _compared(session, "async", ASYNCHRONOUS)
+    return _compare(session, "async", ASYNCHRONOUS)
 
 
 def keep(session: Session) -> Measured:
@@ -189,7 +189,7 @@ def keep(session: Session) -> Measured:
     modes = dict(KEEP)
     if not session.is_gpu:  # where no engine sleeps
         del modes["sleeps, prefilled again"]
-    return _compared(session, "keep", modes)
+    return _compare(session, "keep", modes)
 
 
 def workers(session: Session) -> Measured:
@@ -199,7 +199,7 @@ def workers(session: Session) -> Measured:
         raise SkippedError("there is one device")
     modes = {f"workers: {n}": (f"runtime.num_workers={n}",) for n in (1, count)}
     num_groups = 8 * count if session.is_gpu else 4  # the same batch for both
-    return _compared(session, "workers", modes, least=0.5 * count, num_groups=num_groups)
+    return _compare(session, "workers", modes, least=0.5 * count, num_groups=num_groups)
 
 
 def _bench_step(session: Session, name: str, modes: Modes, **changes: int) -> list[dict[str, Any]]:
@@ -213,11 +213,11 @@ def _bench_step(session: Session, name: str, modes: Modes, **changes: int) -> li
     args += ["--set", *(_ON_GPU if session.is_gpu else _ON_CPU)]
     for mode, settings in modes.items():
         args += ["--mode", mode, *settings]
-    runs: list[dict[str, Any]] = session.written(name, TOOLS / "bench.py", "step", *args)
+    runs: list[dict[str, Any]] = session.run_json(name, TOOLS / "bench.py", "step", *args)
     return runs
 
 
-def _compared(
+def _compare(
     session: Session, name: str, modes: Modes, *, least: float = 1.0, **changes: int
 ) -> Measured:
     """Compare modes with the first, and return the settings of the fastest."""

@@ -92,13 +92,13 @@ class Session:
         """Return whether to use the sizes of a GPU."""
         return self.machine.is_gpu
 
-    def measured(self, function: str, **arguments: object) -> Any:  # noqa: ANN401 - JSON
+    def measure(self, function: str, **arguments: object) -> Any:  # noqa: ANN401 - JSON
         """Return what a function of this folder, such as `device.probe`, returns in a process."""
         name = function.partition(".")[2]
         values = json.dumps(arguments, default=str)
-        return self.written(name, "-m", "acceptance.call", function, values)
+        return self.run_json(name, "-m", "acceptance.call", function, values)
 
-    def written(self, name: str, *command: object) -> Any:  # noqa: ANN401 - JSON
+    def run_json(self, name: str, *command: object) -> Any:  # noqa: ANN401 - JSON
         """Return what a Python command writes to its --json."""
         path = self.folder / "logs" / f"{name}.json"
         path.unlink(missing_ok=True)
@@ -141,7 +141,7 @@ class Session:
         """Return the folder of the random model, which is written when it is first asked for."""
         path = self.folder / "model"
         if not path.is_dir():
-            self.measured("device.write_model", folder=path, is_tiny=not self.is_gpu)
+            self.measure("device.write_model", folder=path, is_tiny=not self.is_gpu)
         return path
 
 

@@ -52,7 +52,7 @@ class Limit:
         time_s = time.perf_counter() - started
         for completion in self.engine.abort():
             sample = live[completion.sample_id]
-            self._held.append(sample.extended(completion) if completion.token_ids else sample)
+            self._held.append(sample.with_span(completion) if completion.token_ids else sample)
         slot_steps = sum(tick.slot_steps for tick in ticks)
         engine_steps = sum(tick.engine_steps for tick in ticks)
         finished = sum(len(tick.finished) for tick in ticks)

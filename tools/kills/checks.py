@@ -63,7 +63,7 @@ def _wait_until_gone(left: Callable[[], Iterable[object]]) -> None:
 
 def check_checkpoints(run: Run) -> None:
     """Check every byte of every checkpoint against its manifest."""
-    for one in run.saved():
+    for one in run.checkpoints():
         try:
             verify(one.path)
         except RunError as error:

@@ -20,13 +20,13 @@ _WORKER_FRAC = 0.3  # kills of the worker, and then of the controller
 _LATEST_S = 2.0  # after a new step
 _STOPPING_S = 1.0  # between a polite signal and SIGKILL: parking and a save take about so long
 _STEP_S = 0.6
-_OWNED = "belongs to a run that is going on"
+_OWNED = "belongs to a run that is still active"
 _UNWRITTEN = "could not be written"
 _RARE_STEPS = 4  # between checkpoints, where a kill shall meet a step and not a save
 _HERE = Path(__file__).parent
 
 
-def killed(run: Run, random: Random) -> str:
+def kill(run: Run, random: Random) -> str:
     """SIGKILL to the controller or to the worker: while the run starts, or soon after a step, which
     is saved while the next one is made.
     """
@@ -41,12 +41,12 @@ def killed(run: Run, random: Random) -> str:
     target = "controller"
     if random.random() < _WORKER_FRAC and run.kill_workers():
         target, moment = "worker", f"{moment}, then the controller"
-        time.sleep(random.uniform(0, 1.5 * _STARTING_S))  # the run goes on by itself for a while
+        time.sleep(random.uniform(0, 1.5 * _STARTING_S))  # the run continues by itself for a while
     run.kill(program)
     return f"{target} killed {moment}"
 
 
-def killed_in_a_step(run: Run, random: Random) -> str:
+def kill_in_a_step(run: Run, random: Random) -> str:
     """SIGKILL to the controller or to the worker in a step, while nothing is saved."""
     program = run.start({"checkpoint.every_steps": _RARE_STEPS})
     run.wait_for_step(program, after=run.last_step() + random.randrange(_RARE_STEPS))
@@ -61,7 +61,7 @@ def killed_in_a_step(run: Run, random: Random) -> str:
     return "controller killed in a step"
 
 
-def killed_between_renames(run: Run, random: Random) -> str:
+def kill_between_renames(run: Run, random: Random) -> str:
     """SIGKILL in a commit, before the checkpoint has the name that `latest` says."""
     which = random.choice(["first", "second"])
     program = run.start(program=(str(_HERE / "dying_writer.py"), which))
@@ -74,7 +74,7 @@ def killed_between_renames(run: Run, random: Random) -> str:
     return f"killed in a commit, in the {which} save of a step"
 
 
-def stopped_and_killed(run: Run, random: Random) -> str:
+def stop_and_kill(run: Run, random: Random) -> str:
     """A polite signal, and SIGKILL while the run parks its samples or saves them."""
     program = run.start()
     run.wait_for_step(program, after=run.last_step())
@@ -88,7 +88,7 @@ def stopped_and_killed(run: Run, random: Random) -> str:
     return f"stopped, and killed {moment}"
 
 
-def stopped_in_its_first_step(run: Run, random: Random) -> str:
+def stop_in_first_step(run: Run, random: Random) -> str:
     """A polite signal before this life has made a step: it must save and end by itself."""
     program = run.start()
     run.wait(run.is_training, program)
@@ -97,32 +97,32 @@ def stopped_in_its_first_step(run: Run, random: Random) -> str:
     status = run.end(program)
     if status != 0 or "stopped after step" not in run.output():
         run.fail(f"a stop in the first step ended with status {status}; see {run.log}")
-    if not run.saved():
+    if not run.checkpoints():
         run.fail("a stop in the first step has saved nothing")
     return "stopped in its first step"
 
 
-def went_back(run: Run, random: Random) -> str:
+def go_back(run: Run, random: Random) -> str:
     """A resume of an earlier checkpoint in the same directory, and SIGKILL."""
-    earlier = run.saved()[:-1]
+    earlier = run.checkpoints()[:-1]
     if not earlier:
-        return killed(run, random)
+        return kill(run, random)
     chosen = random.choice(earlier)
     program = run.start({"resume": chosen.path})
     run.wait_for_step(program, after=chosen.step)
     time.sleep(random.uniform(0, _LATEST_S))
     run.kill(program)
-    later = [one.step for one in run.saved() if one.step > run.last_step() + 1]
+    later = [one.step for one in run.checkpoints() if one.step > run.last_step() + 1]
     if later:
         run.fail(f"after going back to step {chosen.step} there are checkpoints of {later}")
     return f"went back to step {chosen.step}, and killed"
 
 
-def lost_its_worker_elsewhere(run: Run, random: Random) -> str:
+def lose_worker_elsewhere(run: Run, random: Random) -> str:
     """`resume=PATH` into a new directory, and a worker lost before its first own checkpoint."""
-    if not run.saved():
-        return killed(run, random)
-    origin, elsewhere = run.saved()[-1], run.folder / "elsewhere"
+    if not run.checkpoints():
+        return kill(run, random)
+    origin, elsewhere = run.checkpoints()[-1], run.folder / "elsewhere"
     last, before = origin.step + 4, run.hashes()
     program = run.start(
         {
@@ -145,7 +145,7 @@ def lost_its_worker_elsewhere(run: Run, random: Random) -> str:
     return f"copied from step {origin.step}; the copy's worker killed"
 
 
-def started_twice(run: Run, random: Random) -> str:
+def start_twice(run: Run, random: Random) -> str:
     """Two programs at once: one goes on, the other says who owns the directory; then SIGKILL."""
     before = run.last_step()
     pair = [run.start(), run.start()]
@@ -161,10 +161,10 @@ def started_twice(run: Run, random: Random) -> str:
     return "started twice, and the one that went on killed"
 
 
-def could_not_write(run: Run, random: Random) -> str:
-    """A checkpoint that cannot be written: training goes on; then SIGKILL."""
+def fail_to_write(run: Run, random: Random) -> str:
+    """A checkpoint that cannot be written: training continues; then SIGKILL."""
     error = random.choice(["memory", "type", "disk"])
-    before = {one.step for one in run.saved()}
+    before = {one.step for one in run.checkpoints()}
     program = run.start(program=(str(_HERE / "failing_writer.py"), error))
     run.wait(lambda: _UNWRITTEN in run.output(), program)
     if program.poll() is not None or _UNWRITTEN not in run.output():
@@ -175,10 +175,10 @@ def could_not_write(run: Run, random: Random) -> str:
     return f"could not write a checkpoint ({error}), went on, and killed"
 
 
-def refused(run: Run, random: Random) -> str:
+def refuse(run: Run, random: Random) -> str:
     """A resume with settings that the checkpoint does not fit: no byte may change."""
-    if not run.saved():
-        return killed(run, random)
+    if not run.checkpoints():
+        return kill(run, random)
     what, settings = random.choice(list(REFUSALS.items()))
     recover(run.dir / "checkpoints")
     before = run.hashes()
@@ -203,14 +203,14 @@ def _last_step(run_dir: Path) -> int:
 
 # How often each is drawn, relative to the others.
 KINDS: dict[Callable[[Run, Random], str], int] = {
-    killed: 5,
-    killed_in_a_step: 10,
-    killed_between_renames: 3,
-    stopped_and_killed: 3,
-    stopped_in_its_first_step: 2,
-    went_back: 3,
-    lost_its_worker_elsewhere: 1,
-    started_twice: 2,
-    could_not_write: 3,
-    refused: 3,
+    kill: 5,
+    kill_in_a_step: 10,
+    kill_between_renames: 3,
+    stop_and_kill: 3,
+    stop_in_first_step: 2,
+    go_back: 3,
+    lose_worker_elsewhere: 1,
+    start_twice: 2,
+    fail_to_write: 3,
+    refuse: 3,
 }

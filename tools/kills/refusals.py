@@ -1,5 +1,5 @@
-"""Settings with which a run must refuse to go on: those that docs/checkpoints.md says must stay or
-may only grow, and what is noticed later, by the reward, by memory and by an engine.
+"""Settings with which a run must refuse to resume: docs/checkpoints.md says that they must stay or
+may only grow, or the reward, memory or an engine notices the change later.
 """
 
 from __future__ import annotations

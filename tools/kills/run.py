@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from april_rl.checkpointing.folder import Saved, saved
+from april_rl.checkpointing.folder import Saved, list_saved
 from april_rl.checkpointing.run_lock import FILE as LOCK
 
 SHARED = Path("/dev/shm")
@@ -139,9 +139,9 @@ class Run:
         rows = rows_of(self.dir)
         return int(rows[-1]["step"]) if rows else -1
 
-    def saved(self) -> list[Saved]:
+    def checkpoints(self) -> list[Saved]:
         """Return the checkpoints, the earliest first."""
-        return list(saved(self.dir / "checkpoints"))
+        return list(list_saved(self.dir / "checkpoints"))
 
     def is_saving(self) -> bool:
         """Return whether a checkpoint is being written."""

@@ -147,7 +147,7 @@ def _profile(
             interrupts=interrupts,
             choose=partial(_training_prompts, num_prompts=num_prompts),
         )
-        evaluated = [found for _, found in run.evaluated()]
+        evaluated = [found for _, found in run.evaluate_sets()]
         work, num_engines = list(run.work), run.num_engines
     _show(run.config, evaluated, work, num_engines=num_engines, factors=factors, folder=folder)
 

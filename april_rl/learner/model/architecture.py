@@ -18,7 +18,7 @@ from april_rl.learner.model.logprobs import LogitShape
 from april_rl.learner.model.mixers import has_known_mixers, separate_sequences
 
 # Stands between a model's name and the reason.
-NOT_SUPPORTED = " is not supported (docs/models.md lists those that are): "
+NOT_SUPPORTED = " is not supported (docs/models.md lists supported types): "
 _NOISE = "drop"  # part of every dropout setting's name: attention_dropout, resid_pdrop, layerdrop
 
 # Layer types that mix tokens only in attention.packed_attention. Other types select tokens by
@@ -201,8 +201,8 @@ def empty_model(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
 
 
 def _text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of the text model; whether its output layer is tied is told by the
-    whole model's.
+    """Return the configuration of the text model; whether its output layer is tied is read from the
+    whole model's configuration.
     """
     text: PreTrainedConfig = config.get_text_config()
     if text is not config:

@@ -61,7 +61,7 @@ class Checkpoint:
         """Return how the names of the text model's tensors begin."""
         return TextPrefixes.among(self._files)
 
-    def untouched(
+    def find_untouched(
         self, names: Iterable[str], *, optional: Iterable[str], ignored: Sequence[str]
     ) -> list[str]:
         """Return the names of the tensors that are neither in `names` nor in `optional`; raise
@@ -88,7 +88,7 @@ class Checkpoint:
         """Yield these tensors as they are; raise CheckpointError when a file cannot be read."""
         for name in names:
             path = self._folder / self._files[name]
-            with _opened(path) as file, _readable(path):
+            with _open(path) as file, _readable(path):
                 yield name, file.get_tensor(name)  # type: ignore[no-untyped-call]
 
     def load_into(self, parts: Iterable[tuple[Part, Tensor]]) -> None:
@@ -99,7 +99,7 @@ class Checkpoint:
         """
         with ExitStack() as stack, torch.no_grad():
             opened = {
-                file: stack.enter_context(_opened(self._folder / file))
+                file: stack.enter_context(_open(self._folder / file))
                 for file in sorted(set(self._files.values()))
             }
             for part, parameter in parts:
@@ -122,17 +122,17 @@ class Checkpoint:
 
 def _files_of_tensors(folder: Path) -> dict[str, str]:
     if (folder / INDEX).exists():
-        return _indexed(folder)
+        return _read_index(folder)
     if not (folder / SINGLE_FILE).exists():
         raise CheckpointError(
             f"model.path={folder} has neither {SINGLE_FILE} nor {INDEX}: "
             "save the model with save_pretrained(), which writes safetensors"
         )
-    with _opened(folder / SINGLE_FILE) as file:
+    with _open(folder / SINGLE_FILE) as file:
         return dict.fromkeys(file.keys(), SINGLE_FILE)  # type: ignore[no-untyped-call]
 
 
-def _indexed(folder: Path) -> dict[str, str]:
+def _read_index(folder: Path) -> dict[str, str]:
     """Return the file of each tensor; raise CheckpointError when the index or a file is missing."""
     try:
         files: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
@@ -150,7 +150,7 @@ def _indexed(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[safe_open]:
+def _open(path: Path) -> Iterator[safe_open]:
     """Open a safetensors file; raise CheckpointError when it is invalid or cut short."""
     with ExitStack() as stack:
         with _readable(path):

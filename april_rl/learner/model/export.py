@@ -20,7 +20,7 @@ from april_rl.errors import ExportError
 from april_rl.learner.model.checkpoint import INDEX, SINGLE_FILE
 from april_rl.learner.model.sizes import SHARD_BYTES
 
-# Files to copy: tokenizer and generation settings. Those about the weights are written anew.
+# Files to copy: tokenizer and generation settings. Files about the weights are written again.
 _COPIED = (".json", ".txt", ".model", ".jinja")
 _WRITTEN = ("config.json", INDEX)
 
@@ -84,7 +84,7 @@ def export(
 def _write(
     weights: Iterable[tuple[str, Tensor]], *, files: Sequence[int], source: Path, partial: Path
 ) -> None:
-    """Write all files but `config.json` into the folder `partial`, which is made anew."""
+    """Write all files but `config.json` into the folder `partial`, which is emptied first."""
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     _write_tensors(weights, files=files, folder=partial)

@@ -55,10 +55,10 @@ def inject(causal_lm: PreTrainedModel, lora: LoraConfig) -> None:
         inject_adapter_in_model(config, causal_lm, adapter_name=ADAPTER, low_cpu_mem_usage=True)
     except ValueError as error:
         raise LoraError(
-            f"lora.target_modules={lora.target_modules or 'null'}: peft takes no such layers of "
-            f"this model: {error}; name others, such as [q_proj,v_proj]"
+            f"lora.target_modules={lora.target_modules or 'null'}: peft cannot adapt these "
+            f"layers of this model: {error}; choose others, such as [q_proj,v_proj]"
         ) from error
-    for layer in _adapted(causal_lm).values():
+    for layer in _lora_layers(causal_lm).values():
         layer.lora_A.float()
         layer.lora_B.float()
 
@@ -71,7 +71,7 @@ def initialise(module: nn.Module, *, seed: int) -> None:
     depend on the number of ranks.
     """
     generator = torch.Generator().manual_seed(seed)
-    for layer in _adapted(module).values():
+    for layer in _lora_layers(module).values():
         a, b = (cast(DTensor, matrix) for matrix in _matrices(layer))
         whole = torch.empty(a.shape, dtype=torch.float32)
         nn.init.kaiming_uniform_(whole, a=math.sqrt(5), generator=generator)
@@ -81,7 +81,7 @@ def initialise(module: nn.Module, *, seed: int) -> None:
 
 def base_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield name and parameter of the model without its adapters, under the original names."""
-    adapters = {id(p) for layer in _adapted(module).values() for p in _matrices(layer)}
+    adapters = {id(p) for layer in _lora_layers(module).values() for p in _matrices(layer)}
     for name, parameter in module.named_parameters():
         if id(parameter) not in adapters:
             yield name.replace(_WRAPPED, "."), parameter
@@ -92,10 +92,10 @@ def merged_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     A collective. The sum is float32; each rank computes its own rows, one parameter at a time.
     """
-    adapted = {id(_frozen(layer)): layer for layer in _adapted(module).values()}
+    adapted = {id(_frozen_weight(layer)): layer for layer in _lora_layers(module).values()}
     for name, parameter in base_parameters(module):
         layer = adapted.get(id(parameter))
-        yield name, parameter.detach() if layer is None else _merged(layer)
+        yield name, parameter.detach() if layer is None else _merge(layer)
 
 
 def adapter_writer(
@@ -138,7 +138,7 @@ def _write(config: PeftConfig, tensors: dict[str, Tensor], folder: Path) -> None
 
 
 def _peft_config(module: nn.Module, lora: LoraConfig, *, base: str) -> PeftConfig:
-    targets = lora.target_modules or {name.rpartition(".")[2] for name in _adapted(module)}
+    targets = lora.target_modules or {name.rpartition(".")[2] for name in _lora_layers(module)}
     return PeftConfig(
         r=lora.rank,
         lora_alpha=cast(int, lora.alpha),
@@ -156,7 +156,7 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
     peft's own switch would also mark the adapters as not trained, and FSDP decides at the first
     forward pass, from what is trained then, in which precision it reduces gradients.
     """
-    layers = _adapted(module).values()
+    layers = _lora_layers(module).values()
     for layer in layers:
         layer.set_scale(ADAPTER, 0.0)
     try:
@@ -166,7 +166,7 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
             layer.set_scale(ADAPTER, 1.0)
 
 
-def _adapted(module: nn.Module) -> dict[str, LoraLayer]:
+def _lora_layers(module: nn.Module) -> dict[str, LoraLayer]:
     return {name: m for name, m in module.named_modules() if isinstance(m, LoraLayer)}
 
 
@@ -178,18 +178,18 @@ def _matrices(layer: LoraLayer) -> tuple[nn.Parameter, nn.Parameter]:
 
 def _adapter_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the peft name and the whole float32 tensor of every A and B; a collective."""
-    for name, layer in _adapted(module).items():
+    for name, layer in _lora_layers(module).items():
         for part, matrix in zip(("lora_A", "lora_B"), _matrices(layer), strict=True):
             yield f"{_PREFIX}{name}.{part}.weight", cast(DTensor, matrix.detach()).full_tensor()
 
 
-def _frozen(layer: LoraLayer) -> nn.Parameter:
+def _frozen_weight(layer: LoraLayer) -> nn.Parameter:
     return layer.base_layer.get_parameter("weight")
 
 
-def _merged(layer: LoraLayer) -> Tensor:
+def _merge(layer: LoraLayer) -> Tensor:
     """Return W + (alpha / r) B A [O, I], float32, sharded like W: B has its rows, A is gathered."""
-    weight = cast(DTensor, _frozen(layer).detach())
+    weight = cast(DTensor, _frozen_weight(layer).detach())
     a, b = (cast(DTensor, matrix.detach()) for matrix in _matrices(layer))
     rows = torch.addmm(
         weight.to_local().float(), b.to_local(), a.full_tensor(), alpha=layer.scaling[ADAPTER]
@@ -203,13 +203,13 @@ def _check_targets(causal_lm: PreTrainedModel, wanted: Sequence[str] | None) -> 
     """Raise LoraError unless every name is the last part of a name in `_linear_layers`."""
     linear = _linear_layers(causal_lm)
     for name in wanted or ():
-        if not _named(linear, name):
+        if not _find_layers(linear, name):
             raise LoraError(
                 f"lora.target_modules={list(wanted or ())}: {name} is not a linear layer that can "
                 f"have adapters; choose from {_ends(linear)}"
             )
     attention = [name for name in linear if "attn" in name]
-    chosen = {layer for name in wanted or () for layer in _named(linear, name)}
+    chosen = {layer for name in wanted or () for layer in _find_layers(linear, name)}
     if _has_experts(causal_lm) and not (chosen and chosen <= set(attention)):
         raise LoraError(
             "lora.target_modules: the experts of a mixture-of-experts model cannot have adapters, "
@@ -239,7 +239,7 @@ def _has_experts(causal_lm: PreTrainedModel) -> bool:
     )
 
 
-def _named(layers: list[str], end: str) -> list[str]:
+def _find_layers(layers: list[str], end: str) -> list[str]:
     """Return the layers whose dotted name ends with the parts `end`."""
     return [layer for layer in layers if f".{layer}".endswith(f".{end}")]
 

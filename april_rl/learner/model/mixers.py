@@ -1,8 +1,8 @@
 """Layers that carry a state from token to token, computed one sequence of a packed row at a time.
 
 Gated delta nets, Mamba layers and short convolutions see every token before them in the row, not
-only those of their own sequence, and no mask stops them. So each of them gets the sequences of the
-row one after another, and starts each from an empty state.
+only the tokens of their own sequence, and no mask stops them. So each layer gets the sequences of
+the row one after another, and starts each from an empty state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def has_known_mixers(model: nn.Module) -> bool:
 
 
 def separate_sequences(layers: list[nn.Module]) -> None:
-    """Make the mixers in these layers start anew with each sequence of the row.
+    """Make the mixers in these layers start from an empty state at each sequence of the row.
 
     A layer must be called with the keyword `packing`, as attention is. Recomputed activations call
     the layer again, and so its mixer with the same sequences.

@@ -62,12 +62,12 @@ class TextPrefixes:
 
     @classmethod
     def among(cls, names: Iterable[str]) -> TextPrefixes:
-        """Return those of the text model in a checkpoint with these names, multimodal or not."""
+        """Return the prefixes of the text model in a checkpoint with these tensor names."""
         listed = list(names)
         found = (form for form in _FORMS if any(name.startswith(form.model) for name in listed))
         return next(found, cls())
 
-    def placed(self, name: str) -> str:
+    def add_prefix(self, name: str) -> str:
         """Return the name on disk of a tensor of the text model."""
         for own, prefix in ((_PLAIN.model, self.model), (_PLAIN.lm_head, self.lm_head)):
             if name.startswith(own):
@@ -87,7 +87,7 @@ class StoredNames:
     """Mapping from a model's parameters to the tensors in its checkpoints."""
 
     def __init__(self, causal_lm: PreTrainedModel, prefixes: TextPrefixes = _PLAIN) -> None:
-        """Take the mapping from transformers; `prefixes` are those of the checkpoint."""
+        """Take the mapping from transformers; `prefixes` belong to the checkpoint."""
         self._prefixes = prefixes
         conversions = [
             conversion.reverse_transform()
@@ -97,14 +97,14 @@ class StoredNames:
         self._renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
         self._splits = [c for c in conversions if isinstance(c, WeightConverter)]
 
-    def stored(self, name: str, shape: Size) -> tuple[Part, ...]:
+    def stored_parts(self, name: str, shape: Size) -> tuple[Part, ...]:
         """Return the tensors on disk that make up the parameter `name`, expert after expert.
 
         Raises UnknownLayoutError when the parameter is stored neither as one tensor nor as rows of
         it or of each expert.
         """
         stored, pattern = rename_source_key(name, self._renamings, self._splits, reverse=True)
-        stored = self._prefixes.placed(stored)
+        stored = self._prefixes.add_prefix(stored)
         if pattern is None:
             return (Part(name=stored, box=_whole(shape), is_expert=False),)
         split = next(s for s in self._splits if pattern in s.source_patterns)
@@ -115,8 +115,8 @@ class StoredNames:
 
 
 def untrained_names(causal_lm: PreTrainedModel, prefixes: TextPrefixes) -> list[str]:
-    """Return regular expressions that find the names of tensors in its checkpoints which are not
-    the model's: of layers that predict several tokens, and beside a text model those of others.
+    """Return regular expressions that find the names of tensors in its checkpoints that the model
+    does not have: layers that predict several tokens, and everything beside the text model.
     """
     ignored = [*(causal_lm._keys_to_ignore_on_load_unexpected or ())]
     if prefixes != _PLAIN:

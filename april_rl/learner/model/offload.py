@@ -1,7 +1,7 @@
 """Free device memory that an idle learner does not need, and keep the values on the host.
 
 A tensor and its storage stay the same objects; only the memory behind the storage is freed and
-allocated again. So whatever refers to the tensor (FSDP, the optimizer, a view) stays valid.
+allocated again. So every reference to the tensor (in FSDP, the optimizer, a view) stays valid.
 """
 
 from __future__ import annotations

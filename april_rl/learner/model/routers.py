@@ -2,7 +2,7 @@
 
 Legend: [T] tokens of a packed row, [K] experts of a token. A router scores all experts, and takes
 the best K with `torch.topk`. To repeat a choice its own code runs again, and only that call answers
-with the earlier indices: scores, weights and gradients are those of the current parameters.
+with the earlier indices: scores, weights and gradients come from the current parameters.
 Choices wait in host memory, where a token takes 2 bytes for each of its experts in each layer.
 """
 

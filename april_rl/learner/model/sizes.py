@@ -21,7 +21,7 @@ class ModelSizes:
     has_states: bool  # layers that carry a state from token to token
     has_known_routers: bool  # of experts, which can repeat choices (learner.router_replay)
     num_parameters: int
-    num_trained: int  # all of them, or those of its adapters
+    num_trained: int  # all parameters, or the ones of its adapters
     has_adapters: bool
     num_layers: int
     hidden_size: int

@@ -41,7 +41,7 @@ def rollout_metrics(record: StepRecord, *, num_needed: int) -> Metrics:
             "rollout/rejected_groups": Sum(lost.rejected),
             "rollout/dropped_groups": Sum(lost.dropped),
             "rollout/over_sampling_factor": record.num_slots / num_needed,
-            **_of_trained(record.groups.trained),
+            **_trained_lengths(record.groups.trained),
             **_of_episodes(record.groups.trained),
             **_empty_slots(record),
             "rollout/engine_s": sum(worked_s.values()) / max(1, len(worked_s)),
@@ -49,7 +49,7 @@ def rollout_metrics(record: StepRecord, *, num_needed: int) -> Metrics:
     )
 
 
-def _of_trained(groups: Sequence[ScoredGroup]) -> dict[str, Metric | float]:
+def _trained_lengths(groups: Sequence[ScoredGroup]) -> dict[str, Metric | float]:
     """Return the lengths of the groups that the step trains."""
     if not groups:
         return {}

@@ -64,7 +64,7 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Every sample that engines computed in one step's rollout, those that waited for their
+    """Every sample that engines computed in one step's rollout, the samples that waited for their
     environment, and the work of the engines' ticks.
     """
 
@@ -80,8 +80,8 @@ class Timeline:
     trained: tuple[GroupLengths, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """Return the timeline as plain data for JSON, with times rounded to 0.1 ms, and those of
-        ticks to 1 µs.
+        """Return the timeline as plain data for JSON, with times rounded to 0.1 ms, and the
+        times of ticks to 1 µs.
         """
         stays = [
             (*stay[:3], round(stay.sent_s, 4), round(stay.ended_s, 4), *stay[5:])
