@@ -1,27 +1,30 @@
 """Train and evaluate from Python: `from april_rl.api import train, evaluate`.
 
-Both take what the command line takes, and besides a reward as a function and data as data sets.
+Both take what the command line takes, settings as dictionaries, a reward as a function, and rows as
+a list, a data set or a table.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import PicklingError
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import cloudpickle
 
 from april_rl.checkpointing.run_lock import own
 from april_rl.command_line import run
 from april_rl.commands.evaluate import run_evaluation
+from april_rl.config.python_settings import as_overrides
 from april_rl.config.store import (
     ConfigError,
     as_plain,
@@ -32,6 +35,7 @@ from april_rl.config.store import (
 from april_rl.errors import RunError
 from april_rl.supervision.interrupts import SIGNALS
 from april_rl.tracking.labels import run_labels
+from april_rl.types import OnStep
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,11 +46,17 @@ _INPUTS = "inputs"  # folder in the run directory: what was given as objects
 _COPIED = "given_reward"  # module of a function that no process could import
 
 
+@runtime_checkable
 class Table(Protocol):
     """Rows with columns: a datasets.Dataset, or a pandas.DataFrame."""
 
     def to_parquet(self, path: Path) -> object:
         """Write the rows into a file."""
+
+
+Rows = Table | Sequence[Mapping[str, object]] | str | Path  # in memory, or the path of a file
+Reward = Callable[..., list[float]] | str  # a function, or the text of reward.function
+Override = str | Mapping[str, object]  # key=value, or settings as nested as a recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,44 +98,53 @@ def _refuse_wrong_place() -> None:
 
 def train(
     recipe: str,
-    *overrides: str,
+    *overrides: Override,
     run_dir: str | Path | None = None,
     config_dir: str | Path | None = None,
-    data: Table | None = None,
-    held_out: Mapping[str, Table] | None = None,
-    reward: Callable[..., list[float]] | None = None,
+    data: Rows | None = None,
+    held_out: Mapping[str, Rows] | None = None,
+    reward: Reward | None = None,
+    on_step: OnStep | None = None,
+    **settings: object,
 ) -> TrainedRun:
     """Train as `python -m april_rl.train +recipe=RECIPE OVERRIDES` does, in this process.
 
+    `settings` are settings by name, such as trainer={"num_steps": 3}, and come after `overrides`.
     Recipes of your own are in `config_dir`/recipe.
     `data` and the sets of `held_out`, by name, have the columns that `data.*` names (prompt and
     answer); `reward` is called with prompts, responses and answers in a process of its own, so a
-    function of a notebook is copied there with what it refers to. Raise RunError for what is wrong
-    with them, or with a setting; KeyboardInterrupt after Ctrl-C, when everything is saved.
+    function of a notebook is copied there with what it refers to. `on_step` gets the row of
+    metrics.jsonl of every step, from 0 (the first evaluation) on; when it returns True the run ends
+    with an evaluation, a checkpoint and an export.
+
+    Raise RunError for what is wrong with them, or with a setting; KeyboardInterrupt after Ctrl-C,
+    when everything is saved.
     """
     _refuse_wrong_place()
     if config_dir is not None:
         register_folder(Path(config_dir))
-    words = [f"+recipe={recipe}", *overrides]
+    words = _words(recipe, overrides, settings)
     config = to_config(compose_overrides(words))
     fresh = Path("outputs", config.name, time.strftime("%Y-%m-%d_%H-%M-%S"))
     path = Path(run_dir) if run_dir else fresh
     with _restore_process(), own(path):
+        labelled = words[1:]
         words += _objects(path / _INPUTS, data, held_out or {}, reward)
         composed = compose_overrides(words)
         config = to_config(composed)
-        labels = run_labels(config.name, overrides=overrides, seed=config.seed)
-        run(config, path, as_plain(composed), labels=labels)
+        labels = run_labels(config.name, overrides=labelled, seed=config.seed)
+        run(config, path, as_plain(composed), labels=labels, on_step=on_step)
     return TrainedRun(path)
 
 
 def evaluate(
     recipe: str,
-    *overrides: str,
+    *overrides: Override,
     output: str | Path | None = None,
     config_dir: str | Path | None = None,
-    held_out: Mapping[str, Table] | None = None,
-    reward: Callable[..., list[float]] | None = None,
+    held_out: Mapping[str, Rows] | None = None,
+    reward: Reward | None = None,
+    **settings: object,
 ) -> Report:
     """Evaluate as `python -m april_rl evaluate +recipe=RECIPE OVERRIDES` does; return the report.
     The other arguments are the same as for `train`.
@@ -137,39 +156,85 @@ def evaluate(
         register_folder(Path(config_dir))
     folder = Path(output or time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))
     with _restore_process():
-        given = _objects(folder / _INPUTS, None, held_out or {}, reward)
-        return run_evaluation([f"+recipe={recipe}", *overrides, *given], folder)
+        words = _words(recipe, overrides, settings)
+        words += _objects(folder / _INPUTS, None, held_out or {}, reward)
+        return run_evaluation(words, folder)
+
+
+def _words(recipe: str, overrides: Sequence[Override], settings: Mapping[str, object]) -> list[str]:
+    """Return the words of the command line that mean the same."""
+    if not isinstance(recipe, str):
+        raise ConfigError(
+            f"the first argument is the name of a recipe, such as 'tiny_cpu', got {recipe!r:.60}"
+        )
+    words = [f"+recipe={recipe}"]
+    for override in (*overrides, settings):
+        if isinstance(override, str):
+            words.append(override)
+        elif isinstance(override, Mapping):
+            words += as_overrides(override)
+        else:
+            raise ConfigError(
+                f"{override!r:.60} is not a setting: give 'KEY=VALUE', a dict of settings, or "
+                "keywords such as trainer={'num_steps': 3}"
+            )
+    return words
 
 
 def _objects(
-    folder: Path,
-    data: Table | None,
-    held_out: Mapping[str, Table],
-    reward: Callable[..., list[float]] | None,
+    folder: Path, data: Rows | None, held_out: Mapping[str, Rows], reward: Reward | None
 ) -> Iterator[str]:
     """Write what was given as objects, and yield the settings that name the files."""
     if data is not None:
-        yield f"data.path={_parquet(data, folder / 'train.parquet')}"
-    for name, table in held_out.items():
-        path = _parquet(table, folder / f"held_out_{name}.parquet")
-        yield f"evaluation.sets.{name}={{path: {path}}}"
+        yield from as_overrides({"data.path": _file_of(data, "data", folder)})
+    if not isinstance(held_out, Mapping):
+        raise ConfigError("held_out is a dict of rows by the name of the set: {'test': rows}")
+    for name, rows in held_out.items():
+        path = _file_of(rows, f"held_out_{name}", folder)
+        yield from as_overrides({"evaluation.sets": {name: {"path": path}}})
     if reward is not None:
-        yield f"reward.function={_name_of(reward, folder)}"
+        yield from as_overrides({"reward.function": _name_of(reward, folder)})
 
 
-def _parquet(table: Table, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table.to_parquet(path)
+def _file_of(rows: Rows, argument: str, folder: Path) -> str | Path:
+    """Return the file of the rows; those in memory are written into `folder`."""
+    if isinstance(rows, str | Path):
+        return rows
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(rows, Table):
+        from april_rl.data.sources import quiet
+
+        path = folder / f"{argument}.parquet"
+        with quiet():
+            rows.to_parquet(path)
+        return path
+    path = folder / f"{argument}.jsonl"
+    try:
+        lines = [json.dumps(dict(row)) for row in rows]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{argument} has no rows that can be written ({error}): give a list of dicts of text "
+            "and numbers, a datasets.Dataset, a pandas.DataFrame or the path of a file"
+        ) from error
+    path.write_text("\n".join(lines), encoding="utf-8")
     return path
 
 
-def _name_of(reward: Callable[..., list[float]], folder: Path) -> str:
+def _name_of(reward: Reward, folder: Path) -> str:
     """Return `module:name` of a function that a reward process can import; one that it cannot, of a
     notebook or within another function, is copied into a module in `folder`.
     """
+    if isinstance(reward, str):
+        return reward
+    if not callable(reward):
+        raise ConfigError(
+            f"reward is a {type(reward).__name__}; give a function, a class, or the text of "
+            "reward.function; several rewards are reward.functions (docs/rewards.md)"
+        )
+    name = vars(reward).get("__name__", "") if not isinstance(reward, type) else reward.__name__
     module = vars(sys.modules.get(reward.__module__, sys))
-    if reward.__module__ != "__main__" and module.get(reward.__name__) is reward:
-        return f"{reward.__module__}:{reward.__name__}"
+    if reward.__module__ != "__main__" and module.get(name) is reward:
+        return f"{reward.__module__}:{name}"
     folder.mkdir(parents=True, exist_ok=True)
     try:
         pickled = cloudpickle.dumps(reward)

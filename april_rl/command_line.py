@@ -35,6 +35,7 @@ from april_rl.errors import RunError
 from april_rl.rollout.garbage_collection import garbage_collection_paused
 from april_rl.supervision.interrupts import EXIT_STATUS, Interrupts
 from april_rl.tracking.labels import RunLabels, run_labels, versions
+from april_rl.types import OnStep
 
 register()
 
@@ -147,6 +148,7 @@ def run(
     plain: Mapping[str, object],
     *,
     labels: RunLabels | None = None,
+    on_step: OnStep | None = None,
 ) -> None:
     """Train in `run_dir`, which the caller owns; config.yaml will show `plain`.
 
@@ -175,6 +177,7 @@ def run(
                 interrupts=interrupts,
                 resumed=None if resume is None else load(resume, run_dir),
                 build=partial(assemble, labels=labels),
+                on_step=on_step,
             ) as trainer,
         ):
             restarts.begin(trainer)

@@ -32,7 +32,7 @@ from april_rl.supervision.memory_usage import controller_memory
 from april_rl.tracking.samples_file import records_of
 from april_rl.tracking.terminal import Phase, View
 from april_rl.tracking.tracker import RunDirectoryError
-from april_rl.types import ScoredGroup
+from april_rl.types import OnStep, ScoredGroup
 from april_rl.updates import Updates
 
 
@@ -88,17 +88,21 @@ class Trainer:
         interrupts: Interrupts,
         resumed: Resumed | None = None,
         build: Callable[..., Parts] = assemble,
+        on_step: OnStep | None = None,
     ) -> None:
         """Check everything that can be checked, load the model, and take over the run directory.
 
         `plain_config` is the configuration as the run directory's config.yaml shows it. With
         `resumed`, the run continues from that checkpoint. `build` has the signature of `assemble`.
+        `on_step` gets the row of every step; the run ends when it returns True.
         Raise RunError with one message for what is missing or wrong, before any process is started
         wherever possible, and before anything in the run directory is changed.
         """
         self._config = config
         self._run_dir, self._interrupts = run_dir, interrupts
+        self._on_step = on_step or (lambda _step, _row: None)
         self._progress = Progress()
+        self._is_enough = False  # `on_step` has returned True
         self._is_saved = False  # the checkpoint of a stopped run is complete
         self._under_way: tuple[ScoredGroup, ...] = ()  # collected, not trained yet
         self._num_needed = config.trainer.num_groups * config.rollout.group_size
@@ -150,17 +154,20 @@ class Trainer:
 
     def _run(self) -> None:
         if self._progress.evaluated < 0:  # a checkpoint of step 0 has its row
-            self.tracker.log(0, self._evaluate())
+            self._log(0, self._evaluate())
         if self._progress.row is not None:
             self._end_step(self._progress.row)
         for step in range(self._progress.version + 1, self._config.trainer.num_steps + 1):
+            if self._is_enough:
+                self._end_before(step, "on_step returned True")
+                break
             self._interrupts.check()
             with self._profiler.step(step):
                 started = time.perf_counter()
                 result = self.step()
                 step_s = time.perf_counter() - started
             if result is None:
-                self._end_before(step)
+                self._end_before(step, "no group is left to train")
                 break
             timed: dict[str, Metric | float] = {
                 "time/step_s": Sum(step_s),
@@ -180,10 +187,12 @@ class Trainer:
 
     def _end_step(self, row: Metrics) -> None:
         """Run the evaluation and checkpoints due after a step, and log its metrics."""
-        self.tracker.log(
-            self._progress.version, Metrics({**row, **self._after(self._progress.version)})
-        )
+        step = self._progress.version
+        self._log(step, Metrics({**row, **self._after(step)}))
         self._progress.row = None
+
+    def _log(self, step: int, metrics: Metrics) -> None:
+        self._is_enough = bool(self._on_step(step, self.tracker.log(step, metrics)))
 
     def _stop(self) -> None:
         self._save(with_row=True)
@@ -193,9 +202,9 @@ class Trainer:
             f"continue with resume=auto hydra.run.dir={self._run_dir}"
         )
 
-    def _end_before(self, step: int) -> None:
-        """Report that no group is left, and evaluate the last version if that is not done yet."""
-        self.tracker.message(f"no group is left to train; the run ends before step {step}")
+    def _end_before(self, step: int, reason: str) -> None:
+        """Report why the run ends, and evaluate the last version if that is not done yet."""
+        self.tracker.message(f"{reason}; the run ends before step {step}")
         if self._progress.evaluated != self._progress.version:
             self.tracker.amend(self._progress.version, self._evaluate())
 
@@ -285,8 +294,10 @@ class Trainer:
 
     def _after(self, step: int) -> Metrics:
         """Write the export and the checkpoint and run the evaluation due after `step`."""
-        due = self._config.checkpoint.export_every_steps
-        export_s = self._try_to_export() if due and step % due == 0 else 0.0
+        due, started = self._config.checkpoint.export_every_steps, time.perf_counter()
+        if due and step % due == 0:
+            self._try_to_export()
+        export_s = time.perf_counter() - started
         is_last = step == self._config.trainer.num_steps
         evaluation = Metrics()
         if is_last or step % self._config.evaluation.every == 0:
@@ -342,26 +353,22 @@ class Trainer:
         self._checkpointer.note_evaluation(self._progress.version, metrics)
         return metrics
 
-    def _export(self) -> float:
-        """Write the policy as a Hugging Face folder; return the seconds it took."""
+    def _export(self) -> None:
+        """Write the policy as a Hugging Face folder, once for each version."""
         if self._progress.exported == self._progress.version:
-            return 0.0
+            return
         path = self._run_dir.resolve() / "exports" / f"step_{self._progress.version}"
-        started = time.perf_counter()
         with self.tracker.phase("exporting the policy"):
             self.workers.export(path)
         self._progress.exported = self._progress.version
         self.tracker.message(f"policy: {path}")
-        return time.perf_counter() - started
 
-    def _try_to_export(self) -> float:
+    def _try_to_export(self) -> None:
         """Export as `_export`; when the disk refuses, report it and continue."""
-        started = time.perf_counter()
         try:
-            return self._export()
+            self._export()
         except ExportError as error:
             self.tracker.message(f"{error}; training continues")
-            return time.perf_counter() - started
 
     def _keep_leftovers(self) -> None:
         """Write what was generated and not trained, also when the run ends with an error."""
@@ -372,7 +379,6 @@ class Trainer:
             self.tracker.message(f"generated and not trained, saved in {path}: {leftovers}")
 
     def __enter__(self) -> Self:
-        """Return the trainer."""
         return self
 
     def __exit__(
@@ -388,9 +394,7 @@ class Trainer:
         self._exits.__exit__(kind, error, traceback)
 
     def _show(self, phase: Phase, done: int, tokens_per_s: float | None = None) -> None:
-        """Show progress, and stop here if asked to; a `deterministic` run stops between steps
-        only.
-        """
+        """Show progress; stop here if asked to, a `deterministic` run between steps only."""
         if not self._config.deterministic:
             self._interrupts.check()
         phase.advance(done, "" if tokens_per_s is None else f"{tokens_per_s:,.0f} tokens/s")

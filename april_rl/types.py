@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -29,6 +29,8 @@ ENGINE_FAULTS: Mapping[str, str] = {
 FAULTS = {*ENGINE_FAULTS, "environment_failed"}
 ScoreOutcome = Literal["scored", "soft_timeout", "no_score", "timeout", "crash"]
 Message = Mapping[str, Any]  # of a chat: role and content, and what else its template reads
+# Gets a step and its row of metrics, before the next step; the run ends when it returns True.
+OnStep = Callable[[int, Mapping[str, float]], object]
 Parts = tuple[tuple[str, float], ...]  # (name of the reward function, its unweighted value)
 
 

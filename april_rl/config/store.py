@@ -27,7 +27,7 @@ from april_rl.config.wrong_settings import REMOVED, explain
 from april_rl.errors import RunError
 
 # Mappings whose names the user gives, and the type of each entry.
-_NAMED_BY_USERS: dict[str, type] = {
+NAMED_BY_USERS: dict[str, type] = {
     "data.sources": SourceConfig,
     "reward.functions": RewardFunctionConfig,
     "evaluation.sets": EvaluationSetConfig,
@@ -137,9 +137,9 @@ def _open_schema() -> DictConfig:
     it. New names can also be set without a plus, as any other setting.
     """
     schema: DictConfig = OmegaConf.structured(TrainConfig)
-    for key in _NAMED_BY_USERS:
+    for key in NAMED_BY_USERS:
         OmegaConf.select(schema, key)._metadata.element_type = Any
-    for key in (*_NAMED_BY_USERS, *_KEYWORDS):
+    for key in (*NAMED_BY_USERS, *_KEYWORDS):
         OmegaConf.set_struct(OmegaConf.select(schema, key), False)
     return schema
 
@@ -270,7 +270,7 @@ def _without_removed(settings: DictConfig | ListConfig) -> DictConfig | ListConf
 
 def _without_null_entries(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:
     """Take out of the mappings whose names the user gives what `KEY.NAME=null` has left out."""
-    for key in _NAMED_BY_USERS:
+    for key in NAMED_BY_USERS:
         entries = OmegaConf.select(settings, key) or {}
         for name in [name for name, entry in entries.items() if entry is None]:
             del entries[name]

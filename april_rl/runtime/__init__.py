@@ -2,6 +2,7 @@
 learner and engine meet.
 """
 
+import logging
 import os
 
 # Ray reads this when it is imported. About a dead process it prints guesses and pages of its own
@@ -10,3 +11,5 @@ os.environ.setdefault(
     "RAY_DEDUP_LOGS_SKIP_REGEX",
     "^(A worker died or was killed while executing|Raylet is terminated)",
 )
+# In a notebook Ray asks for a package that draws its tables, which a run does not show.
+logging.getLogger("ray.widgets").setLevel(logging.WARNING)

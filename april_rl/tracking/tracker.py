@@ -123,8 +123,9 @@ class Tracker:
             yield phase
         self.phases.append(EndedPhase(name, began_ns, time.time_ns()))
 
-    def log(self, step: int, metrics: Metrics) -> None:
-        """Record the metrics of a step: once, in order; step 0 is before the first update.
+    def log(self, step: int, metrics: Metrics) -> Mapping[str, float]:
+        """Record the metrics of a step: once, in order; step 0 is before the first update. Return
+        the row of the metrics file.
 
         Raises ValueError for a key that is not stage/quantity, RunDirectoryError for the disk.
         """
@@ -139,6 +140,7 @@ class Tracker:
             )
             self._view.step(step, values)
         self._watch_signal(step, values.get("reward/no_signal_frac"))
+        return values
 
     def _watch_signal(self, step: int, no_signal_frac: float | None) -> None:
         """Say once, below the step's line, when several steps in a row had no signal."""

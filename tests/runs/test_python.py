@@ -3,9 +3,12 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import datasets
 import pytest
 from command_line import environment, rows_of
 from source_tree import ROOT
@@ -61,6 +64,89 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     ran("\n\n".join(code), tmp_path, is_script=False)
     [run_dir] = (tmp_path / "outputs" / "tiny_cpu").iterdir()
     assert rows_of(run_dir)[-1]["step"] == 20
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_rows_and_settings_of_python_train_until_on_step_returns_true(tmp_path: Path) -> None:
+    """Fails when a step after it is trained, or the run is left without evaluation or export."""
+    digits = range(1, 10)
+    rows = [
+        {"prompt": f"a3+b{b}+c{c}+d5=", "answer": str(b + c + 8)} for b in digits for c in digits
+    ]
+    seen: dict[int, dict[str, float]] = {}
+
+    def on_step(step: int, row: Mapping[str, float]) -> bool:
+        seen[step] = dict(row)
+        return step == 2
+
+    run = train(
+        "tiny_cpu",
+        {"runtime": {"ray": False}, "evaluation.sets.held_out": None},
+        run_dir=tmp_path / "run",
+        data=rows,
+        held_out={"own": rows[:8]},
+        reward="exact",
+        on_step=on_step,
+        trainer={"num_steps": 9, "num_groups": 8},
+    )
+    logged = {int(row.pop("step")): row for row in rows_of(run.path)}
+    assert list(logged) == list(seen) == [0, 1, 2]
+    assert seen[1] == logged[1]
+    assert "eval/own/avg_at_k" in logged[2]
+    assert run.export is not None
+    assert run.export.name == "step_2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"data": [1, 2]}, "data has no rows that can be written"),
+        ({"data": [{"prompt": {1, 2}}]}, "set is not JSON"),
+        ({"data": {"prompt_column": "question"}}, "give a list of dicts"),
+        ({"held_out": [{"prompt": "1"}]}, r"held_out is a dict of rows by .* \{'test': rows\}"),
+        ({"reward": ["exact"]}, "several rewards are reward.functions"),
+        ({"trainer": 3}, "trainer"),
+        ({"trainr": {"num_steps": 3}}, "did you mean trainer"),
+    ],
+)
+def test_a_wrong_argument_is_an_error_of_one_sentence(
+    arguments: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match=sentence) as caught:
+        train("tiny_cpu", run_dir=tmp_path / "run", **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_data_sets_are_written_without_a_progress_bar(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = datasets.Dataset.from_list([{"prompt": "1+1=", "answer": "2"}])
+    with pytest.raises(RunError, match="several rewards"):
+        train("tiny_cpu", run_dir=tmp_path, data=rows, reward=["exact"])  # type: ignore[arg-type]
+    assert (tmp_path / "inputs" / "data.parquet").is_file()
+    assert "Creating parquet" not in capfd.readouterr().err
+
+
+def test_a_notebook_is_not_asked_for_packages_that_draw_tables() -> None:
+    """Ray believes to be in a notebook. Fails when its line about ipywidgets is printed."""
+    code = (
+        "import sys, types\n"
+        "class ZMQInteractiveShell:\n"
+        "    events = types.SimpleNamespace(register=lambda *_: None)\n"
+        "sys.modules['IPython'] = types.ModuleType('IPython')\n"
+        "sys.modules['IPython'].get_ipython = ZMQInteractiveShell\n"
+        "import april_rl.runtime.cluster\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "ipywidgets" not in done.stdout + done.stderr
+
+
+def test_settings_in_the_place_of_the_recipe_are_refused() -> None:
+    with pytest.raises(RunError, match="the first argument is the name of a recipe"):
+        train({"trainer": {"num_steps": 3}})  # type: ignore[arg-type]
 
 
 def test_a_wrong_setting_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""Settings that are given as Python values, written as on the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from numbers import Integral, Real
+from pathlib import Path
+
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from april_rl.config.schema import TrainConfig
+from april_rl.config.store import NAMED_BY_USERS, ConfigError
+
+# Sections, whose settings are overridden one by one, as the entries are that a user names.
+_SECTIONS = {
+    field.name for field in fields(TrainConfig) if is_dataclass(field.default_factory)
+} | NAMED_BY_USERS.keys()
+_NEEDS_NO_QUOTES = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_][\w./:-]*", re.IGNORECASE)
+
+
+def as_overrides(settings: Mapping[str, object]) -> list[str]:
+    """Return KEY=VALUE for each setting of a mapping as nested as a recipe, or with dotted keys.
+
+    Raise ConfigError for a value that a recipe cannot have, such as a function.
+    """
+    return list(_overrides(settings, ""))
+
+
+def _overrides(settings: Mapping[str, object], prefix: str) -> Iterator[str]:
+    for name, value in settings.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key in _SECTIONS:
+            yield from _overrides(value, f"{key}.")
+        else:
+            yield f"{key}={_written(value, key)}"
+
+
+def _written(value: object, key: str) -> str:
+    """Return a value in the grammar of Hydra's overrides; `key` is for the error."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case Integral():
+            return str(int(value))
+        case Real():
+            return repr(float(value))
+        case Enum():
+            return _written(value.value, key)
+        case str() | Path():
+            text = str(value)
+            is_plain = _NEEDS_NO_QUOTES.fullmatch(text)
+            return text if is_plain else QuotedString(text, Quote.single).with_quotes()
+        case list() | tuple():
+            return f"[{','.join(_written(each, key) for each in value)}]"
+        case Mapping():
+            pairs = (f"{name}: {_written(each, key)}" for name, each in value.items())
+            return f"{{{', '.join(pairs)}}}"
+    raise ConfigError(
+        f"{key} is a {type(value).__name__}; a setting is text, a number, True, False, None, or a "
+        "list or dict of them"
+    )
