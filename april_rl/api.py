@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from april_rl.evaluation.report import Report
 
 _INPUTS = "inputs"  # folder in the run directory: what was given as objects
-_COPIED = "given_reward"  # module of a function that no process could import
 
 
 @runtime_checkable
@@ -104,6 +103,7 @@ def train(
     data: Rows | None = None,
     held_out: Mapping[str, Rows] | None = None,
     reward: Reward | None = None,
+    tools: Sequence[Callable[..., object]] = (),
     on_step: OnStep | None = None,
     **settings: object,
 ) -> TrainedRun:
@@ -113,7 +113,9 @@ def train(
     Recipes of your own are in `config_dir`/recipe.
     `data` and the sets of `held_out`, by name, have the columns that `data.*` names (prompt and
     answer); `reward` is called with prompts, responses and answers in a process of its own, so a
-    function of a notebook is copied there with what it refers to. `on_step` gets the row of
+    function of a notebook is copied there with what it refers to. `tools` are functions that the
+    policy may call, described by their type hints and docstrings; every data set has them then
+    (docs/environments.md). `on_step` gets the row of
     metrics.jsonl of every step, from 0 (the first evaluation) on; when it returns True the run ends
     with an evaluation, a checkpoint and an export.
 
@@ -130,6 +132,7 @@ def train(
     with _restore_process(), own(path):
         labelled = words[1:]
         words += _objects(path / _INPUTS, data, held_out or {}, reward)
+        words += _tools(path / _INPUTS, tools)
         composed = compose_overrides(words)
         config = to_config(composed)
         labels = run_labels(config.name, overrides=labelled, seed=config.seed)
@@ -144,6 +147,7 @@ def evaluate(
     config_dir: str | Path | None = None,
     held_out: Mapping[str, Rows] | None = None,
     reward: Reward | None = None,
+    tools: Sequence[Callable[..., object]] = (),
     **settings: object,
 ) -> Report:
     """Evaluate as `python -m april_rl evaluate +recipe=RECIPE OVERRIDES` does; return the report.
@@ -158,6 +162,7 @@ def evaluate(
     with _restore_process():
         words = _words(recipe, overrides, settings)
         words += _objects(folder / _INPUTS, None, held_out or {}, reward)
+        words += _tools(folder / _INPUTS, tools)
         return run_evaluation(words, folder)
 
 
@@ -235,20 +240,35 @@ def _name_of(reward: Reward, folder: Path) -> str:
     module = vars(sys.modules.get(reward.__module__, sys))
     if reward.__module__ != "__main__" and module.get(name) is reward:
         return f"{reward.__module__}:{name}"
+    return _copy(reward, "given_reward", folder)
+
+
+def _tools(folder: Path, tools: Sequence[Callable[..., object]]) -> Iterator[str]:
+    """Copy the functions, and yield the settings that name them."""
+    if not tools:
+        return
+    if not all(map(callable, tools)):
+        raise ConfigError("tools is a list of functions; a class is environment.function")
+    yield f"environment.function={_copy(list(tools), 'given_tools', folder)}"
+    yield "data.environment=true"
+
+
+def _copy(given: object, name: str, folder: Path) -> str:
+    """Copy an object into the module `name` in `folder`; return `module:name` of the copy."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        pickled = cloudpickle.dumps(reward)
+        pickled = cloudpickle.dumps(given)
     except (PicklingError, TypeError, ValueError) as error:
-        raise ConfigError(f"{reward} refers to what no process can be given: {error}") from error
-    (folder / f"{_COPIED}.pickle").write_bytes(pickled)
-    (folder / f"{_COPIED}.py").write_text(
-        '"""A reward that was given as an object."""\n\n'
+        raise ConfigError(f"{given} refers to what no process can be given: {error}") from error
+    (folder / f"{name}.pickle").write_bytes(pickled)
+    (folder / f"{name}.py").write_text(
+        '"""What was given as an object."""\n\n'
         "from pathlib import Path\nfrom pickle import loads\n\n"
-        'reward = loads(Path(__file__).with_suffix(".pickle").read_bytes())\n',
+        'given = loads(Path(__file__).with_suffix(".pickle").read_bytes())\n',
         encoding="utf-8",
     )
-    sys.path.insert(0, str(folder.resolve()))  # reward processes inherit it
-    return f"{_COPIED}:reward"
+    sys.path.insert(0, str(folder.resolve()))  # the processes of rewards and tools inherit it
+    return f"{name}:given"
 
 
 @contextmanager

@@ -11,12 +11,14 @@ from typing import Any
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Template
 from april_rl.config.prompt_sets import evaluation_set, has_chat, training_sets
+from april_rl.config.task import PromptSetConfig
 from april_rl.data.stop_tokens import stop_token_ids
 from april_rl.data.tokenizer import Tokenizer
 from april_rl.environments.check import check_environment
 from april_rl.environments.dialogue import Dialogue
 from april_rl.environments.loading import Description, describe
 from april_rl.environments.pool import EnvironmentPool
+from april_rl.environments.protocol import EnvironmentFailedError
 from april_rl.environments.turns import EpisodeRules
 from april_rl.evaluation.settings import set_sampling
 from april_rl.metrics import Metrics
@@ -115,6 +117,12 @@ def description_of(config: TrainConfig, tokenizer: Tokenizer) -> Description:
     found = describe(config.environment)
     if found.tools:
         tokenizer.check_tool_calls()
+    played = [name for name, each in _prompt_sets(config).items() if each.environment]
+    if not found.has_reward and any(map(config.reward.environment_weight, played)):
+        raise EnvironmentFailedError(
+            f"{config.environment.setting} has tools that are functions, which give no reward, and "
+            "reward.function=environment reads one: choose another reward"
+        )
     return found
 
 
@@ -122,10 +130,14 @@ def columns_of_environment(
     config: TrainConfig, description: Description
 ) -> dict[str, tuple[str, ...]]:
     """Return the data columns that the environment gets, by data set."""
-    chosen = training_sets(config.data)
-    chosen |= {k: evaluation_set(config.data, s) for k, s in config.evaluation.sets.items()}
-    names = [name for name, each in chosen.items() if each.environment]
+    names = [name for name, each in _prompt_sets(config).items() if each.environment]
     return dict.fromkeys(names, (*config.environment.columns, *description.columns))
+
+
+def _prompt_sets(config: TrainConfig) -> dict[str, PromptSetConfig]:
+    """Return the settings of every data set by its name."""
+    held_out = config.evaluation.sets.items()
+    return training_sets(config.data) | {k: evaluation_set(config.data, s) for k, s in held_out}
 
 
 def _rules(

@@ -154,6 +154,12 @@ def _check_environment(config: TrainConfig) -> None:
         f"{config.environment.setting if is_set else ''} has no effect: no data set has an "
         "environment; set data.environment=true, or that of a source",
     )
+    functions = [each.function for each in config.reward.functions.values()]
+    require(
+        is_set or "environment" not in (functions or [config.reward.function]),
+        "the reward function environment reads what an environment gave, and there is none: set "
+        "data.environment=true and environment.function=module:Class, or choose another reward",
+    )
     chosen = training_sets(config.data)
     chosen |= {k: evaluation_set(config.data, s) for k, s in config.evaluation.sets.items()}
     for name, each in chosen.items() if config.environment.has_agent else ():

@@ -16,7 +16,8 @@ _NAMED = re.compile(r"[\w.]+:\w+")
 class EnvironmentConfig:
     """The environment of the data sets with `environment: true`."""
 
-    function: str = ""  # module:Class, one instance for each sample
+    # module:Class, one instance for each sample; or a function, or a list of them, that are tools
+    function: str = ""
     # or module:function, a coroutine function (client, row, seed) -> reward or None: an agent that
     # talks to the policy through a client of the package openai
     agent: str = ""
@@ -45,7 +46,7 @@ class EnvironmentConfig:
     def __post_init__(self) -> None:
         check_bounds("environment", self)
         for key, form, name in (
-            ("function", "module:Class", self.function),
+            ("function", "module:Class or module:function", self.function),
             ("agent", "module:function", self.agent),
         ):
             is_named = not name or _NAMED.fullmatch(name) is not None

@@ -10,8 +10,9 @@ which returns a mapping with observations, reward and done. Source: skyrl_gym.en
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +63,47 @@ def columns_of(found: type[Any]) -> tuple[str, ...]:
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     named = [p for p in parameters if p.kind in kinds and p.default is p.empty]
     return tuple(p.name for p in named if p.name not in OWN_COLUMNS)
+
+
+class FunctionTools:
+    """A class in TRL's form without tools and rewards, to which `class_of_functions` adds tools."""
+
+    def reset(self, **row: object) -> None:
+        """Begin without a message; functions know nothing of the row."""
+
+
+def is_of_functions(found: type[Any]) -> bool:
+    """Return whether a class was made by `class_of_functions`."""
+    return issubclass(found, FunctionTools)
+
+
+def class_of_functions(functions: Sequence[object]) -> type[FunctionTools]:
+    """Return a class in TRL's form whose tools are functions. Raise TypeError for anything else, or
+    for names that tools cannot have.
+    """
+    tools: dict[str, Callable[..., Any]] = {}
+    for function in functions:
+        if not inspect.isroutine(function):
+            raise TypeError(f"{function!r:.60} is neither a class, a function nor a list of them")
+        name = function.__name__
+        if name in tools or name in (*_RESERVED, "step") or not name.isidentifier():
+            raise TypeError(f"a tool cannot be called {name}; give it another name")
+        tools[name] = _as_method(function)
+    return type("FunctionTools", (FunctionTools,), tools)
+
+
+def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that calls a function; type hints and docstring are those of the function."""
+
+    @functools.wraps(function)
+    def method(_self: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return function(*args, **kwargs)
+
+    signature = inspect.signature(function)
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [itself, *signature.parameters.values()]
+    vars(method)["__signature__"] = signature.replace(parameters=parameters)
+    return method
 
 
 class ToolsEnvironment:

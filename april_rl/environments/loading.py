@@ -13,7 +13,9 @@ from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.adapters import (
     SkyRLEnvironment,
     ToolsEnvironment,
+    class_of_functions,
     columns_of,
+    is_of_functions,
     is_of_skyrl,
     is_of_tools,
     methods_of,
@@ -25,7 +27,13 @@ from april_rl.environments.agent.endpoint import Endpoint, check_address
 from april_rl.environments.agent.programs import check_function, of_command, of_function
 from april_rl.environments.protocol import Context, Environment, EnvironmentFailedError, Loads
 from april_rl.outside.process import Limits, kill, start
-from april_rl.outside.user_code import Caught, check_args, further_names, import_function
+from april_rl.outside.user_code import (
+    Caught,
+    check_args,
+    further_names,
+    import_function,
+    import_object,
+)
 
 
 class Description(NamedTuple):
@@ -33,6 +41,7 @@ class Description(NamedTuple):
 
     tools: tuple[Mapping[str, Any], ...] = ()  # their JSON schemas, for the chat template
     columns: tuple[str, ...] = ()  # data columns that its `reset` names
+    has_reward: bool = True  # False: it is a tool, or a list of them
 
 
 def limits_of(config: EnvironmentConfig) -> Limits:
@@ -72,16 +81,17 @@ def _describe_class(found: type[Any], args: Mapping[str, Any]) -> Description:
 
     methods = methods_of(found(**args))
     tools = tuple(get_json_schema(methods[name]) for name in tools_of(found))
-    return Description(tools, columns_of(found))
+    return Description(tools, columns_of(found), has_reward=not is_of_functions(found))
 
 
 def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
-    """Import the class of a setting `module:Class`. Raise TypeError if it is not an environment or
-    does not take `args`; errors of its module pass through.
+    """Import the class of a setting `module:Class`, or make one whose tools are the function, or
+    the list of functions, of that name. Raise TypeError if it is not an environment or does not
+    take `args`; errors of its module pass through.
     """
-    found = import_function(function)
+    found = import_object(function)
     if not inspect.isclass(found):
-        raise TypeError(f"{function} is not a class; each sample needs an instance of its own")
+        found = class_of_functions(found if isinstance(found, list | tuple) else [found])
     if is_of_skyrl(found):
         return found
     if not (is_of_tools(found) or {"reset", "step"} <= names_of(found)):

@@ -21,14 +21,25 @@ RESERVED = ("num_tokens", "truncated", "datasets", "environment_rewards")
 
 
 def import_function(function: str) -> Callable[..., Any]:
-    """Import the function that `module:function` names.
-
-    Raise ModuleNotFoundError when the module does not exist, TypeError when it lacks the function;
-    errors of the import itself pass through.
+    """Import the function that `module:function` names. Raise TypeError when the module lacks it,
+    else as `import_object`.
     """
-    module, _, name = function.partition(":")
+    found = import_object(function)
+    if not callable(found):
+        module, _, name = function.partition(":")
+        raise TypeError(f"module {module} has no function {name!r}")
+    return cast(Callable[..., Any], found)
+
+
+def import_object(path: str) -> object:
+    """Import what `module:name` names; None when the module lacks it.
+
+    Raise ModuleNotFoundError when the module does not exist; errors of the import itself pass
+    through.
+    """
+    module, _, name = path.partition(":")
     try:
-        found = vars(importlib.import_module(module)).get(name)
+        return vars(importlib.import_module(module)).get(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the user's module imports something that is missing
@@ -36,9 +47,6 @@ def import_function(function: str) -> Callable[..., Any]:
             f"there is no module {error.name} in the folder of the command, on PYTHONPATH or "
             "among the installed packages"
         ) from None
-    if not callable(found):
-        raise TypeError(f"module {module} has no function {name!r}")
-    return cast(Callable[..., Any], found)
 
 
 def check_args(

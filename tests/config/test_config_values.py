@@ -128,6 +128,14 @@ SOURCES = (
             "data.environment=true needs environment.function=module:Class, or an agent",
         ),
         (
+            ["reward.function=environment"],
+            "the reward function environment reads what an environment gave, and there is none",
+        ),
+        (
+            ["+reward.functions.g={function: environment}"],
+            "the reward function environment reads what an environment gave, and there is none",
+        ),
+        (
             ["environment.agent=a:run"],
             "environment.agent=a:run has no effect: no data set has an environment",
         ),

@@ -107,6 +107,42 @@ def test_a_class_in_trls_form_plays_its_tools_until_a_turn_calls_none(tmp_path):
         assert answer(environments, say(sample, "there")) == Observation((), True, 1.0)
 
 
+@pytest.mark.parametrize("name", ["add", "TOOLS"])
+def test_functions_are_tools_and_give_no_reward(name, tmp_path):
+    config = config_of(name)
+    found = describe(config)
+    names = [tool["function"]["name"] for tool in found.tools]
+    assert names == (["add"] if name == "add" else ["add", "later"])
+    assert not found.has_reward
+    assert set(found.tools[0]["function"]["parameters"]["properties"]) == {"first", "second"}
+    with pool(config, tmp_path) as environments:
+        sample = hear(environments, ask())
+        turn = call(names[-1], '{"first": 2, "second": 3}')
+        sample = hear(environments, say(sample, turn))
+        assert "<tool_response>5</tool_response>" in text_of(sample.spans[-1])
+        assert answer(environments, say(sample, "five")) == Observation((), True, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("NUMBER", "3 is neither a class, a function nor a list of them"),
+        ("nothing", "None is neither a class"),
+        ("TWICE", "a tool cannot be called add"),
+        ("step", "a tool cannot be called step"),
+        ("undescribed", "docstring"),
+    ],
+)
+def test_what_cannot_be_a_tool_is_refused(name, sentence):
+    with pytest.raises(EnvironmentFailedError, match=sentence):
+        describe(config_of(name))
+
+
+def test_functions_take_no_arguments_of_the_environment():
+    with pytest.raises(EnvironmentFailedError, match="has no argument 'size'"):
+        describe(config_of("add", size=1))
+
+
 REPLIES = {
     call("wait"): "waited",
     call("fail"): "{'error': 'no such counter'}",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+from pathlib import Path
 
+import pytest
 from agent_episodes import agents, play, question
+from command_line import command, rows_of, run
 from source_tree import ROOT
 
 from april_rl.environments.calls import Calls
@@ -13,13 +17,38 @@ from april_rl.environments.protocol import Context, Environment, StepResult, Tur
 from april_rl.types import SampleId
 
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
-GUESS, AGENT, CLERK = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+GUESS, CHECK, AGENT, CLERK = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 def make(code: str, name: str, **given: object) -> Environment:
     names = dict(given)
     exec(code, names)
     return names[name]()  # type: ignore[operator]
+
+
+ON_A_LAPTOP = re.findall(
+    r"^python -m april_rl.train (\S+ environment\.\S+.*)$", PAGE, flags=re.MULTILINE
+)
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+@pytest.mark.parametrize("place", [*(pytest.param(n, marks=pytest.mark.soak) for n in (0, 2)), 1])
+def test_the_commands_for_a_laptop_train_what_the_page_shows(place: int, tmp_path: Path) -> None:
+    """A class, a class with tools, an agent. Fails when none of its episodes earned a reward."""
+    assert len(ON_A_LAPTOP) == 3
+    for name, code in (("guess", GUESS), ("check_sums", CHECK), ("my_agent", AGENT)):
+        (tmp_path / f"{name}.py").write_text(code)
+    few = ("runtime.ray=false", "trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=8")
+    words = [word for word in ON_A_LAPTOP[place].split() if not word.startswith("trainer.num_st")]
+    done = run(command(None, tmp_path / "run", *words, *few), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["step"] for row in rows_of(tmp_path / "run")] == [0, 1, 2]
+    lines = (tmp_path / "run" / "samples" / "step_00001.jsonl").read_text().splitlines()
+    samples = [json.loads(line) for line in lines]
+    assert any(len(sample["conversation"]) > 2 for sample in samples)
+    if place > 0:
+        assert any(sample["reward"] for sample in samples)
 
 
 def say(text: str) -> Turn:
@@ -41,6 +70,13 @@ def test_the_agent_asks_until_it_is_right(tmp_path, monkeypatch) -> None:
         sample, reply = play(pool, question("1 to 9", reference="7"), "3", "it is 7")
     assert len(sample.completions) == 2
     assert (reply.is_final, reply.reward) == (True, 1.0)
+
+
+def test_a_right_call_of_the_class_with_tools_is_kept() -> None:
+    check = make(CHECK, "Check")
+    check.reset(answer="7")  # type: ignore[call-arg]
+    answers = [check.boxed(value) for value in ("6", "7", "8")]  # type: ignore[attr-defined]
+    assert (answers, check.reward) == (["no", "yes", "no"], 1.0)  # type: ignore[attr-defined]
 
 
 def test_the_tool_of_the_second_example_is_called_once(tmp_path) -> None:

@@ -78,3 +78,42 @@ class Twenty:
             return {"observations": [], "reward": reward, "done": True, "metadata": {}}
         told = [{"role": "user", "content": "again"}]
         return {"observations": told, "reward": 0, "done": False, "metadata": {}}
+
+
+def add(first: int, second: int) -> int:
+    """Add two numbers.
+
+    Args:
+        first: A number.
+        second: Another one.
+    """
+    return first + second
+
+
+async def later(first: int, second: int) -> int:
+    """Add two numbers after a while.
+
+    Args:
+        first: A number.
+        second: Another one.
+    """
+    await asyncio.sleep(0)
+    return first + second
+
+
+def undescribed(first, second):
+    return first + second
+
+
+def step(turn: str) -> str:
+    """Take a step.
+
+    Args:
+        turn: Where to.
+    """
+    return turn
+
+
+TOOLS = [add, later]
+TWICE = (add, add)
+NUMBER = 3

@@ -106,6 +106,18 @@ def test_a_model_that_does_not_fit_is_flagged(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_a_quick_rehearsal_loads_the_environment_and_names_what_it_leaves_out(tmp_path, capsys):
+    wrong = "environment.function=april_rl.environments.tiny_sums:Nope"
+    assert quick(tmp_path, *rehearse_command("tiny_tools_cpu"), wrong) == 1
+    printed = capsys.readouterr().out
+    assert (
+        "FLAGGED     environment: environment.function=april_rl.environments.tiny_sums:Nope"
+        in printed
+    )
+    assert "not tried   gain, steps and episodes of environments" in printed
+
+
+@pytest.mark.slow
 def test_a_finding_that_is_accepted_by_name_is_shown_and_not_flagged(tmp_path, capsys):
     status = quick(
         tmp_path,

@@ -98,6 +98,50 @@ def test_rows_and_settings_of_python_train_until_on_step_returns_true(tmp_path: 
     assert run.export.name == "step_2"
 
 
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_functions_are_tools_that_the_policy_calls(tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+
+    def boxed(value: str) -> str:
+        """Hear a sum.
+
+        Args:
+            value: The sum.
+        """
+        with log.open("a") as file:
+            file.write(f"{value}\n")
+        return "0"
+
+    settings = {"environment": {"max_turns": 2, "max_observation_tokens": 16}}
+    run = train(
+        "tiny_cpu",
+        settings | {"runtime": {"ray": False}, "data": {"template": "chat"}},
+        run_dir=tmp_path / "run",
+        tools=[boxed],
+        trainer={"num_steps": 1, "num_groups": 4},
+        evaluation={"max_prompts": 4},
+    )
+    assert len(log.read_text().splitlines()) >= 4 * 8
+    lines = (run.path / "samples" / "step_00001.jsonl").read_text().splitlines()
+    conversations = [json.loads(line)["conversation"] for line in lines]
+    assert ["environment", " 0 "] in [said[1] for said in conversations]
+
+
+def test_tools_that_give_no_reward_are_refused_where_it_is_read(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="functions, which give no reward"):
+        train("tiny_tools_cpu", run_dir=tmp_path / "run", tools=[print_sum])
+
+
+def print_sum(value: str) -> str:
+    """Hear a sum.
+
+    Args:
+        value: The sum.
+    """
+    return value
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -105,6 +149,7 @@ def test_rows_and_settings_of_python_train_until_on_step_returns_true(tmp_path: 
         ({"data": [{"prompt": {1, 2}}]}, "set is not JSON"),
         ({"data": {"prompt_column": "question"}}, "give a list of dicts"),
         ({"held_out": [{"prompt": "1"}]}, r"held_out is a dict of rows by .* \{'test': rows\}"),
+        ({"tools": ["add"]}, "tools is a list of functions"),
         ({"reward": ["exact"]}, "several rewards are reward.functions"),
         ({"trainer": 3}, "trainer"),
         ({"trainr": {"num_steps": 3}}, "did you mean trainer"),

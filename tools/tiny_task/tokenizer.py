@@ -9,11 +9,31 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 PAD, EOS, UNKNOWN, BOX = "<pad>", "<eos>", "<unk>", "\\boxed{"
-# The policy knows no roles: a chat is its messages, with a space between two of them.
+# The policy knows no roles: a chat is its messages, with a space between two of them. It is not
+# shown tools, since it knows one way to call: \\boxed{21} is the call boxed(value="21").
 CHAT_TEMPLATE = (
+    "{#- tools are not shown -#}"
     "{% for message in messages %}{{ '' if loop.first else ' ' }}{{ message['content'] }}"
-    "{% endfor %}"
+    "{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1]['role'] == 'tool' %} {% endif %}"
 )
+CALLS = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "=",
+    "fields": {
+        "tool_calls": {
+            "open": BOX,
+            "close": "}",
+            "repeats": True,
+            "content": "text",
+            "transform": {
+                "type": "function",
+                "function": {"name": "boxed", "arguments": {"value": "{content}"}},
+            },
+        },
+        "content": {"content": "text"},
+    },
+}
 ALPHABET = (*string.digits, *string.ascii_lowercase, *"+= }")
 
 
@@ -26,7 +46,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{|[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
+    made = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=EOS,
@@ -34,3 +54,5 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+    made.response_template = CALLS
+    return made

@@ -23,6 +23,7 @@ from april_rl.config.store import plain_config
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.prompts import PromptTable, load_prompts
 from april_rl.data.tokenizer import Tokenizer
+from april_rl.environments.loading import describe
 from april_rl.errors import RunError
 from april_rl.lab.rehearsal import findings as find
 from april_rl.lab.rehearsal import stand_ins
@@ -85,7 +86,10 @@ class Rehearsal:
         self._data(tokenizer)
         self._settings()
         self._memory(sizes)
-        if not is_quick:
+        if is_quick:
+            self._load_environment()
+            self.say("not tried   gain, steps and episodes of environments: quick=true skips them")
+        else:
             self._gain(sizes)
             self._steps(model, tokenizer)
         return self._verdict(time.perf_counter() - started)
@@ -211,6 +215,13 @@ class Rehearsal:
             f"lognormal lengths,\n            mean {tokens:,.0f} tokens "
             f"(mean_response_tokens)\n{indent(table, '  ')}"
         )
+
+    def _load_environment(self) -> None:
+        if self.config.environment.is_set:
+            try:
+                describe(self.config.environment)
+            except RunError as error:
+                self._add(Finding(name="environment", message=str(error)))
 
     def _steps(self, model: str, tokenizer: Tokenizer) -> None:
         """Run two steps of a tiny model; an error in them is a finding."""
