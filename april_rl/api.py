@@ -104,6 +104,7 @@ def train(
     held_out: Mapping[str, Rows] | None = None,
     reward: Reward | None = None,
     tools: Sequence[Callable[..., object]] = (),
+    functions: Mapping[str, Callable[..., object]] | None = None,
     on_step: OnStep | None = None,
     **settings: object,
 ) -> TrainedRun:
@@ -115,7 +116,8 @@ def train(
     answer); `reward` is called with prompts, responses and answers in a process of its own, so a
     function of a notebook is copied there with what it refers to. `tools` are functions that the
     policy may call, described by their type hints and docstrings; every data set has them then
-    (docs/environments.md). `on_step` gets the row of
+    (docs/environments.md). `functions` are functions by the setting that would name them, such as
+    algorithm.loss (docs/own_algorithm.md). `on_step` gets the row of
     metrics.jsonl of every step, from 0 (the first evaluation) on; when it returns True the run ends
     with an evaluation, a checkpoint and an export.
 
@@ -133,6 +135,7 @@ def train(
         labelled = words[1:]
         words += _objects(path / _INPUTS, data, held_out or {}, reward)
         words += _tools(path / _INPUTS, tools)
+        words += _functions(path / _INPUTS, functions or {})
         composed = compose_overrides(words)
         config = to_config(composed)
         labels = run_labels(config.name, overrides=labelled, seed=config.seed)
@@ -253,6 +256,15 @@ def _tools(folder: Path, tools: Sequence[Callable[..., object]]) -> Iterator[str
     yield "data.environment=true"
 
 
+def _functions(folder: Path, functions: Mapping[str, Callable[..., object]]) -> Iterator[str]:
+    """Copy functions, and yield the settings that name them."""
+    for key, function in functions.items():
+        if not callable(function):
+            raise ConfigError(f"functions[{key!r}] is a {type(function).__name__}; give a function")
+        module = f"given_{key.replace('.', '_')}"
+        yield f"{key}={_copy(function, module, folder)}"
+
+
 def _copy(given: object, name: str, folder: Path) -> str:
     """Copy an object into the module `name` in `folder`; return `module:name` of the copy."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -267,7 +279,7 @@ def _copy(given: object, name: str, folder: Path) -> str:
         'given = loads(Path(__file__).with_suffix(".pickle").read_bytes())\n',
         encoding="utf-8",
     )
-    sys.path.insert(0, str(folder.resolve()))  # the processes of rewards and tools inherit it
+    sys.path.insert(0, str(folder.resolve()))  # processes of the run inherit it
     return f"{name}:given"
 
 

@@ -190,18 +190,18 @@ ADVANTAGES: dict[Advantage, BatchAdvantages] = {
 }
 
 
-def advantages_of(choice: Advantage, *, environment_weight: Callable[[str], float]) -> Advantages:
-    """Return the estimator of that name; `environment_weight` gives the weight of the environment's
-    rewards in the reward of a data set.
+def advantages_of(choice: str, *, environment_weight: Callable[[str], float]) -> Advantages:
+    """Return the built-in estimator of that name; `environment_weight` gives the weight of the
+    environment's rewards in the reward of a data set.
     """
-    if choice is Advantage.grpo_by_turn:
+    if choice == Advantage.grpo_by_turn:
         return lambda samples, rewards: [
             grpo_by_turn(
                 group, of_group, environment_weight=environment_weight(group[0].prompt.dataset)
             )
             for group, of_group in zip(samples, rewards, strict=True)
         ]
-    estimator = ADVANTAGES[choice]
+    estimator = ADVANTAGES[Advantage(choice)]
 
     def of_samples(
         samples: Sequence[Sequence[Sample]], rewards: Sequence[ArrayLike]

@@ -22,9 +22,10 @@ docs/coming_from.md compares with TRL, verl and slime.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -38,7 +39,11 @@ from april_rl.config.choices import Loss
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """Inputs of a policy loss; only `logprobs` has a gradient.
+    """Inputs of a policy loss, on the learner's device; only `logprobs` has a gradient.
+
+    They are the tokens of one row, which holds whole responses of this rank: a loss never sees the
+    others. So it is a sum over tokens (or over responses) without any mean, and each token's value
+    is multiplied by its loss weight afterwards.
 
     The ratio is taken against `anchor_logprobs`. Decoupled (Hilton et al. 2022, "Batch
     size-invariance for policy optimization"): these are the proximal ones, of the learner at the
@@ -50,6 +55,7 @@ class LossInputs:
     logprobs: Tensor  # [T]
     anchor_logprobs: Tensor  # [T]
     advantages: Tensor  # [T]
+    behaviour_logprobs: Tensor  # [T], of the engine when it sampled the token
     responses: Responses  # which tokens belong to one response
 
 
@@ -58,15 +64,17 @@ class TokenLoss(NamedTuple):
 
     loss: Tensor  # [T]
     clipped: Tensor  # [T], bool: no gradient is left; in `cispo`, a weight that was cut
+    # by name, [T] each; logged as loss/own/NAME, a mean over the trained tokens
+    metrics: Mapping[str, Tensor] = MappingProxyType({})
 
 
 LossFunction = Callable[[LossInputs], TokenLoss]
 
 
 def loss_function(config: AlgorithmConfig) -> LossFunction:
-    """Return the function of algorithm.loss, with its settings bound."""
+    """Return the built-in function of algorithm.loss, with its settings bound."""
     low, high = config.clip_low, config.clip_high
-    match config.loss:
+    match Loss(config.loss):
         case Loss.ppo_clip:
             bound = math.inf if config.dual_clip is None else config.dual_clip
             return partial(ppo_clip, clip_low=low, clip_high=high, dual_clip=bound)

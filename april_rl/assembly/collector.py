@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import OnRestart, OnStale
+from april_rl.outside.own_algorithm import load_group_filter
 from april_rl.outside.user_code import import_function
 from april_rl.planning.sizes import tick_steps
 from april_rl.rollout.collector import Collector
@@ -14,7 +14,6 @@ from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.over_sampling import FixedFactor, OverSampling
 from april_rl.rollout.ports import Engines, Outside, PromptSource
 from april_rl.rollout.step import StepRules
-from april_rl.types import ScoredGroup
 
 _REJECTED_PER_GROUP = 20  # groups without signal, or dropped, that a step may lose
 _ABORT_TIMEOUT_S = 60.0  # an engine that has not returned its samples by then counts as hung
@@ -37,10 +36,10 @@ def build_collector(
     over_sampling_factor=auto.
     """
     rollout = config.rollout
-    keep: Callable[[ScoredGroup], bool] = (
+    keep = load_group_filter(config.algorithm) or (
         (lambda scored: scored.has_signal)
         if config.algorithm.dynamic_sampling
-        else (lambda scored: True)  # noqa: ARG005
+        else (lambda _: True)
     )
     return Collector(
         engines,

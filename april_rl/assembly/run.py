@@ -26,6 +26,7 @@ from april_rl.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.data.tokenizer import Tokenizer
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
+from april_rl.outside.own_algorithm import load_advantages, try_own_functions
 from april_rl.planning.kv_room import kv_demand, kv_warning
 from april_rl.planning.plan import Draft, Plan, draft, plan
 from april_rl.planning.sizes import num_slots, training_sizes
@@ -83,6 +84,7 @@ def assemble(
     packer = build_packer(
         config, num_ranks=layout.num_workers, hidden_size=drafted.model.hidden_size
     )
+    try_own_functions(config.algorithm)
     view = _opened_view(config, stack)
     site = Site(config=config, folder=run_dir.resolve(), view=view, stack=stack)
     _show(drafted.lines, view)
@@ -155,7 +157,7 @@ def _read_prompts(
 
 
 def _advantages(config: TrainConfig) -> Advantages:
-    return advantages_of(
+    return load_advantages(config.algorithm) or advantages_of(
         config.algorithm.advantage, environment_weight=config.reward.environment_weight
     )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import chain
+from typing import Any
 
-from april_rl.config.checks import check_bounds, require, within
+from april_rl.config.checks import OWN_FUNCTION, check_bounds, require, within
 from april_rl.config.choices import (
     CORRECTION_SETTINGS,
     LOSS_SETTINGS,
@@ -24,8 +25,14 @@ from april_rl.config.choices import (
 class AlgorithmConfig:
     """From rewards to per-token loss."""
 
-    advantage: Advantage = Advantage.grpo
-    loss: Loss = Loss.ppo_clip
+    # grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, grpo_by_turn, or module:function
+    advantage: str = Advantage.grpo.value
+    # ppo_clip, gspo, gspo_token, cispo, sapo, policy_gradient, or module:function
+    loss: str = Loss.ppo_clip.value
+    # module:function that maps a scored group to whether it is trained; null: dynamic_sampling
+    group_filter: str | None = None
+    # keyword arguments of your own loss, advantage and group filter; each gets those it names
+    args: dict[str, Any] = field(default_factory=dict)
     ratio: Ratio = Ratio.proximal  # denominator of the loss's ratio
     # the ratio is clipped to [1 - clip_low, 1 + clip_high]; gspo and gspo_token need 3e-4, 4e-4
     clip_low: float = within("> 0", 0.2)
@@ -58,18 +65,19 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         check_bounds("algorithm", self)
+        self._check_own_functions()
         self._check_nothing_is_ignored()
         self._check_clip_low()
         self._check_mask()
         require(
             self.ratio is Ratio.proximal
             or self.correction is Correction.none
-            or self.loss is Loss.policy_gradient,
+            or self.loss == Loss.policy_gradient,
             f"algorithm.correction must be none with algorithm.ratio=behaviour, got "
             f"{self.correction.name}: the ratio already carries the importance weight",
         )
         require(
-            self.loss is not Loss.gspo or self.correction is not Correction.mask,
+            self.loss != Loss.gspo or self.correction is not Correction.mask,
             "algorithm.loss=gspo cannot leave out single tokens as algorithm.correction=mask does, "
             "because it spreads a gradient over the whole response: set algorithm.loss=gspo_token",
         )
@@ -84,11 +92,39 @@ class AlgorithmConfig:
             "algorithm.overlong_buffer_frac=0; remove it",
         )
 
+    def _check_own_functions(self) -> None:
+        own = [self.group_filter] if self.group_filter else []
+        for key, value, known in (
+            ("advantage", self.advantage, Advantage),
+            ("loss", self.loss, Loss),
+        ):
+            is_own = OWN_FUNCTION.fullmatch(value) is not None
+            require(
+                is_own or value in known.__members__,
+                f"algorithm.{key} must be module:function or one of "
+                f"{', '.join(known.__members__)}, got {value}",
+            )
+            own += [value] if is_own else []
+        require(
+            self.group_filter is None or OWN_FUNCTION.fullmatch(self.group_filter) is not None,
+            f"algorithm.group_filter must be null or module:function, got {self.group_filter}",
+        )
+        require(
+            bool(own) or not self.args,
+            "algorithm.args has no effect: algorithm.loss, algorithm.advantage and "
+            "algorithm.group_filter name no function of yours",
+        )
+        require(
+            self.group_filter is None or not self.dynamic_sampling,
+            "algorithm.dynamic_sampling is the built-in filter and algorithm.group_filter another "
+            "one: remove one of them",
+        )
+
     def _check_clip_low(self) -> None:
         low, loss = self.clip_low, self.loss
         require(
-            low < 1 or (loss is Loss.cispo and low == 1),
-            f"algorithm.clip_low must be < 1 with algorithm.loss={loss.name} (cispo also takes 1, "
+            low < 1 or (loss == Loss.cispo and low == 1),
+            f"algorithm.clip_low must be < 1 with algorithm.loss={loss} (cispo also takes 1, "
             f"which removes the lower bound), got {low:g}",
         )
 
@@ -114,8 +150,8 @@ class AlgorithmConfig:
 
     def _unread(self) -> Iterator[tuple[str, str]]:
         """Yield pairs of a choice and a setting that it leaves unused."""
-        for key in _missing(LOSS_SETTINGS.values(), LOSS_SETTINGS[self.loss]):
-            yield f"loss={self.loss.name}", key
+        for key in _missing(LOSS_SETTINGS.values(), LOSS_SETTINGS.get(self.loss, ())):
+            yield f"loss={self.loss}", key
         for key in _missing(CORRECTION_SETTINGS.values(), CORRECTION_SETTINGS[self.correction]):
             yield f"correction={self.correction.name}", key
         if self.kl is Kl.none:

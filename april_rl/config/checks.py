@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any
+
+OWN_FUNCTION = re.compile(r"[\w.]+:\w+")  # module:function
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, StrEnum
 
 
 class OnStale(Enum):
@@ -40,7 +40,7 @@ class OnRestart(Enum):
     again = "again"  # its group starts again from the prompt in a resumed run, else is dropped
 
 
-class Advantage(Enum):
+class Advantage(StrEnum):
     """Formulas that turn rewards into advantages."""
 
     grpo = "grpo"  # (reward - group mean) / group standard deviation
@@ -51,7 +51,7 @@ class Advantage(Enum):
     grpo_by_turn = "grpo_by_turn"  # grpo over the rewards of turns; a token has those still to come
 
 
-class Loss(Enum):
+class Loss(StrEnum):
     """The policy loss; april_rl/algorithm/losses.py has formulas and sources."""
 
     ppo_clip = "ppo_clip"  # the clipped surrogate
@@ -64,7 +64,7 @@ class Loss(Enum):
 
 # The settings of `algorithm` that bound the ratio of a loss. A setting that the chosen loss does
 # not read must have its default.
-LOSS_SETTINGS: dict[Loss, tuple[str, ...]] = {
+LOSS_SETTINGS: dict[str, tuple[str, ...]] = {
     Loss.ppo_clip: ("clip_low", "clip_high", "dual_clip"),
     Loss.gspo: ("clip_low", "clip_high"),
     Loss.gspo_token: ("clip_low", "clip_high"),

@@ -63,9 +63,10 @@ def _check_names(config: TrainConfig) -> None:
 
 def _check_groups(config: TrainConfig) -> None:
     size, algorithm = config.rollout.group_size, config.algorithm
+    is_own = algorithm.advantage not in Advantage.__members__
     require(
-        size >= 2 or algorithm.advantage is Advantage.reinforce_pp,
-        f"rollout.group_size must be >= 2 with algorithm.advantage={algorithm.advantage.name}, "
+        size >= 2 or is_own or algorithm.advantage == Advantage.reinforce_pp,
+        f"rollout.group_size must be >= 2 with algorithm.advantage={algorithm.advantage}, "
         f"which compares the samples of a group (reinforce_pp does not), got {size}",
     )
     require(
@@ -77,7 +78,7 @@ def _check_groups(config: TrainConfig) -> None:
 
 def _check_masked_tokens(config: TrainConfig) -> None:
     """Check that the loss can leave out single tokens if a setting needs that."""
-    is_whole = config.algorithm.loss is Loss.gspo
+    is_whole = config.algorithm.loss == Loss.gspo
     settings = {
         "rollout.on_stale=mask does": config.rollout.on_stale is OnStale.mask,
         f"learner.age_weight={config.learner.age_weight} may": bool(config.learner.age_weight),
@@ -173,14 +174,14 @@ def _check_environment(config: TrainConfig) -> None:
 
 def _check_turns(config: TrainConfig) -> None:
     """Check that advantages of turns have rewards of turns."""
-    is_by_turn = config.algorithm.advantage is Advantage.grpo_by_turn
+    is_by_turn = config.algorithm.advantage == Advantage.grpo_by_turn
     require(
         config.environment.is_set or not is_by_turn,
         "algorithm.advantage=grpo_by_turn is grpo where no environment rewards turns: set "
         "environment.function, or algorithm.advantage=grpo",
     )
     require(
-        not is_by_turn or config.algorithm.loss is not Loss.gspo,
+        not is_by_turn or config.algorithm.loss != Loss.gspo,
         "algorithm.loss=gspo takes one advantage for a response, and algorithm.advantage="
         "grpo_by_turn gives every turn its own: take algorithm.loss=gspo_token",
     )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from april_rl.config.checks import check_bounds, require, within
+from april_rl.config.checks import OWN_FUNCTION, check_bounds, require, within
 from april_rl.config.choices import OnRestart
-
-_NAMED = re.compile(r"[\w.]+:\w+")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,7 +46,7 @@ class EnvironmentConfig:
             ("function", "module:Class or module:function", self.function),
             ("agent", "module:function", self.agent),
         ):
-            is_named = not name or _NAMED.fullmatch(name) is not None
+            is_named = not name or OWN_FUNCTION.fullmatch(name) is not None
             require(is_named, f"environment.{key} must be {form}, got {name}")
         require(bool(self.address), "environment.address is empty; 127.0.0.1 is this machine alone")
         given = [name for name, value in self._kinds().items() if value]

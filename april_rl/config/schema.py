@@ -8,12 +8,11 @@ and run in `to_config`; checks that need files, the model or the machine are in
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.checkpoint import CheckpointConfig
-from april_rl.config.checks import check_bounds, require, within
+from april_rl.config.checks import OWN_FUNCTION, check_bounds, require, within
 from april_rl.config.choices import (
     ComputeDtype,
     Offload,
@@ -34,8 +33,6 @@ from april_rl.config.task import (
     RewardConfig,
 )
 from april_rl.config.tracking import TrackingConfig
-
-_FUNCTION = re.compile(r"[\w.]+:\w+")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,7 +131,7 @@ class LearnerConfig:
     def __post_init__(self) -> None:
         check_bounds("learner", self)
         require(
-            self.age_weight is None or _FUNCTION.fullmatch(self.age_weight) is not None,
+            self.age_weight is None or OWN_FUNCTION.fullmatch(self.age_weight) is not None,
             f"learner.age_weight must be null or module:function, got {self.age_weight}",
         )
         require(

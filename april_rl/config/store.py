@@ -35,7 +35,13 @@ NAMED_BY_USERS: dict[str, type] = {
 # Groups without a default, before which Hydra wants a plus.
 _OPTIONAL_GROUPS = ("recipe", "sweep")
 # Mappings of keyword arguments.
-_KEYWORDS = ("data.chat_template_kwargs", "data.args", "reward.args", "environment.args")
+_KEYWORDS = (
+    "data.chat_template_kwargs",
+    "data.args",
+    "reward.args",
+    "environment.args",
+    "algorithm.args",
+)
 _FOLDER_OPTIONS = ("--config-dir", "-cd")
 _PACKAGE = Path(__file__).resolve().parent.parent
 

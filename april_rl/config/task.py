@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from april_rl.config.checks import check_bounds, require, within
+from april_rl.config.checks import OWN_FUNCTION, check_bounds, require, within
 from april_rl.config.choices import Extract, Template
 
 MISSING = "???"  # OmegaConf's marker for a value that the user must give
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
-_FUNCTION = re.compile(r"[\w.]+:\w+")
 BUILTIN_REWARDS = (  # each is a module of `rewards/builtin/`
     "math_verify",
     "exact",
@@ -248,7 +247,7 @@ def _check_name(section: str, name: str) -> None:
 
 def _check_function(key: str, function: str) -> None:
     require(
-        function in BUILTIN_REWARDS or _FUNCTION.fullmatch(function) is not None,
+        function in BUILTIN_REWARDS or OWN_FUNCTION.fullmatch(function) is not None,
         f"{key} must be module:function or one of {', '.join(BUILTIN_REWARDS)}, got {function}",
     )
 

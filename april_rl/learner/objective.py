@@ -6,6 +6,7 @@ correct for tokens that the engine sampled, perhaps with older weights, and have
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from april_rl.algorithm import off_policy
 from april_rl.algorithm.kl import estimator, sampled_negative_entropy
-from april_rl.algorithm.losses import LossInputs, loss_function
+from april_rl.algorithm.losses import LossFunction, LossInputs, loss_function
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Ratio
 from april_rl.learner.row import PackedRow
@@ -27,6 +28,7 @@ class RowLoss:
     clipped: Tensor  # [N], bool: the loss clipped this token
     importance_weights: Tensor  # [N], w
     is_masked: Tensor  # [N], bool: m is 0
+    metrics: Mapping[str, Tensor]  # [N] each, of a loss of the user's
 
 
 class Objective:
@@ -35,8 +37,8 @@ class Objective:
     e is the entropy bonus (`sampled_negative_entropy`), k the divergence from the frozen reference.
     """
 
-    def __init__(self, config: AlgorithmConfig) -> None:
-        """Choose the parts of the objective.
+    def __init__(self, config: AlgorithmConfig, *, loss: LossFunction | None = None) -> None:
+        """Choose the parts of the objective; `loss` None: the built-in one of algorithm.loss.
 
         With `config.ratio` "proximal", the loss's ratio, w and m compare with the learner at the
         start of the update. With "behaviour", the ratio compares with the engine and so already is
@@ -44,7 +46,7 @@ class Objective:
         Otherwise w is 1, and then e and k of tokens from an older policy stay uncorrected.
         """
         self._is_bypass = config.ratio is Ratio.behaviour
-        self._loss = loss_function(config)
+        self._loss = loss or loss_function(config)
         self._weights = off_policy.importance_weights(config)
         self._masks = off_policy.masks(config)
         self._entropy_coefficient = config.entropy_coefficient
@@ -67,6 +69,7 @@ class Objective:
             logprobs=logprobs,
             anchor_logprobs=behaviour if self._is_bypass else learner,
             advantages=row.advantages,
+            behaviour_logprobs=behaviour,
             responses=responses,
         )
         token_loss = self._loss(inputs)
@@ -80,6 +83,7 @@ class Objective:
             clipped=token_loss.clipped,
             importance_weights=weights,
             is_masked=masks == 0,
+            metrics=token_loss.metrics,
         )
 
     def _penalties(self, logprobs: Tensor, reference: Tensor | None) -> Tensor | float:

@@ -31,6 +31,7 @@ class TokenStatistics:
     def __init__(self, *, device: torch.device) -> None:
         self._has_reference = False
         self._sums = torch.zeros(len(_MEANS), dtype=torch.float64, device=device)
+        self._own: dict[str, Tensor] = {}  # sums of the metrics of a loss of the user's, by key
         self._count = torch.zeros((), dtype=torch.float64, device=device)
         self._ratio_max = torch.zeros((), device=device)  # a ratio is positive
         self._ratio_counts = torch.zeros(_RATIO_BINS, dtype=torch.float64, device=device)
@@ -66,6 +67,9 @@ class TokenStatistics:
         )
         is_trained = row.loss_weights > 0
         self._sums += torch.where(is_trained, values, 0).sum(dim=1, dtype=torch.float64)
+        for name, value in row_loss.metrics.items():
+            total = torch.where(is_trained, value.detach(), 0).sum(dtype=torch.float64)
+            self._own[f"loss/own/{name}"] = self._own.get(f"loss/own/{name}", 0.0) + total
         self._count += is_trained.sum()
         if len(ratio):
             largest = torch.where(is_trained, ratio, 0).max()
@@ -87,6 +91,7 @@ class TokenStatistics:
         return Metrics(
             {
                 **means,
+                **{key: Mean(total.item(), count) for key, total in self._own.items()},
                 "loss/ratio_max": Max(self._ratio_max.item()),
                 "histogram/ratio": Histogram(edges, tuple(self._ratio_counts.tolist())),
             }

@@ -14,7 +14,7 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
     or cuda), with the remedy if there is one.
     """
     algorithm = config.algorithm
-    bounds = LOSS_SETTINGS[algorithm.loss]
+    bounds = LOSS_SETTINGS.get(algorithm.loss, ())
     is_one_update = config.trainer.num_minibatches == 1
     if algorithm.ratio is Ratio.proximal and is_one_update and bounds:
         *most, last = [f"algorithm.{key}" for key in bounds]

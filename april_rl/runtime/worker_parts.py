@@ -40,12 +40,13 @@ def build_learner(
     with garbage_collection_paused():
         from april_rl.learner.learner import Learner
         from april_rl.learner.objective import Objective
+        from april_rl.outside.own_algorithm import load_loss
 
     return Learner(
         config.learner,
         optimizer=config.optimizer,
         lora=config.lora,
-        objective=Objective(config.algorithm),
+        objective=Objective(config.algorithm, loss=load_loss(config.algorithm)),
         model_path=config.model.path,
         device=device,
         temperature=config.rollout.temperature,

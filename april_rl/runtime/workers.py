@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class Workers:
             use_gpu=layout.device == "cuda",
         )
         env = {"TOKENIZERS_PARALLELISM": "false", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        env["PYTHONPATH"] = os.pathsep.join(_own_folders())  # of a loss of the user's
         if settings.threads:
             env |= thread_environment(settings.threads)
         if layout.device == "cuda":
@@ -186,3 +188,9 @@ class Workers:
     def _all(self, method: str, *args: object) -> list[Any]:
         calls = [getattr(actor, method).remote(*args) for actor in self.actors]
         return self.watchdog.results(calls)
+
+
+def _own_folders() -> list[str]:
+    """Return the folders of `sys.path` that do not belong to Python or its packages."""
+    python = (sys.prefix, sys.base_prefix)
+    return [folder for folder in sys.path if folder and not folder.startswith(python)]

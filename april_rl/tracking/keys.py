@@ -144,6 +144,7 @@ _LOSS = _stage(
     more=(
         "masked_frac | share | trained tokens that a response or token mask leaves out",
         "reference_kl | nats | KL(learner ‖ frozen reference), where the run has a reference",
+        "own/* | any | metrics of a loss of yours, averaged over the trained tokens",
         "lr | rate | learning rate, averaged over the optimizer steps",
         "bad_step | 0 or 1 | 1: skipped, from the first bad minibatch on (trainer.max_bad_steps)",
     ),

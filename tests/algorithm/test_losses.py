@@ -39,6 +39,7 @@ def inputs_of(log_ratios: Tensor, advantages: Tensor, lengths: list[int]) -> Los
         logprobs=(anchor + log_ratios).requires_grad_(),
         anchor_logprobs=anchor,
         advantages=advantages,
+        behaviour_logprobs=anchor,
         responses=Responses.of(lengths),
     )
 

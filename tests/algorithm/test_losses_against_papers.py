@@ -61,6 +61,7 @@ def inputs_of(responses: list[papers.Response]) -> LossInputs:
         logprobs=join(0).requires_grad_(),
         anchor_logprobs=join(2),
         advantages=join(3),
+        behaviour_logprobs=join(2),
         responses=Responses.of([len(response.logprobs) for response in responses]),
     )
 
@@ -131,6 +132,7 @@ def test_a_smooth_loss_passes_autograds_own_check(name):
                 logprobs=logprobs,
                 anchor_logprobs=inputs.anchor_logprobs,
                 advantages=inputs.advantages,
+                behaviour_logprobs=inputs.behaviour_logprobs,
                 responses=inputs.responses,
             )
         ).loss
@@ -143,7 +145,11 @@ def test_a_row_without_response_tokens_has_an_empty_loss(name):
     """A rank without responses has a loss of zero, with gradients."""
     empty = torch.zeros(0)
     inputs = LossInputs(
-        logprobs=empty, anchor_logprobs=empty, advantages=empty, responses=Responses.of([])
+        logprobs=empty,
+        anchor_logprobs=empty,
+        advantages=empty,
+        behaviour_logprobs=empty,
+        responses=Responses.of([]),
     )
     loss = PAIRS[name][0](inputs)
     assert loss.loss.shape == loss.clipped.shape == (0,)

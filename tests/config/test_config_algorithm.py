@@ -41,8 +41,8 @@ def test_every_algorithm_group_composes_into_the_settings_of_its_paper(group: st
     """Fails when a file of configs/algorithm names a key or a value that the schema has not."""
     algorithm = load_tiny(f"algorithm={group}").algorithm
     found = (
-        algorithm.advantage.name,
-        algorithm.loss.name,
+        algorithm.advantage,
+        algorithm.loss,
         algorithm.aggregation.name,
         algorithm.clip_low,
         algorithm.clip_high,
@@ -153,6 +153,7 @@ def test_a_loss_reads_every_setting_that_is_listed_for_it(loss: Loss, key: str) 
         logprobs=ratios,
         anchor_logprobs=torch.zeros(8),
         advantages=torch.tensor([1.0, -1.0]).repeat_interleave(4),
+        behaviour_logprobs=torch.zeros(8),
         responses=Responses.of([1] * 8),
     )
     other = {key: 0.6 if key.startswith("clip") else 1.5}

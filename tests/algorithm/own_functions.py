@@ -1,0 +1,65 @@
+"""Functions for algorithm.loss, algorithm.advantage and algorithm.group_filter, right and wrong."""
+
+import numpy as np
+import torch
+
+from april_rl.algorithm.losses import TokenLoss
+
+
+def by_ratio(inputs, *, high=2.0):
+    ratio = (inputs.logprobs - inputs.anchor_logprobs).exp()
+    clipped = ratio > high
+    loss = -torch.where(clipped, 0.0, ratio) * inputs.advantages
+    return TokenLoss(loss, clipped, {"distance": (ratio - 1).abs()})
+
+
+def plain(inputs):
+    return -inputs.logprobs * inputs.advantages
+
+
+def without_gradient(inputs):
+    return inputs.logprobs.detach()
+
+
+def summed(inputs):
+    return plain(inputs).sum()
+
+
+def of_numbers(inputs):
+    return inputs.logprobs.tolist()
+
+
+def wrong_metric(inputs):
+    return TokenLoss(plain(inputs), inputs.logprobs > 0, {"distance": inputs.logprobs.mean()})
+
+
+def raises(*_):
+    raise ZeroDivisionError("no tokens")
+
+
+def needs(inputs, *, tau):
+    return plain(inputs) * tau
+
+
+def signs(_samples, rewards, *, scale=1.0):
+    return [scale * np.sign(np.asarray(group) - np.mean(group)) for group in rewards]
+
+
+def by_token(samples, _rewards):
+    return [[np.arange(sample.num_tokens) for sample in group] for group in samples]
+
+
+def one_for_all(samples, _rewards):
+    return [[1.0] for _ in samples]
+
+
+def too_short(samples, _rewards):
+    return [[np.ones(1) for _ in group] for group in samples]
+
+
+def not_finite(samples, _rewards):
+    return [[float("nan") for _ in group] for group in samples]
+
+
+def is_mixed(scored, *, least=1):
+    return least <= sum(reward > 0 for reward in scored.rewards) < len(scored.rewards)

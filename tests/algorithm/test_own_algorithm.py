@@ -1,0 +1,126 @@
+"""Losses, advantages and group filters of the user's: used as given, or refused by name."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from light_samples import PROMPT, whole_sample
+
+from april_rl.algorithm.losses import LossInputs, ppo_clip
+from april_rl.algorithm.responses import Responses
+from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.outside.own_algorithm import (
+    OwnFunctionError,
+    load_advantages,
+    load_group_filter,
+    load_loss,
+    try_own_functions,
+)
+from april_rl.types import Group, ScoredGroup
+
+SAMPLES = [[whole_sample(PROMPT, i, (7,) * (i + 1)) for i in range(3)]]
+INPUTS = LossInputs(
+    logprobs=torch.tensor([-1.0, -0.5, -3.0]),
+    anchor_logprobs=torch.tensor([-1.0, -0.4, -4.5]),
+    advantages=torch.tensor([1.0, -1.0, 1.0]),
+    behaviour_logprobs=torch.tensor([-1.0, -0.4, -4.5]),
+    responses=Responses.of([2, 1]),
+)
+
+
+def of(**settings: object) -> AlgorithmConfig:
+    return AlgorithmConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_a_loss_gets_its_arguments_and_its_metrics_are_kept() -> None:
+    loss = load_loss(of(loss="own_functions:by_ratio", args={"high": 3.0}))
+    assert loss is not None
+    found = loss(INPUTS)
+    ratio = (INPUTS.logprobs - INPUTS.anchor_logprobs).exp()
+    assert found.clipped.tolist() == [False, False, True]
+    assert torch.equal(found.metrics["distance"], (ratio - 1).abs())
+    same = ppo_clip(replace(INPUTS), clip_low=0.99, clip_high=2.0)
+    assert torch.equal(found.loss[:2], same.loss[:2])
+
+
+def test_a_loss_may_return_its_tensor_alone() -> None:
+    loss = load_loss(of(loss="own_functions:plain"))
+    assert loss is not None
+    assert torch.equal(loss(INPUTS).loss, -INPUTS.logprobs * INPUTS.advantages)
+    assert not loss(INPUTS).clipped.any()
+
+
+def test_advantages_are_one_for_each_sample_or_each_token() -> None:
+    signs = load_advantages(of(advantage="own_functions:signs", args={"scale": 2.0}))
+    by_token = load_advantages(of(advantage="own_functions:by_token"))
+    assert signs is not None
+    assert by_token is not None
+    assert signs(SAMPLES, [[0.0, 1.0, 2.0]]) == [[-2.0, 0.0, 2.0]]
+    assert [each.tolist() for each in by_token(SAMPLES, [[0.0] * 3])[0]] == [[0], [0, 1], [0, 1, 2]]  # type: ignore[union-attr]
+
+
+def test_a_group_filter_sees_the_scored_group() -> None:
+    keep = load_group_filter(of(group_filter="own_functions:is_mixed", args={"least": 2}))
+    assert keep is not None
+    group = Group(prompt=PROMPT, samples=tuple(SAMPLES[0]))
+    few, mixed, all_right = (0.0, 0.0, 1.0), (0.0, 1.0, 1.0), (1.0, 1.0, 1.0)
+    scored = [ScoredGroup(group=group, rewards=rewards) for rewards in (few, mixed, all_right)]
+    assert [keep(each) for each in scored] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"loss": "nowhere:loss"}, "algorithm.loss=nowhere:loss .* there is no module nowhere"),
+        ({"loss": "own_functions:lost"}, "has no function 'lost'"),
+        ({"loss": "own_functions:needs"}, "missing a required .*argument: 'tau'"),
+        ({"loss": "own_functions:signs"}, "missing a required argument"),
+        ({"loss": "own_functions:without_gradient"}, "its loss has no gradient"),
+        ({"loss": "own_functions:summed"}, r"loss of shape \[\] for 5 tokens"),
+        ({"loss": "own_functions:of_numbers"}, "returned a list; return a tensor or a TokenLoss"),
+        ({"loss": "own_functions:wrong_metric"}, r"returned distance of shape \[\]"),
+        ({"loss": "own_functions:raises"}, "five tokens as a test: ZeroDivisionError: no tokens"),
+        ({"advantage": "own_functions:plain"}, "algorithm.advantage=own_functions:plain cannot be"),
+        ({"group_filter": "own_functions:by_token"}, "missing a required argument"),
+        ({"loss": "own_functions:plain", "args": {"high": 2}}, r"args\.high: no function of yours"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_refused_before_training(
+    settings: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(OwnFunctionError, match=sentence):
+        try_own_functions(of(**settings))
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("raises", "ZeroDivisionError: no tokens"),
+        ("one_for_all", r"returned \[1\] advantages for groups of \[3\] samples"),
+        ("too_short", r"shape \[1\] for a sample of 2 response tokens"),
+        ("not_finite", "not a finite number"),
+    ],
+)
+def test_wrong_advantages_end_the_step_with_a_sentence(function: str, sentence: str) -> None:
+    estimate = load_advantages(of(advantage=f"own_functions:{function}"))
+    assert estimate is not None
+    with pytest.raises(OwnFunctionError, match=sentence):
+        estimate(SAMPLES, [[0.0, 1.0, 2.0]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"loss": "ppo"}, "algorithm.loss must be module:function or one of ppo_clip, gspo"),
+        ({"advantage": "gae"}, "algorithm.advantage must be module:function or one of grpo"),
+        ({"group_filter": "mixed"}, "algorithm.group_filter must be null or module:function"),
+        ({"args": {"tau": 1}}, "algorithm.args has no effect"),
+        ({"loss": "a:b", "clip_low": 0.1}, "algorithm.clip_low=0.1 has no effect with .*loss=a:b"),
+        ({"group_filter": "a:b", "dynamic_sampling": True}, "remove one of them"),
+    ],
+)
+def test_settings_that_do_not_go_with_own_functions_are_refused(
+    settings: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        of(**settings)

@@ -1,0 +1,69 @@
+"""The functions of docs/own_algorithm.md, trained by its command."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import command, rows_of, run
+from source_tree import ROOT
+
+PAGE = (ROOT / "docs" / "own_algorithm.md").read_text(encoding="utf-8")
+MODULE, SCRIPT = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+[WORDS] = re.findall(r"^python -m april_rl\.train (.*)$", PAGE, flags=re.MULTILINE)
+SMALL = ("trainer.num_steps=2", "trainer.num_groups=4", "evaluation.sets.held_out.max_prompts=8")
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_the_command_of_the_page_trains_with_the_functions_of_the_page(tmp_path: Path) -> None:
+    """Fails when a function is not used, or its metric is not logged."""
+    (tmp_path / "my_algorithm.py").write_text(MODULE)
+    own = (
+        "algorithm.advantage=my_algorithm:signs",
+        "algorithm.group_filter=my_algorithm:is_mixed",
+        "algorithm.args={high: 1.000001, scale: 0.5}",
+        "runtime.ray=false",
+    )
+    words = [word.strip("'") for word in WORDS.split() if not word.startswith("'algorithm.args")]
+    words.remove("3}")
+    done = run(command(None, tmp_path / "run", *words, *own, *SMALL), tmp_path)
+    assert done.returncode == 0, done.stderr
+    row = rows_of(tmp_path / "run")[-1]
+    assert row["loss/own/log_ratio_abs"] > 0
+    assert 0 < row["loss/clip_frac"] < 1
+    lines = (tmp_path / "run" / "samples" / "step_00002.jsonl").read_text().splitlines()
+    samples = [json.loads(line) for line in lines]
+    assert {sample["advantage"] for sample in samples} == {0.5, -0.5}
+    by_prompt: dict[int, set[float]] = {}
+    for sample in samples:
+        by_prompt.setdefault(sample["prompt_id"], set()).add(sample["reward"])
+    assert all(len(rewards) == 2 for rewards in by_prompt.values())
+
+
+@pytest.mark.soak
+@pytest.mark.cpu_engine
+def test_the_script_of_the_page_trains_with_a_function_as_an_object(tmp_path: Path) -> None:
+    (tmp_path / "my_algorithm.py").write_text(MODULE)
+    script = SCRIPT.replace(
+        'trainer={"num', 'evaluation={"max_prompts": 8}, trainer={"num_steps": 1, "num'
+    )
+    (tmp_path / "script.py").write_text(script)
+    done = run([sys.executable, "script.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    [run_dir] = (tmp_path / "outputs" / "tiny_cpu").iterdir()
+    assert "loss/own/log_ratio_abs" in rows_of(run_dir)[-1]
+
+
+def test_a_loss_of_a_wrong_shape_is_refused_before_training(tmp_path: Path) -> None:
+    code = MODULE.replace("return TokenLoss(loss,", "return TokenLoss(loss.mean(),")
+    (tmp_path / "my_algorithm.py").write_text(code)
+    done = run(
+        command(None, tmp_path / "run", "+recipe=tiny_cpu", "algorithm.loss=my_algorithm:bounded"),
+        tmp_path,
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.strip().splitlines()
+    assert "algorithm.loss=my_algorithm:bounded" in line
+    assert "it needs one value for each token" in line
