@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -132,13 +132,13 @@ def train(
     fresh = Path("outputs", config.name, time.strftime("%Y-%m-%d_%H-%M-%S"))
     path = Path(run_dir) if run_dir else fresh
     with _restore_process(), own(path):
-        labelled = words[1:]
+        labels = run_labels(config.name, overrides=words, seed=config.seed)
         words += _objects(path / _INPUTS, data, held_out or {}, reward)
         words += _tools(path / _INPUTS, tools)
         words += _functions(path / _INPUTS, functions or {})
         composed = compose_overrides(words)
         config = to_config(composed)
-        labels = run_labels(config.name, overrides=labelled, seed=config.seed)
+        labels = replace(labels, overrides=tuple(words))
         run(config, path, as_plain(composed), labels=labels, on_step=on_step)
     return TrainedRun(path)
 

@@ -21,6 +21,7 @@ from april_rl.batch.packing import Packer
 from april_rl.checkpointing.checkpointer import Checkpointer
 from april_rl.checkpointing.resume import CHECKPOINTS, Resumed
 from april_rl.config import TrainConfig
+from april_rl.config.store import folder_options
 from april_rl.data.prompts import PromptTable
 from april_rl.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.data.tokenizer import Tokenizer
@@ -201,7 +202,7 @@ def _checkpointer(
             "model": config.model.path,
             "num_steps": config.trainer.num_steps,
             "best_metric": config.checkpoint.best_metric,
-            "overrides": labels.overrides if labels else (),
+            "overrides": (*folder_options(), *(labels.overrides if labels else ())),
         },
         tell=tell,
         resumed=resumed.path if resumed else None,

@@ -43,6 +43,7 @@ _KEYWORDS = (
     "algorithm.args",
 )
 _FOLDER_OPTIONS = ("--config-dir", "-cd")
+_own_folders: list[Path] = []  # that `register_folder` was given
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -107,6 +108,7 @@ def register_folder(folder: Path) -> None:
     """
     if not folder.is_dir():
         raise ConfigError(f"--config-dir {folder} is not a folder")
+    _own_folders.append(folder.resolve())
     shipped = _yaml_files(_folder("configs"))
     for name, path in _yaml_files(folder).items():
         group, _, recipe = name.partition("/")
@@ -115,6 +117,13 @@ def register_folder(folder: Path) -> None:
         if group == "recipe":
             recipes()[recipe] = path
         _store(name, path)
+
+
+def folder_options() -> list[str]:
+    """Return the options of a command line that register the same folders again."""
+    return [
+        word for folder in dict.fromkeys(_own_folders) for word in ("--config-dir", str(folder))
+    ]
 
 
 def _store(name: str, path: Path) -> None:

@@ -57,6 +57,27 @@ def test_runs_are_grouped_by_the_settings_in_which_they_differ(
     assert list(found.variants) == ["optimizer.lr=1e-05", "optimizer.lr=1e-06"]
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_runs_that_differ_in_much_are_headed_by_a_short_name(
+    tmp_path: Path, is_named: bool
+) -> None:
+    """By their `name`, else by their folder; the settings are said once, below."""
+    for place, name in enumerate(("first", "second")):
+        config = make_run(tmp_path / name / "run", num_steps=2) / "config.yaml"
+        settings = yaml.safe_load(config.read_text())
+        settings["model"]["path"] = f"/models/a_model_with_a_long_name_{place}"
+        settings["optimizer"]["lr"] = 1e-5 * (place + 1)
+        settings["name"] = f"run_{place}" if is_named else "run"
+        config.write_text(yaml.safe_dump(settings))
+    found = compare([tmp_path], accuracy=None, evaluation_set=None)
+    heads = ["run_0", "run_1"] if is_named else ["first/run", "second/run"]
+    assert list(found.variants) == heads
+    text, page = comparison_table(found), comparison_page(found)
+    assert all(len(line) < 100 for line in text.partition("\n\n")[0].splitlines())
+    for written in (text, page):
+        assert written.count("a_model_with_a_long_name_0") == 1
+
+
 def test_runs_are_compared_at_what_all_of_them_reach(comparison: Comparison) -> None:
     runs = [run for runs in comparison.variants.values() for run in runs]
     budget = comparison.budget

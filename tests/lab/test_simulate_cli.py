@@ -115,6 +115,21 @@ def test_a_recorded_run_simulates_to_its_own_step_time(recorded, tmp_path):
     assert 1 < rows[1]["step_gain"] < rows[1]["gain"]
 
 
+def test_a_run_without_small_batches_is_said_to_leave_their_cost_open(recorded, tmp_path, capsys):
+    """With refill at α > 1 all batches have nearly one size. A synchronous run has others."""
+    copy = tmp_path / "run"
+    shutil.copytree(recorded[0], copy)
+    for rollout, is_doubtful in (
+        ({}, False),
+        ({"over_sampling_factor": 1.5, "refill": True}, True),
+    ):
+        config = OmegaConf.load(copy / "config.yaml")
+        OmegaConf.save(OmegaConf.merge(config, {"rollout": rollout}), copy / "config.yaml")
+        assert main(["--run", str(copy), "--alpha", "1.5", "--steps", "2"]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert ("What small batches cost is a guess" in printed) == is_doubtful
+
+
 def test_options_replace_what_the_run_was_configured_with(recorded, tmp_path):
     """Fails when an option is read and not used."""
     run = ("--run", str(recorded[0]), "--alpha", "2", "--steps", "6", "--refill")

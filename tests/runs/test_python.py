@@ -14,6 +14,7 @@ from command_line import environment, rows_of
 from source_tree import ROOT
 
 from april_rl.api import evaluate, train
+from april_rl.commands import checkpoint
 from april_rl.errors import RunError
 
 
@@ -68,8 +69,15 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_rows_and_settings_of_python_train_until_on_step_returns_true(tmp_path: Path) -> None:
-    """Fails when a step after it is trained, or the run is left without evaluation or export."""
+def test_rows_and_settings_of_python_train_until_on_step_returns_true(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails when a step after it is trained, the run is left without evaluation or export, or its
+    checkpoint does not say how to resume it.
+    """
+    recipe = tmp_path / "conf" / "recipe" / "mine.yaml"
+    recipe.parent.mkdir(parents=True)
+    recipe.write_text("defaults: [tiny_cpu]\nname: mine\n")
     digits = range(1, 10)
     rows = [
         {"prompt": f"a3+b{b}+c{c}+d5=", "answer": str(b + c + 8)} for b in digits for c in digits
@@ -81,9 +89,10 @@ def test_rows_and_settings_of_python_train_until_on_step_returns_true(tmp_path: 
         return step == 2
 
     run = train(
-        "tiny_cpu",
+        "mine",
         {"runtime": {"ray": False}, "evaluation.sets.held_out": None},
         run_dir=tmp_path / "run",
+        config_dir=tmp_path / "conf",
         data=rows,
         held_out={"own": rows[:8]},
         reward="exact",
@@ -96,6 +105,11 @@ def test_rows_and_settings_of_python_train_until_on_step_returns_true(tmp_path: 
     assert "eval/own/avg_at_k" in logged[2]
     assert run.export is not None
     assert run.export.name == "step_2"
+    capsys.readouterr()
+    assert checkpoint.main(["show", str(run.path)]) == 0
+    resume = next(line for line in capsys.readouterr().out.splitlines() if "resume" in line)
+    assert f"--config-dir {tmp_path / 'conf'} +recipe=mine" in resume
+    assert f"data.path={tmp_path / 'run' / 'inputs' / 'data.jsonl'}" in resume
 
 
 @pytest.mark.slow

@@ -60,6 +60,7 @@ class Source:
     refill: bool
     title: str
     kv_bytes_per_token: int | None  # None: not known of a recorded run
+    doubt: str = ""  # what the scenario does not know
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -198,14 +199,16 @@ def _preset(options: argparse.Namespace) -> Source:
 def _load_run(run_dir: Path) -> Source:
     """Return the scenario of a recorded run: its lengths, rewards, cost and configuration."""
     from april_rl.config.store import run_config
-    from april_rl.lab.simulator.recorded_run import recorded_scenario
+    from april_rl.lab.simulator.recorded_run import NO_SMALL_BATCHES, recorded_scenario
 
     config = run_config(run_dir / "config.yaml")
+    is_even = config.rollout.refill and config.rollout.over_sampling_factor != 1
     return Source(
         scenario=recorded_scenario(run_dir, config),
         refill=config.rollout.refill,
         title=str(run_dir),
         kv_bytes_per_token=None,
+        doubt=NO_SMALL_BATCHES if is_even else "",
     )
 
 
@@ -227,6 +230,8 @@ def _compare(source: Source, options: argparse.Namespace) -> list[dict[str, obje
     )
     table = comparison_table(found, title=title, kv_bytes_per_token=source.kv_bytes_per_token)
     _console().print(table)
+    if source.doubt:
+        _console().print(source.doubt)
     return [each.figures() for each in found]
 
 

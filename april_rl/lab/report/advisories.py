@@ -7,7 +7,7 @@ from statistics import fmean
 
 from april_rl.lab.report.gains import NUM_FILES, Gains
 from april_rl.lab.report.run_files import RunFiles
-from april_rl.lab.simulator.recorded_run import RecordedRunError, read_cost
+from april_rl.lab.simulator.recorded_run import NO_SMALL_BATCHES, RecordedRunError, read_cost
 from april_rl.rollout.over_sampling import waitless_staleness
 from april_rl.tracking.signal_watch import NUM_SILENT, SignalWatch
 
@@ -125,11 +125,7 @@ def _tail(run: RunFiles, gains: Gains) -> Iterator[str]:
         text += f"; α = {best:g} would give {gain / gain_now - 1:+.0%} over this run"
     text += " (by the simulator, with this run's lengths and engine cost)."
     if own > 1 and run.setting("rollout.refill"):
-        # docs/simulator.md: batches of nearly one size do not tell what small ones cost.
-        text += (
-            " What small batches cost is a guess there, because this run had none; python -m "
-            "april_rl compare measures the gain over a synchronous run."
-        )
+        text += f" {NO_SMALL_BATCHES}"
     yield text
 
 

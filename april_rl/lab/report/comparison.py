@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from april_rl.lab.report.compared_run import (
 from april_rl.lab.report.run_files import ReportError, RunFiles, read_run
 
 SYNCHRONOUS = "synchronous"
+_MAX_HEAD = 40  # characters
 _MIN_SEEDS, _MIN_STEPS = 2, 10  # below them a ratio of two variants is noise
 # Two-sided 95 % quantiles of Student's t, for 1 … 10 degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -40,6 +42,7 @@ class Comparison:
 
     variants: Mapping[str, Sequence[RunFiles]]
     budget: Budget
+    differences: Mapping[str, str]  # settings of the variants whose names do not say them
 
     @property
     def baseline(self) -> str:
@@ -160,7 +163,13 @@ def compare(
         accuracy=math.floor(100 * reached) / 100 if accuracy is None else accuracy,
         evaluation_set=name,
     )
-    return Comparison(variants=_variants(runs), budget=budget)
+    by_settings = _variants(runs)
+    heads = _heads(by_settings)
+    return Comparison(
+        variants=dict(zip(heads, by_settings.values(), strict=True)),
+        budget=budget,
+        differences={h: text for h, text in zip(heads, by_settings, strict=True) if h != text},
+    )
 
 
 def _run_dirs(path: Path) -> list[Path]:
@@ -184,6 +193,17 @@ def _variants(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
     return dict(
         sorted(variants.items(), key=lambda each: (not each[0].startswith(SYNCHRONOUS), each[0]))
     )
+
+
+def _heads(variants: Mapping[str, Sequence[RunFiles]]) -> list[str]:
+    """Return a short name for each variant: its settings, or the name or folder of its runs."""
+    if all(len(name) <= _MAX_HEAD for name in variants):
+        return [*variants]
+    names = [str(runs[0].setting("name")) for runs in variants.values()]
+    folders = [runs[0].run_dir.resolve() for runs in variants.values()]
+    below = Path(os.path.commonpath(folders))
+    paths = [folder.relative_to(below).as_posix() for folder in folders]
+    return names if len({*names}) == len(names) else paths
 
 
 def _name(settings: Mapping[str, object], differing: Sequence[str]) -> str:

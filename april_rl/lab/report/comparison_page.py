@@ -22,7 +22,9 @@ def comparison_table(comparison: Comparison) -> str:
         f"{label:<{first}}" + "".join(f"  {c:>{w}}" for c, w in zip(cells, widths, strict=True))
         for label, cells in rows
     ]
-    return "\n".join((*lines, "", _explanation(comparison), *_omission_note(comparison)))
+    told = [f"{head}: {text}" for head, text in comparison.differences.items()]
+    notes = (*told, _explanation(comparison), *_omission_note(comparison))
+    return "\n".join((*lines, "", *notes))
 
 
 def _explanation(comparison: Comparison) -> str:
@@ -58,6 +60,8 @@ def _body(comparison: Comparison) -> Iterator[str]:
     title = " against ".join(filter(None, (comparison.baseline, ", ".join(others))))
     yield f"<header><h1>{escape(title)}</h1>"
     yield f"<p>{escape(_explanation(comparison))}</p></header><main>"
+    for head, text in comparison.differences.items():
+        yield f'<p class="soft">{escape(f"{head}: {text}")}</p>'
     yield html.advice(_omission_note(comparison))
     yield _table(comparison)
     for chart in _charts(comparison):

@@ -18,6 +18,12 @@ from april_rl.rollout.ticks import TickWork
 from april_rl.tracking.metrics_file import read_metrics
 
 Row = dict[str, float | None]
+# Of runs with refill at α > 1: batches of nearly one size do not tell what small ones cost
+# (docs/simulator.md).
+NO_SMALL_BATCHES = (
+    "What small batches cost is a guess there, because this run had none; python -m april_rl "
+    "compare measures the gain over a synchronous run."
+)
 
 
 class RecordedRunError(RunError):
