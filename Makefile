@@ -59,7 +59,7 @@ build: $(STAMP)
 # The pages are copied as they lie in the checkout, so that their links hold; a broken one is an error.
 docs: $(DOCS)/.venv/.ready
 	@rm -rf $(DOCS)/pages && mkdir $(DOCS)/pages
-	@cp -r README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs recipes $(DOCS)/pages
+	@cp -r README.md README_zh.md CHANGELOG.md CONTRIBUTING.md LICENSE docs recipes $(DOCS)/pages
 	@cp tools/mkdocs.yml $(DOCS)
 	@$(DOCS)/.venv/bin/zensical build --strict --clean --config-file $(DOCS)/mkdocs.yml
 	@echo "look: python -m http.server --directory $(DOCS)/site"

@@ -13,6 +13,7 @@ from april_rl.assembly.collector import build_collector
 from april_rl.assembly.environments import RewardsAndEnvironments, open_files_line
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.inputs import Inputs, Site, read_inputs, try_outside
+from april_rl.assembly.own_functions import try_own_functions
 from april_rl.assembly.packer import build_packer
 from april_rl.assembly.resume_checks import check_resume, model_identity
 from april_rl.assembly.run_directory import RunDirectory
@@ -27,7 +28,7 @@ from april_rl.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.data.tokenizer import Tokenizer
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
-from april_rl.outside.own_algorithm import load_advantages, try_own_functions
+from april_rl.outside.own_algorithm import load_advantages
 from april_rl.planning.kv_room import kv_demand, kv_warning
 from april_rl.planning.plan import Draft, Plan, draft, plan
 from april_rl.planning.sizes import num_slots, training_sizes
@@ -74,8 +75,7 @@ def assemble(
 ) -> Parts:
     """Return the parts of a run, started; closing `stack` ends them. Raise RunError if one fails.
 
-    Prompts continue from the checkpoint `resumed`; the caller restores the rest. Nothing in the run
-    directory is changed: that is `RunDirectory.take_over`.
+    Prompts continue from `resumed`; the caller restores the rest. `run_dir` is not changed.
     """
     stack.callback(stop_ray)
     drafted = draft(config, machine_of(config))

@@ -1,4 +1,4 @@
-"""A loss, advantages and a group filter of the user's, loaded and tried before training starts.
+"""Advantages and a group filter of the user's; a loss is in `learner/own_loss.py`.
 
 Each is called as the built-in ones are, with the arguments of `algorithm.args` that it names. What
 it returns is checked at every call, so that a wrong shape ends the run and trains nothing.
@@ -12,14 +12,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
 
 from april_rl.algorithm.advantages import Advantages, Floats
-from april_rl.algorithm.losses import LossFunction, LossInputs, TokenLoss
-from april_rl.algorithm.responses import Responses
 from april_rl.config.algorithm import AlgorithmConfig
-from april_rl.config.choices import Advantage, Loss
+from april_rl.config.choices import Advantage
 from april_rl.errors import RunError
 from april_rl.outside.user_code import Caught, import_function
 from april_rl.types import Sample, ScoredGroup
@@ -31,40 +28,13 @@ class OwnFunctionError(RunError):
     """A function of the user's cannot be used, or returned something wrong."""
 
 
-def load_loss(config: AlgorithmConfig) -> LossFunction | None:
-    """Return the function of algorithm.loss, None for a built-in one; raise OwnFunctionError."""
-    if config.loss in Loss.__members__:
-        return None
-    loss = _load(config, "loss", config.loss, num_given=1)
-
-    def checked(inputs: LossInputs) -> TokenLoss:
-        returned = loss(inputs)
-        if isinstance(returned, torch.Tensor):
-            returned = TokenLoss(returned, torch.zeros_like(returned, dtype=torch.bool))
-        if not isinstance(returned, TokenLoss):
-            raise OwnFunctionError(
-                f"algorithm.loss={config.loss} returned a {type(returned).__name__}; return a "
-                "tensor or a TokenLoss"
-            )
-        parts = {"loss": returned.loss, "clipped": returned.clipped, **returned.metrics}
-        for name, tensor in parts.items():
-            if tensor.shape != inputs.logprobs.shape:
-                raise OwnFunctionError(
-                    f"algorithm.loss={config.loss} returned {name} of shape {list(tensor.shape)} "
-                    f"for {len(inputs.logprobs)} tokens; it needs one value for each token, [T]"
-                )
-        return returned
-
-    return checked
-
-
 def load_advantages(config: AlgorithmConfig) -> Advantages | None:
     """Return the function of algorithm.advantage, None for a built-in one; raise
     OwnFunctionError.
     """
     if config.advantage in Advantage.__members__:
         return None
-    estimate = _load(config, "advantage", config.advantage, num_given=2)
+    estimate = load_own(config, "advantage", config.advantage, num_given=2)
 
     def checked(
         samples: Sequence[Sequence[Sample]], rewards: Sequence[ArrayLike]
@@ -85,7 +55,7 @@ def load_group_filter(config: AlgorithmConfig) -> GroupFilter | None:
     """Return the function of algorithm.group_filter, None without one; raise OwnFunctionError."""
     if config.group_filter is None:
         return None
-    keep = _load(config, "group_filter", config.group_filter, num_given=1)
+    keep = load_own(config, "group_filter", config.group_filter, num_given=1)
 
     def checked(scored: ScoredGroup) -> bool:
         with Caught() as caught:
@@ -95,56 +65,20 @@ def load_group_filter(config: AlgorithmConfig) -> GroupFilter | None:
     return checked
 
 
-def try_own_functions(config: AlgorithmConfig) -> None:
-    """Load what the settings name, and call the loss with two short responses. Raise
-    OwnFunctionError when one cannot be used, or an argument belongs to none of them.
-    """
-    load_advantages(config)
-    load_group_filter(config)
-    _try_loss(config)
-    own = (config.loss, config.advantage, config.group_filter or "")
-    taken = [_keywords(import_function(each)) for each in own if ":" in each]
-    for name in config.args:
-        if not any(name in names for names in taken):
-            raise OwnFunctionError(f"algorithm.args.{name}: no function of yours takes it")
-
-
-def _try_loss(config: AlgorithmConfig) -> None:
-    loss = load_loss(config)
-    if loss is None:
-        return
-    logprobs = torch.tensor([-0.5, -1.0, -1.5, -0.2, -0.1], requires_grad=True)
-    anchor = torch.tensor([-0.6, -0.9, -1.5, -0.3, -0.1])
-    inputs = LossInputs(
-        logprobs=logprobs,
-        anchor_logprobs=anchor,
-        advantages=torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0]),
-        behaviour_logprobs=anchor - 0.05,
-        responses=Responses.of([3, 2]),
-    )
-    with Caught() as caught:
-        has_gradient = loss(inputs).loss.requires_grad
-        caught.message = "" if has_gradient else "its loss has no gradient"
-    if caught.message:
-        raise OwnFunctionError(
-            f"algorithm.loss={config.loss} failed when called with five tokens as a test: "
-            f"{caught.message}"
-        )
-
-
-def _load(
+def load_own(
     config: AlgorithmConfig, key: str, function: str, *, num_given: int
 ) -> Callable[..., Any]:
     """Import a function, and bind the arguments of `algorithm.args` that it names."""
     with Caught() as caught:
         found = import_function(function)
-        args = {name: config.args[name] for name in _keywords(found) & config.args.keys()}
+        args = {name: config.args[name] for name in keywords(found) & config.args.keys()}
         inspect.signature(found).bind(*range(num_given), **args)
         return partial(found, **args)
     raise OwnFunctionError(f"algorithm.{key}={function} cannot be used: {caught.message}")
 
 
-def _keywords(function: Callable[..., Any]) -> set[str]:
+def keywords(function: Callable[..., Any]) -> set[str]:
+    """Return the names of the arguments that `algorithm.args` may set: those after the `*`."""
     parameters = inspect.signature(function).parameters.values()
     return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
 

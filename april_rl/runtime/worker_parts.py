@@ -40,7 +40,7 @@ def build_learner(
     with garbage_collection_paused():
         from april_rl.learner.learner import Learner
         from april_rl.learner.objective import Objective
-        from april_rl.outside.own_algorithm import load_loss
+        from april_rl.learner.own_loss import load_loss
 
     return Learner(
         config.learner,

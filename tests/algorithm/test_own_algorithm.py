@@ -8,14 +8,10 @@ from light_samples import PROMPT, whole_sample
 
 from april_rl.algorithm.losses import LossInputs, ppo_clip
 from april_rl.algorithm.responses import Responses
+from april_rl.assembly.own_functions import try_own_functions
 from april_rl.config.algorithm import AlgorithmConfig
-from april_rl.outside.own_algorithm import (
-    OwnFunctionError,
-    load_advantages,
-    load_group_filter,
-    load_loss,
-    try_own_functions,
-)
+from april_rl.learner.own_loss import load_loss
+from april_rl.outside.own_algorithm import OwnFunctionError, load_advantages, load_group_filter
 from april_rl.types import Group, ScoredGroup
 
 SAMPLES = [[whole_sample(PROMPT, i, (7,) * (i + 1)) for i in range(3)]]

@@ -15,7 +15,7 @@ from april_rl.commands import COMMANDS
 from april_rl.config import to_config
 from april_rl.config.choices import Template
 from april_rl.config.prompt_sets import evaluation_set, training_sets
-from april_rl.config.store import compose_overrides
+from april_rl.config.store import compose_overrides, register_folder
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.prompts import load_prompts
 from april_rl.data.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ def test_the_checklist_for_gpus_has_the_lines_that_a_run_prints() -> None:
     assert [words for words in said if words not in checklist or words not in code] == []
 
 
-PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/**/*.md")]
+PAGES = [page for of in ("README*.md", "docs/*.md", "recipes/**/*.md") for page in ROOT.glob(of)]
 _COMPOSED = re.compile(
     r"\s*(?:\w+=\S+ )*python -m april_rl(?:\.train| train| rehearse| profile| data| evaluate) (.*)"
 )
@@ -91,10 +91,26 @@ def test_the_settings_of_every_command_on_every_page_are_accepted() -> None:
         for path in PAGES
         for line in command_lines(path)
         for match in _COMPOSED.finditer(line)
+        if "--config-dir" not in line
     ]
     assert len(found) > 30
     for line in found:
         to_config(compose_overrides(settings_of(line)))
+
+
+def test_the_recipe_and_the_reward_of_the_first_page_are_right(tmp_path: Path) -> None:
+    """Fails when the recipe names a setting that is gone, or one of its parent's sets stays."""
+    page = (ROOT / "docs" / "first_run.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.S)
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "of_first_page.yaml").write_text(recipe, encoding="utf-8")
+    register_folder(tmp_path)
+    config = to_config(compose_overrides(["+recipe=of_first_page"]))
+    assert (config.data.path, [*config.evaluation.sets]) == ("train.jsonl", ["test"])
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["boxed"](["", ""], ["so \\boxed{3}", "3"], ["3", "3"]) == [1.0, 0.0]
 
 
 def settings_of(line: str) -> list[str]:

@@ -13,7 +13,14 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from settings_page import PAGE, own_settings, page, sections
 
-COPIED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "recipes")  # by `make docs`
+COPIED = (
+    "README.md",
+    "README_zh.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs",
+    "recipes",
+)  # by `make docs`
 
 
 def test_the_settings_page_is_up_to_date() -> None:

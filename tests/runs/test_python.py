@@ -75,9 +75,9 @@ def test_rows_and_settings_of_python_train_until_on_step_returns_true(
     """Fails when a step after it is trained, the run is left without evaluation or export, or its
     checkpoint does not say how to resume it.
     """
-    recipe = tmp_path / "conf" / "recipe" / "mine.yaml"
+    recipe = tmp_path / "conf" / "recipe" / "mine_python.yaml"
     recipe.parent.mkdir(parents=True)
-    recipe.write_text("defaults: [tiny_cpu]\nname: mine\n")
+    recipe.write_text("defaults: [tiny_cpu]\nname: mine_python\n")
     digits = range(1, 10)
     rows = [
         {"prompt": f"a3+b{b}+c{c}+d5=", "answer": str(b + c + 8)} for b in digits for c in digits
@@ -89,7 +89,7 @@ def test_rows_and_settings_of_python_train_until_on_step_returns_true(
         return step == 2
 
     run = train(
-        "mine",
+        "mine_python",
         {"runtime": {"ray": False}, "evaluation.sets.held_out": None},
         run_dir=tmp_path / "run",
         config_dir=tmp_path / "conf",
@@ -108,7 +108,7 @@ def test_rows_and_settings_of_python_train_until_on_step_returns_true(
     capsys.readouterr()
     assert checkpoint.main(["show", str(run.path)]) == 0
     resume = next(line for line in capsys.readouterr().out.splitlines() if "resume" in line)
-    assert f"--config-dir {tmp_path / 'conf'} +recipe=mine" in resume
+    assert f"--config-dir {tmp_path / 'conf'} +recipe=mine_python" in resume
     assert f"data.path={tmp_path / 'run' / 'inputs' / 'data.jsonl'}" in resume
 
 
