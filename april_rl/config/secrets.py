@@ -23,8 +23,8 @@ def is_secret(name: str) -> bool:
 
 
 def forget_secrets(passed: Collection[str]) -> None:
-    """Remove the environment variables whose name says that they are secret, but those `passed`:
-    what this process calls or starts has no need of them.
+    """Remove the environment variables whose name says that they are secret, except `passed`: the
+    code and programs that this process runs do not need them.
     """
     for name in [name for name in os.environ if is_secret(name) and name not in passed]:
         del os.environ[name]

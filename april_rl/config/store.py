@@ -32,7 +32,7 @@ NAMED_BY_USERS: dict[str, type] = {
     "reward.functions": RewardFunctionConfig,
     "evaluation.sets": EvaluationSetConfig,
 }
-# Groups without a default, before which Hydra wants a plus.
+# Groups without a default, before which Hydra requires a plus.
 _OPTIONAL_GROUPS = ("recipe", "sweep")
 # Mappings of keyword arguments.
 _KEYWORDS = (
@@ -87,7 +87,7 @@ def register() -> None:
 
 def without_folder(arguments: Sequence[str]) -> list[str]:
     """Return the arguments but `--config-dir FOLDER`, whose files are registered. Hydra would read
-    them for training alone, and want a header in recipes.
+    them for training alone, and would require a header in recipes.
 
     Raise ConfigError as `register_folder` does.
     """
@@ -102,9 +102,9 @@ def without_folder(arguments: Sequence[str]) -> list[str]:
 
 
 def register_folder(folder: Path) -> None:
-    """Register the files of a user's folder: those in `recipe/` as recipes, any other as an option
-    of the group that its folder names. Raise ConfigError for a file that cannot be read, or that
-    has the name of one that is there.
+    """Register the files of a user's folder: files in `recipe/` as recipes, any other file as an
+    option of the group that its folder names. Raise ConfigError for a file that cannot be read, or
+    that has the name of one that is there.
     """
     if not folder.is_dir():
         raise ConfigError(f"--config-dir {folder} is not a folder")
@@ -160,7 +160,7 @@ def _open_schema() -> DictConfig:
 
 
 def as_hydra_takes(overrides: Iterable[str]) -> list[str]:
-    """Return overrides in which a plus is where Hydra wants one, which a user need not know: before
+    """Return overrides with a plus where Hydra requires one, so that users need not know: before
     the groups that no default names.
     """
     found = []
@@ -177,7 +177,7 @@ def as_hydra_takes(overrides: Iterable[str]) -> list[str]:
 
 
 def in_our_words(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """Return what Hydra or OmegaConf refuses as an error that names the key and what it takes."""
+    """Return an error of Hydra or OmegaConf as one that names the key and its values."""
     return ConfigError(explain(error, schema=TrainConfig, overrides=overrides, recipes=recipes()))
 
 
@@ -241,9 +241,9 @@ def _check(composed: DictConfig) -> TrainConfig:
 
 
 def as_plain(composed: DictConfig) -> dict[str, object]:
-    """Return what was composed as plain data, for config.yaml. References to environment variables
-    stay references, and values of secret ones become such. Raise ConfigError for a reference to a
-    setting that is not there.
+    """Return the composed configuration as plain data, for config.yaml. References to environment
+    variables stay references, and values of secret ones become such. Raise ConfigError for a
+    reference to a setting that is not there.
     """
     try:
         shown = OmegaConf.create(
@@ -274,7 +274,7 @@ def _plain(composed: DictConfig) -> DictConfig:
 
 
 def _without_removed(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:
-    """Take out the settings of a run of an older version that are not settings any more."""
+    """Take out the settings of a run of an older version that have been removed since."""
     for key in REMOVED:
         section, _, name = key.rpartition(".")
         found = OmegaConf.select(settings, section) if section else settings

@@ -44,7 +44,7 @@ class Column:
         if given is None:
             return {}
         raise PathError(
-            f"{self.setting} leads through {name}, which is {describe(given)}, no struct"
+            f"{self.setting} leads through {name}, which is {describe(given)}, not a struct"
         )
 
     def _parse(self, text: str, name: str) -> object:
@@ -52,7 +52,7 @@ class Column:
             return json.loads(text)
         except ValueError:
             raise PathError(
-                f"{self.setting} leads through {name}, which is text and not JSON: {text[:60]!r}"
+                f"{self.setting} leads through {name}, which is text, not JSON: {text[:60]!r}"
             ) from None
 
 

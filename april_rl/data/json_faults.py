@@ -57,7 +57,7 @@ def _fault_of(text: str, *, where: str, first_line: int) -> str | None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return f"{where}:{first_line}: has half of a surrogate pair, which is no character"
+        return f"{where}:{first_line}: has half of a surrogate pair, which is not a character"
     if isinstance(value, (dict, list)):
         return None
     return f"{where}:{first_line}: every line must be a JSON object, got {describe(value)}"

@@ -20,7 +20,7 @@ from datasets.features.features import register_feature
 from april_rl.data.json_faults import describe
 
 _CHUNK_CHARACTERS = 2**24
-_SAFE_DIGITS = 15  # a float keeps as many, whatever they are
+_SAFE_DIGITS = 15  # a float keeps any number of this many digits
 _INT64 = range(-(2**63), 2**63)
 
 Rows = list[dict[str, Any]]
@@ -64,7 +64,7 @@ def to_public_types(table: datasets.Dataset) -> datasets.Dataset:
 
 def read_json(path: str, target: Path) -> datasets.Dataset:
     """Write the rows of a JSON file, one object a line or a list of objects, to the Arrow file
-    `target` and return them. Raise ValueError for a file that is not JSON, or whose rows are no
+    `target` and return them. Raise ValueError for a file that is not JSON, or whose rows are not
     objects.
     """
     kinds = _kinds(path)

@@ -9,7 +9,7 @@ from typing import Any
 from april_rl.types import Message
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_ROLES_OF_QUESTIONS = ("user", "tool")  # after a message of these the policy speaks
+_ROLES_OF_QUESTIONS = ("user", "tool")  # the policy speaks after a message of one of these roles
 
 
 def messages_of_text(text: str) -> list[Any] | None:
@@ -98,7 +98,9 @@ def _arguments(given: object, name: str) -> dict[str, Any]:
         try:
             given = json.loads(given or "{}")
         except ValueError as error:
-            raise ValueError(f"{name} is called with arguments that are no JSON: {error}") from None
+            raise ValueError(
+                f"{name} is called with arguments that are not JSON: {error}"
+            ) from None
     if not isinstance(given, dict):
         raise ValueError(f"{name} is called with {str(given)[:60]}; arguments are a mapping")
     return given

@@ -19,7 +19,7 @@ from april_rl.data.stop_tokens import special_tokens_after_turn
 from april_rl.data.tokenizer import Tokenizer, TokenizerError
 from april_rl.types import Message
 
-_MARKER = "\N{BLACK DIAMOND}"  # in no template
+_MARKER = "\N{BLACK DIAMOND}"  # a text that no template contains
 EXTRA = "column/"  # prefix of extra columns, so that they cannot clash with ours
 
 

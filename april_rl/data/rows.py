@@ -243,7 +243,7 @@ def _only(values: list[Any]) -> object:
 def _to_answer(value: object) -> object:
     """Normalize an answer: text and numbers to text, empty values to None, others unchanged.
 
-    Whole numbers get no decimal point, whatever the column's type; a list of equal answers becomes
+    Whole numbers get no decimal point, even in a column of floats; a list of equal answers becomes
     that answer.
     """
     if isinstance(value, list):

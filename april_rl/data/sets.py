@@ -28,7 +28,7 @@ class PromptSets:
         tell: Callable[[str], None],
     ) -> None:
         """`seed` draws the rows of procedural tasks; `columns` are the data columns that the reward
-        and the environment need, by set; `tools` of the environment are told to the model;
+        and the environment need, by set; `tools` of the environment are shown to the model;
         `has_agent` says that the environment is an agent; `tell` gets one line for each set, and
         its notes.
         """

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from april_rl.data.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from april_rl.types import Message
 
-MARKER = "\N{BLACK DIAMOND}said\N{BLACK DIAMOND}"  # in no template
+MARKER = "\N{BLACK DIAMOND}said\N{BLACK DIAMOND}"  # a text that no template contains
 _TURN: list[Message] = [
     {"role": "user", "content": "?"},
     {"role": "assistant", "content": MARKER},
@@ -70,7 +70,7 @@ def text_after_marker(
     _, marker, following = text.rpartition(MARKER)
     if not marker:
         raise TokenizerError(
-            "the chat template does not write the text of a message as it is: what follows a "
-            "turn cannot be told"
+            "the chat template does not write the text of a message as it is, so the text after a "
+            "turn cannot be found"
         )
     return following

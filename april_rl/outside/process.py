@@ -59,7 +59,7 @@ class Process:
         self._mark = uuid4().hex
         self._connection, self._process = start(serve, limits, mark=self._mark)
         self._mailbox, self._on_reply, self._on_end = mailbox, received, ended
-        self.replied_s = time.monotonic()  # when its last reply came
+        self.replied_s = time.monotonic()  # time of its last reply
         self.is_leaving = False  # it gets no new subjects, and ends when it has replied
         self.keys: set[Hashable] = set()  # the subjects that live there
         # A process that is busy does not read; a thread waits for it.
@@ -133,7 +133,7 @@ def _run(
     mark: str,
     lifeline: Connection,
 ) -> None:
-    """Lead a group of its own, with the programs that are started: they end with the process."""
+    """Lead a process group of its own, so that the programs it starts end with it."""
     os.setsid()
     os.environ[MARK] = mark
     prepare(lifeline, limits, with_group=True)

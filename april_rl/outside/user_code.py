@@ -76,7 +76,7 @@ def further_names(
 
 
 def name_of(parameter: inspect.Parameter) -> str:
-    """Return the name of a parameter without the underscore of one that is not used."""
+    """Return the name of a parameter without the underscore that marks an unused one."""
     return parameter.name.lstrip("_")
 
 

@@ -1,6 +1,6 @@
 """Finds the answer of a response: in a box, on an `Answer:` line, or the last number.
 
-Every pattern takes time linear in the length of the response, whatever the response is.
+Every pattern takes time linear in the length of the response, for every response.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ANSWER = re.compile(
     r"[ \t*_`]*[:\N{FULLWIDTH COLON}]",
     re.MULTILINE,
 )
-# Before an "Answer:" that is talked about: a quotation mark, or a word that it goes on from.
+# Before an "Answer:" that is talked about: a quotation mark, or a word that it continues.
 _MENTION = re.compile(r"(?:[\"'`\u2018\u201c\u00ab]|(?P<word>[^\W\d_]+))[ \t*_]*$")
 _MENTION_CHARS = 32
 _CONNECTIVES = frozenset(("and", "hence", "or", "so", "then", "therefore", "thus"))
@@ -97,11 +97,10 @@ def stated_answers(response: str, how: str) -> list[str]:
 
     `boxed`: the content of each complete \\boxed{...}, of nested boxes the innermost.
     `answer_line`: what follows each `Answer:`, or the boxes in it. If the last one begins a line,
-    those within a line do not count, and one that is only mentioned (in quotation marks, or as in
-    "my Answer:") counts if there is no other.
-    `auto`: as answer_line when an answer line comes last, else as boxed; a box counts before a
-    mentioned `Answer:`, too.
-    `last_number`: only the last number, since those before it are working.
+    statements within a line do not count, and one that is only mentioned (in quotation marks, or as
+    in "my Answer:") counts if there is no other. `auto`: as answer_line when an answer line comes
+    last, else as boxed; a box counts before a mentioned `Answer:`, too. `last_number`: only the
+    last number, since the numbers before it are working.
     """
     text = after_thinking(response)
     if text is None:
@@ -206,8 +205,8 @@ def _answer_lines(text: str, boxes: list[Statement]) -> tuple[list[Statement], i
     """Return what `Answer:` states, and where the last such statement ends (-1: there is none, or
     only mentioned ones).
 
-    If the last one begins its line, those within lines are working or quotations: only those that
-    begin a line count then.
+    If the last one begins its line, statements within lines are working or quotations, and only
+    statements that begin a line count.
     """
     every_mark = list(_ANSWER.finditer(text))
     marks = [mark for mark in every_mark if not _is_mentioned(text, mark)]

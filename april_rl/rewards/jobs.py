@@ -18,7 +18,7 @@ _CHARACTERS_PER_TOKEN = 4  # typical of English, for functions of the length
 
 
 class RewardError(RunError, RuntimeError):
-    """No response can be scored, so the run cannot go on."""
+    """No response can be scored, so the run cannot continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,5 +87,5 @@ class About(NamedTuple):
 class Result(NamedTuple):
     """Reply of a reward process to a job."""
 
-    scores: list[list[Score]]  # by each function that was called, of each response [n]
-    states: Mapping[str, str]  # JSON, by function: of those that were called and have one
+    scores: list[list[Score]]  # of each response [n], by the functions that were called
+    states: Mapping[str, str]  # JSON, by function; only functions with a state

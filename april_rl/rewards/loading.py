@@ -122,7 +122,7 @@ class Reward:
     def scores(self, function: RewardFunction, job: DecodedJob) -> list[Score]:
         """Return the score of each response [n] by this function alone.
 
-        Raise RewardError when the function itself is at fault, whatever the response.
+        Raise RewardError when the function itself is at fault, not the response.
         """
         values: list[float | None] | str = ""
         with Caught() as caught:
@@ -172,8 +172,8 @@ class Reward:
 def load_reward(settings: RewardFunction, context: Context, *, state: str | None = None) -> Reward:
     """Import a reward function, construct a reward object, or build a built-in.
 
-    `state` is the one to continue from. Raise TypeError when it does not accept what the settings
-    give it, and whatever the user's code raises.
+    `state` is the one to continue from. Raise TypeError when it does not accept the arguments in
+    the settings; errors of the user's code pass through.
     """
     if settings.function in BUILTIN_REWARDS:
         build = import_function(f"{builtin_module(settings.function)}:build")

@@ -165,7 +165,8 @@ class RewardPool:
 
     def save(self) -> dict[str, str]:
         """Return the states of the rewards that have one, after the scores collected so far; if the
-        scores of a group are not complete, those from before it: it will be scored again.
+        scores of a group are not complete, return the states from before that group, which will be
+        scored again.
         """
         return dict(self._saved)
 
@@ -223,7 +224,7 @@ class RewardPool:
         return ProcessPool(max_workers=workers, initializer=prepare, context=context)
 
     def _stop(self) -> None:
-        """End every process now, whatever it is doing."""
+        """End every process at once, even in the middle of a call."""
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
 

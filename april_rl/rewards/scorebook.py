@@ -23,9 +23,9 @@ from april_rl.types import Sample, Score
 class Unit:
     """A sample or a whole group that is scored in one call, and the attempt under way."""
 
-    positions: tuple[int, ...]  # of the samples, in the order of submission [n]
+    positions: tuple[int, ...]  # positions of the samples in the order of submission [n]
     job: Job
-    names: str  # of the samples, for messages
+    names: str  # name of the samples, for messages
     attempt: int = 1
     future: Future[Result] | None = None  # of this attempt; None while no process has it
 
@@ -43,7 +43,7 @@ class _Group:
 class _OpenSample:
     """A sample that some functions have not scored yet."""
 
-    num_missing: int  # units that have not come back
+    num_missing: int  # number of units that have not come back
     group: _Group | None
     scores: list[Score] = field(default_factory=list)  # by each function
 
@@ -140,8 +140,8 @@ class Scorebook:
 
 
 def total(functions: Sequence[RewardFunction], scores: Sequence[Score]) -> Score:
-    """Return the score of a sample from those by each function: their sum, or the first failure.
-    With one function it has no parts.
+    """Return the score of a sample from its scores by each function: their sum, or the first
+    failure. With one function it has no parts.
     """
     failed = next((score for score in scores if score.value is None), None)
     if failed is not None:

@@ -42,7 +42,7 @@ def prepare_process(
     lifeline: Connection,
 ) -> None:
     """Set the limits of a reward process and load everything before its first job is timed;
-    `decoder` is a pickled `Decode`, `folder` the run directory, `states` those that rewards
+    `decoder` is a pickled `Decode`, `folder` the run directory, `states` the states that rewards
     continue from, by function.
     """
     global loaded
@@ -81,7 +81,7 @@ def score(job: Job) -> Result:
 
 def try_on(job: DecodedJob, function: str | None = None) -> list[list[Score]]:
     """Return the scores by every function of responses that are texts already [n]; with `function`
-    by functions of that kind alone. A reward with a state has the same one afterwards.
+    by functions of that kind alone. A reward with a state has the same state afterwards.
     """
     ready = _get_loaded()
     if function is not None:

@@ -1,4 +1,4 @@
-"""Which trainers of TRL can have partial rollouts."""
+"""Checks whether a trainer of TRL can have partial rollouts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def check_sampling(trainer: GRPOTrainer, *, is_synchronous: bool) -> None:
     if wrong := sorted({"output_kind", "logprobs"} & given.keys()):
         raise TrlError(f"generation_kwargs: partial rollouts set {', '.join(wrong)} themselves")
     if given.get("n", 1) != 1:
-        raise TrlError(f"generation_kwargs: n={given['n']}; num_generations is what you want")
+        raise TrlError(f"generation_kwargs: n={given['n']}; set num_generations instead")
     if has_packed_weights(own.llm):
         raise TrlError(
             "vLLM's CPU build has packed the weights of this engine, so that the weight sync of "

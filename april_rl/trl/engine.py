@@ -150,7 +150,7 @@ class TrlEngine:
         )
 
     def _params(self, request: Request) -> SamplingParams:
-        """Return TRL's parameters, less what the sample has already."""
+        """Return TRL's parameters for the rest of a sample."""
         own = self._vllm
         given = {
             "repetition_penalty": own.repetition_penalty,

@@ -31,7 +31,7 @@ from april_rl.types import Sample, ScoredGroup
 
 _NEVER_S = 1e9
 _TICK_STEPS = 8
-_LARGEST = ("age_max", "rollout_s")  # over the processes; of other metrics the mean is logged
+_LARGEST = ("age_max", "rollout_s")  # logged as maxima over the processes, others as means
 
 
 def with_partial_rollouts(
@@ -43,8 +43,8 @@ def with_partial_rollouts(
 ) -> None:
     """Let `trainer` generate with partial rollouts from now on; evaluation stays as it is.
 
-    `over_sampling_factor` is the number of samples in flight ÷ those that a batch needs; with 1 and
-    `refill` false TRL generates as without this call. No token is older than `max_staleness`
+    `over_sampling_factor` is the number of samples in flight ÷ the samples that a batch needs; with
+    1 and `refill` false TRL generates as without this call. No token is older than `max_staleness`
     batches. Raise TrlError naming the argument that does not fit.
     """
     check_trainer(trainer, over_sampling_factor)
@@ -95,7 +95,8 @@ def _save_too(
     save: Callable[..., None],
     *args: Any,  # noqa: ANN401
 ) -> None:
-    # First, so that a checkpoint with all of TRL's files has these too, whenever the run is killed.
+    # These are written first, so that a checkpoint with all of TRL's files has them too, even if
+    # the run is killed.
     rollouts.save()
     save(*args)
 
@@ -198,8 +199,8 @@ class PartialRollouts:
         trainer.accelerator.wait_for_everyone()
 
     def restore(self, folder: Path) -> None:
-        """Go on where a checkpoint was written. Raise RunError when it holds no partial rollouts,
-        or the arguments do not fit it.
+        """Continue where a checkpoint was written. Raise RunError when it holds no partial
+        rollouts, or the arguments do not fit it.
         """
         state = read_state(folder, self._name)
         num_processes = self._trainer.accelerator.num_processes
@@ -211,8 +212,8 @@ class PartialRollouts:
                 "the same, since the rows are shared out by them"
             )
         self._engine.policy_version = state["policy_version"]
-        self._engine.abort()  # what an interrupted rollout of this process has left
-        self._trainer._step = 0  # else TRL would go on in the batch that was interrupted
+        self._engine.abort()  # the rest of an interrupted rollout of this process
+        self._trainer._step = 0  # else TRL would continue in the batch that was interrupted
         self._begin(num_taken=state["num_taken"])
         self._collector.restore(state["collector"])
         self._batch = [restore_ready_group(group) for group in state["batch"]]

@@ -58,7 +58,7 @@ class Rows:
             seed=trainer.args.seed,
         )
         while True:
-            indices = list(sampler)  # of an epoch
+            indices = list(sampler)  # one epoch
             for start in range(first, len(indices), of_batch):
                 yield from indices[start : start + self._num_groups]
 

@@ -29,10 +29,10 @@ def test_a_path_leads_into_json_text(tmp_path):
 
 
 BAD_PATHS = {
-    "text": ("the answer", r":1: .*through extra, which is text and not JSON"),
-    "a number in text": ("42", r":1: .*through extra, which is int 42, no struct"),
+    "text": ("the answer", r":1: .*through extra, which is text, not JSON"),
+    "a number in text": ("42", r":1: .*through extra, which is int 42, not a struct"),
     "a list": ([{"answer": 1}], "through extra, which is a list; a path"),
-    "a list in text": ("[1]", r":1: .*through extra, which is list \[1\], no struct"),
+    "a list in text": ("[1]", r":1: .*through extra, which is list \[1\], not a struct"),
     "another struct": ({"answer": 1}, "no 'gold'; there are answer"),
     "no such field": ("{}", r":1: .*extra.gold.answer is missing"),
 }

@@ -61,7 +61,7 @@ REFUSED = {
             {**CALLED, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]},
             RESULT,
         ],
-        "message 2: f is called with arguments that are no JSON",
+        "message 2: f is called with arguments that are not JSON",
     ),
     "a call without a name": (
         [ASKED, {**CALLED, "tool_calls": [{"id": "c1"}]}, RESULT],

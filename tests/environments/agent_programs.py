@@ -217,7 +217,9 @@ async def huge(client, _rest):
         response = await http.post(f"{client.base_url}responses", json={}, headers=headers)
         assert response.status_code == 404
         message = response.json()["error"]["message"]
-        assert message.startswith("POST /v1/responses is not served; there are POST /v1/chat/")
+        assert message.startswith(
+            "POST /v1/responses is not served; this endpoint serves POST /v1/chat/"
+        )
     await say(client, [{"role": "user", "content": "a"}])
     return 4.0
 

@@ -186,7 +186,7 @@ def test_arguments_of_calls_reach_the_template_as_mappings():
     (message,) = door.opening([said], max_tokens=64).messages
     assert message["tool_calls"][0]["function"]["arguments"] == {"a": "\ufffd"}
     call["function"]["arguments"] = "{"
-    with pytest.raises(door.GarbageError, match="arguments that are no JSON"):
+    with pytest.raises(door.GarbageError, match="arguments that are not JSON"):
         door.opening([said], max_tokens=64)
 
 

@@ -57,8 +57,8 @@ class Agent:
         self._waiting: list[_Request] = []  # requests without a response, in the order of arrival
         self._arrival = asyncio.Event()  # set when another request arrives
         self._expected: deque[str] = deque()  # keys of requests that had responses before
-        self._current: _Request | None = None  # the one that the next turn responds to
-        self._last: _Request | None = None  # the one that had the last response
+        self._current: _Request | None = None  # the request that the next turn responds to
+        self._last: _Request | None = None  # the request that had the last response
         self._num_turns = 0
         self._is_over = False  # the budget is used up: nothing more is sampled
         self._was_refused = False  # a request was refused for that reason

@@ -129,7 +129,7 @@ async def _kill(command: _Command, transport: asyncio.SubprocessTransport, mark:
 
 
 def _kill_orphan(pid: int, mark: bytes) -> bool:
-    """Kill an orphan that has the mark; return whether it had, or has just ended."""
+    """Kill an orphan if it has the mark; return whether it had the mark or had just ended."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes()
         if mark in variables.split(b"\0"):

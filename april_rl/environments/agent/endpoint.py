@@ -25,7 +25,7 @@ from april_rl.environments.agent.responses import ApiResponse
 
 _MAX_BODY_BYTES = 4 << 20
 _NO_EPISODE = "no running episode has this key"
-_SERVED = "there are POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
+_SERVED = "this endpoint serves POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
 
 
 class Client(NamedTuple):

@@ -1,4 +1,4 @@
-"""`format`: 1.0 for a response of the requested form, else 0.0, whatever the answer is.
+"""`format`: 1.0 for a response of the requested form, else 0.0, right or wrong.
 
 The form is one `<think>...</think>` and then an answer that `reward.extract` can read. Many chat
 templates write the `<think>` themselves, so it may be missing from the response; `</think>` may

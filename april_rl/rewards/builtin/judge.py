@@ -96,11 +96,11 @@ class Judge:
         VERDICT  # a pattern with one group: yes, no or a number in [0, 1]; the last match
     )
     api_key_env: str | None = None  # environment variable with the key; null: there is none
-    timeout_s: float = 30.0  # of one attempt
+    timeout_s: float = 30.0  # time limit of one attempt
     max_retries: int = 2  # of the client: after a time-out, a lost connection, status 429 or 5xx
     concurrency: int = 8  # requests at a time, of one reward process
     cache: str | None = None  # SQLite file of replies, shared by all processes; null: no cache
-    max_tokens: int = 512  # of a reply
+    max_tokens: int = 512  # longest reply
     extra_body: Mapping[str, object] = field(default_factory=dict)  # more keys of the request
     last_failure: str = field(default="", init=False)  # why a response had no score
 

@@ -1,4 +1,4 @@
-"""`last_number`: 1.0 when the last number of the response equals that of the answer, else 0.0.
+"""`last_number`: 1.0 when the last number of the response equals the answer's, else 0.0.
 
 With `reward.extract=auto` it is the last number in what a box or an `Answer:` line states, and of
 the whole response (after its thinking) when there is neither. With `boxed` and `answer_line` only

@@ -10,7 +10,7 @@ import math
 import re
 from dataclasses import dataclass
 
-TOLERANCE = 1e-6  # of decimal numbers, absolute or relative, whichever allows more
+TOLERANCE = 1e-6  # allowed error of decimal numbers, absolute or relative, whichever allows more
 # As expected: with a point, or as Python writes 1e-07. As printed: also whole.
 _DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE][+-]))([eE][+-]?\d+)?")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")

@@ -46,7 +46,7 @@ BOOTSTRAP = (
 
 
 class SandboxError(RunError, RuntimeError):
-    """The sandbox could not run code, whatever the code is."""
+    """The sandbox cannot run any code; the code is not at fault."""
 
 
 class Level(StrEnum):
@@ -74,7 +74,7 @@ class Finished:
     passed: tuple[int, ...]  # the numbers of the tests that count and pass
     output: str  # what a program printed; empty when tests ran
     exit_code: int | None  # negative: the signal that ended it; None: time or threads did
-    limit: Literal["", "cpu", "wall", "threads", "output"] = ""  # that it reached
+    limit: Literal["", "cpu", "wall", "threads", "output"] = ""  # the limit that it reached
     used_s: float = 0.0  # CPU time, or wall time without waiting for a core if that is more
 
 

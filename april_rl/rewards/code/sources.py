@@ -15,7 +15,7 @@ from april_rl.rewards.code.sandbox import Check
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _TestClass = tuple[ast.ClassDef, bool]  # and whether it is one of unittest
 _TEST_NAME = re.compile(r"(run_?)?(all_?)?test", re.IGNORECASE)
-_RUNNERS = {"unittest.main", "pytest.main"}  # not called: their tests are
+_RUNNERS = {"unittest.main", "pytest.main"}  # these are not called; the tests they would run are
 
 
 def split_source(source: str, entry: str = "") -> list[Check]:
@@ -104,7 +104,7 @@ class _Source:
                 raise ValueError(_unknown_arguments(name))
 
     def _reach(self, node: ast.AST) -> set[str]:
-        """Return the names of the functions that a node calls, or that those call."""
+        """Return the names of the functions that a node calls, directly or indirectly."""
         found, waiting = set[str](), [node]
         while waiting:
             for name in _called_names(waiting.pop()) & self._functions.keys() - found:
@@ -183,7 +183,7 @@ def _is_guard(node: ast.If) -> bool:
 
 
 def _without_guards(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements, those in `if __name__ == "__main__":` too."""
+    """Yield the statements, including the ones in `if __name__ == "__main__":`."""
     for node in body:
         yield from node.body if isinstance(node, ast.If) and _is_guard(node) else (node,)
 

@@ -27,8 +27,8 @@ def read_tests(tests: object, entry: object = None) -> Tests:
     """Return the tests in a row's column, which are of one kind.
 
     `entry` is the row's value of the column with the name of the function that is tested: the name,
-    or a mapping with `func_name`, also as JSON text. Raise ValueError, which says what came, for
-    anything in no known form and where there is no test.
+    or a mapping with `func_name`, also as JSON text. Raise ValueError, with the value in its
+    message, for an unknown form and for a task without tests.
     """
     return _read(tests, _name_in(entry))
 

@@ -1,1 +1,1 @@
-"""When two written answers are mathematically equal: clean, tell the kind, compare by kind."""
+"""Decides whether two written answers are equal: clean both, find their kinds, compare by kind."""

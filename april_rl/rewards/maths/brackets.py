@@ -40,7 +40,7 @@ def closing(text: str, start: int) -> tuple[int, str]:
 
 
 def depth(text: str) -> int:
-    """Return how many brackets stand in each other at most."""
+    """Return how deep the brackets are nested."""
     deepest = level = 0
     for bracket in _BRACKET.findall(text):
         level += 1 if bracket in _OPENING else -1

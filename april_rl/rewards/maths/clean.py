@@ -1,4 +1,4 @@
-r"""Writes an answer in one plain form of LaTeX, whoever wrote it and wherever it stood.
+r"""Writes an answer in one plain form of LaTeX, no matter who wrote it and where it stood.
 
 The data set's answer and the content of a box or an answer line go through the same `clean`, so a
 period, a dollar sign, a `\,` or a `²` never decides whether an answer is right. Nothing here

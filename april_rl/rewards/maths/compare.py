@@ -234,7 +234,7 @@ def _are_equal_equations(gold: kinds.Equation, other: kinds.Equation) -> bool:
     names = [side.text for side in (*ends, *other_ends) if is_name(side.text)]
     return (
         len(gold.sides) == len(other.sides) == 2
-        and all(name.isalpha() for name in names)  # no f(x), f'(x) or dy/dx: they are no variables
+        and all(name.isalpha() for name in names)  # no f(x), f'(x) or dy/dx: they are not variables
         and num_variables(gold.text) > 0
         and num_variables(other.text) > 0
         and are_equal_formulas(gold.text, other.text)

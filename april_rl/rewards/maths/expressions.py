@@ -1,8 +1,8 @@
 r"""Compares two formulas that a parser of LaTeX reads as a whole, by sympy and math-verify.
 
 Deviations from math-verify alone: small numbers are compared relatively; two equations are equal
-only if they have the same terms or an equal set of solutions that is not empty; letters of both
-cases are told apart where a formula has both (R and r); 1 < x < 5 is 5 > x > 1.
+only if they have the same terms or an equal set of solutions that is not empty; case matters where
+a formula has a letter in both cases (R and r); 1 < x < 5 is 5 > x > 1.
 """
 
 from __future__ import annotations

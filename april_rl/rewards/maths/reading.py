@@ -1,4 +1,5 @@
-r"""Tells what kind of thing a cleaned answer is: a number, a list, an equation, a time, words...
+r"""Finds out what kind of thing a cleaned answer is: a number, a list, an equation, a time,
+words...
 
 `read` looks at the written form alone. What it recognises it takes apart, down to expressions that
 a parser of LaTeX can read as a whole; what it cannot take apart without losing something is

@@ -57,7 +57,7 @@ _SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000} | {
     "billion": 10**9,
     "trillion": 10**12,
 }
-# Words behind a number that are no unit, since they change what is said.
+# Words behind a number that are not units, because they change what is said.
 _NO_UNITS = frozenset(
     (
         *("and", "or", "but", "no", "not", "to", "than", "more", "less", "least", "most", "about"),
