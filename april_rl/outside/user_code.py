@@ -21,8 +21,8 @@ RESERVED = ("num_tokens", "truncated", "datasets", "environment_rewards")
 
 
 def import_function(function: str) -> Callable[..., Any]:
-    """Import the function that `module:function` names. Raise TypeError when the module lacks it,
-    else as `import_object`.
+    """Import the function that `module:function` names. Raise TypeError when it is none, else as
+    `import_object`.
     """
     found = import_object(function)
     if not callable(found):
@@ -32,14 +32,14 @@ def import_function(function: str) -> Callable[..., Any]:
 
 
 def import_object(path: str) -> object:
-    """Import what `module:name` names; None when the module lacks it.
+    """Import what `module:name` names.
 
-    Raise ModuleNotFoundError when the module does not exist; errors of the import itself pass
-    through.
+    Raise ModuleNotFoundError when the module does not exist, TypeError when it lacks the name;
+    errors of the import itself pass through.
     """
     module, _, name = path.partition(":")
     try:
-        return vars(importlib.import_module(module)).get(name)
+        names = vars(importlib.import_module(module))
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the user's module imports something that is missing
@@ -47,6 +47,9 @@ def import_object(path: str) -> object:
             f"there is no module {error.name} in the folder of the command, on PYTHONPATH or "
             "among the installed packages"
         ) from None
+    if name not in names:
+        raise TypeError(f"module {module} has no function {name!r}")
+    return cast(object, names[name])
 
 
 def check_args(

@@ -199,10 +199,6 @@ class NeedsArgument:
         return StepResult()
 
 
-def no_class(row):
-    return row
-
-
 class Variables:
     """Notes the variables of its process, and those of a program."""
 

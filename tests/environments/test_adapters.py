@@ -127,7 +127,7 @@ def test_functions_are_tools_and_give_no_reward(name, tmp_path):
     ("name", "sentence"),
     [
         ("NUMBER", "3 is neither a class, a function nor a list of them"),
-        ("nothing", "None is neither a class"),
+        ("nothing", "has no function 'nothing'"),
         ("TWICE", "a tool cannot be called add"),
         ("step", "a tool cannot be called step"),
         ("undescribed", "docstring"),

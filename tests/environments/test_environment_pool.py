@@ -277,7 +277,6 @@ LOADING = {
     "WithoutStep": "lacks the methods of an environment: `reset` and `step`",
     "NeedsArgument": "needs the argument size",
     "Missing": "has no function 'Missing'",
-    "no_class": "is not a class",
     "SnapshotOnly": "needs both `snapshot` and `restore`, or neither",
 }
 
