@@ -67,6 +67,7 @@ def test_the_checklist_for_gpus_has_the_lines_that_a_run_prints() -> None:
     assert [words for words in said if words not in checklist or words not in code] == []
 
 
+MEASURED = ("experiments.md", "laboratory.md")  # figures with the commands of earlier commits
 PAGES = [page for of in ("README*.md", "docs/*.md", "recipes/**/*.md") for page in ROOT.glob(of)]
 _COMPOSED = re.compile(
     r"\s*(?:\w+=\S+ )*python -m april_rl(?:\.train| train| rehearse| profile| data| evaluate) (.*)"
@@ -127,7 +128,7 @@ def settings_of(line: str) -> list[str]:
 @pytest.mark.slow
 def test_the_settings_in_sentences_of_every_page_are_accepted() -> None:
     """Those in back quotes with a value; the page of experiments has those of earlier commits."""
-    pages = [path for path in PAGES if path.name != "experiments.md"]
+    pages = [path for path in PAGES if path.name not in MEASURED]
     sections = "|".join(compose_overrides(["+recipe=tiny_cpu"]).keys())
     setting = re.compile(rf"['+~]*(?:{sections})\.[\w.]+=")
     # Messages of errors begin with a setting too, and go on in words.
@@ -203,7 +204,7 @@ def test_the_commands_tools_and_targets_on_every_page_exist() -> None:
     """Also those in sentences. Fails when one is renamed and a page is not. The page of experiments
     names tools of earlier commits.
     """
-    pages = [path for path in PAGES if path.name != "experiments.md"]
+    pages = [path for path in PAGES if path.name not in MEASURED]
     text = "\n".join(path.read_text(encoding="utf-8") for path in pages)
     assert {*re.findall(r"python -m april_rl (\w+)", text)} <= {"train", "COMMAND", *COMMANDS}
     tools = set(re.findall(r"python (tools/\w+\.py)", text))
