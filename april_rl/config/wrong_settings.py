@@ -18,6 +18,8 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from april_rl.config.other_trainers import called_here, is_name
+
 _WORDS: dict[object, str] = {
     int: "a whole number",
     float: "a number",
@@ -99,9 +101,13 @@ def unknown_setting(key: str, schema: type) -> str:
     section, _, name = key.rpartition(".")
     kind = _type_of(section, schema)
     beside = [one.name for one in fields(kind)] if is_dataclass(kind) else []
-    near = get_close_matches(name, beside, n=2, cutoff=0.75) or get_close_matches(name, beside, n=1)
+    near = [] if is_name(key) else get_close_matches(name, beside, n=2, cutoff=0.75)
     likely = [f"{section}.{one}".lstrip(".") for one in near]
-    likely = likely or [one for one in known if one.rpartition(".")[2] == name]
+    if not is_name(key):
+        likely = likely or [one for one in known if one.endswith(f".{name}")]
+    if not likely and (here := called_here(key)):
+        return f"{key} is not a setting; {here}"
+    likely = likely or [f"{section}.{one}" for one in get_close_matches(name, beside, n=1)]
     if not likely and section and beside:
         return f"{key} is not a setting; {section} has {', '.join(beside)}"
     likely = likely or get_close_matches(key, known, n=2)

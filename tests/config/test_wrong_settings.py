@@ -37,6 +37,12 @@ WRONG = [
     ("evaluation.sets.test={pth: a}",
      "evaluation.sets.test.pth is not a setting; did you mean evaluation.sets.test.path?"),
     ("~trainer.nope", f"~trainer.nope removes nothing; {HELP}"),
+    # a setting of another trainer
+    ("+num_generations=8", "num_generations is not a setting; TRL's num_generations is here: "
+     "rollout.group_size (docs/coming_from.md)"),
+    ("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.n is not a setting; verl's "
+     "actor_rollout_ref.rollout.n is here: rollout.group_size (docs/coming_from.md)"),
+    ("lr=1e-4", "lr is not a setting; did you mean optimizer.lr?"),
     # a setting of an older version
     ("rollout.abort_timeout_s=5",
      "rollout.abort_timeout_s is not a setting any more: an engine has 60 s to give its samples "
