@@ -30,7 +30,7 @@ from april_rl.config.store import (
     in_our_words,
     without_folder,
 )
-from april_rl.config.wrong_settings import unknown_setting
+from april_rl.config.wrong_settings import wrong_option
 from april_rl.errors import RunError
 from april_rl.rollout.garbage_collection import garbage_collection_paused
 from april_rl.supervision.interrupts import EXIT_STATUS, Interrupts
@@ -87,9 +87,7 @@ def _as_hydra_takes(arguments: Sequence[str]) -> list[str]:
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
     if unknown := [word for word in others if word.startswith("-")]:
-        name = unknown[0].partition("=")[0]
-        hint = unknown_setting(name.lstrip("-").replace("-", "_"), TrainConfig)
-        raise ConfigError(f"{name} is not an option. Settings are written KEY=VALUE, and {hint}")
+        raise ConfigError(wrong_option(unknown[0], arguments, TrainConfig))
     return as_hydra_takes(without_folder(arguments))
 
 

@@ -88,6 +88,11 @@ WRONG = [
      "Interpolation key 'x' not found"),
     ("--num_steps=3", "--num_steps is not an option. Settings are written KEY=VALUE, and num_steps "
      "is not a setting; did you mean trainer.num_steps?"),
+    ("--lr=1e-4", "--lr is not an option. Settings are written KEY=VALUE, and lr is not a setting; "
+     "did you mean optimizer.lr?"),
+    ("--trainer.num_steps=5", "--trainer.num_steps is not an option: write trainer.num_steps=5"),
+    ("hydra.run.dir=out/n=guess:Gu", "the value of hydra.run.dir cannot be read: out/n=guess:Gu. "
+     "Put it into two kinds of quotes, 'hydra.run.dir=\"out/n=guess:Gu\"'"),
     ("--cfg=jobs",
      "argument --cfg/-c: invalid choice: 'jobs' (choose from 'job', 'hydra', 'all')"),
     # a value out of range
@@ -115,6 +120,28 @@ def test_a_wrong_setting_is_named_with_the_values_it_takes(
     """Fails when a line of Hydra's, OmegaConf's or argparse's gets through."""
     recipe = [] if "recipe" in wrong else ["+recipe=tiny_cpu"]
     words = [*recipe, wrong, f"hydra.run.dir={tmp_path / 'run'}"]
+    assert message_of(words, capsys, monkeypatch) == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--trainer.num_steps", "5"],
+         "--trainer.num_steps is not an option: write trainer.num_steps=5"),
+        (["--trainer.num-steps", "seed=5"],
+         "--trainer.num-steps is not an option: write trainer.num_steps=VALUE"),
+        (["+evaluation.sets.x={path:", "data/test.jsonl}"],
+         "the shell has split evaluation.sets.x={path: at the space; put the whole word into "
+         "quotes: '+evaluation.sets.x={path: data/test.jsonl}'"),
+        (["reward.args={a:", "[1,", "2]}", "seed=1"],
+         "the shell has split reward.args={a: at the space; put the whole word into quotes: "
+         "'reward.args={a: [1, 2]}'"),
+    ],
+)  # fmt: skip
+def test_a_setting_in_two_words_is_answered_with_the_one_to_write(
+    tmp_path: Path, capsys, monkeypatch, words: list[str], message: str
+) -> None:
+    words = ["+recipe=tiny_cpu", f"hydra.run.dir={tmp_path / 'run'}", *words]
     assert message_of(words, capsys, monkeypatch) == f"error: {message}\n"
 
 
