@@ -23,7 +23,7 @@ from april_rl.config.consistency import check_consistency
 from april_rl.config.schema import TrainConfig
 from april_rl.config.secrets import mask, with_references, without_absent
 from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
-from april_rl.config.wrong_settings import REMOVED, explain
+from april_rl.config.wrong_settings import REMOVED, explain, keys
 from april_rl.errors import RunError
 
 # Mappings whose names the user gives, and the type of each entry.
@@ -134,14 +134,28 @@ def _open_schema() -> DictConfig:
     """Return the schema with untyped mappings where the user names the entries.
 
     Hydra refuses `+evaluation.sets.test={path: ...}` when the entries have a type; `to_config` adds
-    it. New names can also be set without a plus, as any other setting.
+    it. New names can also be set without a plus, as any other setting. Null empties a text that is
+    empty unless set.
     """
     schema: DictConfig = OmegaConf.structured(TrainConfig)
     for key in NAMED_BY_USERS:
         OmegaConf.select(schema, key)._metadata.element_type = Any
+    for section, name in _empty_texts():
+        OmegaConf.select(schema, section)._get_node(name)._metadata.optional = True
     for key in (*NAMED_BY_USERS, *_KEYWORDS):
         OmegaConf.set_struct(OmegaConf.select(schema, key), False)
     return schema
+
+
+@cache
+def _empty_texts() -> tuple[tuple[str, str], ...]:
+    """Return section and name of every setting that is an empty text unless set."""
+    found = []
+    for key in keys(TrainConfig):
+        section, _, name = key.rpartition(".")
+        if section and OmegaConf.select(_schema(), key) == "":
+            found.append((section, name))
+    return tuple(found)
 
 
 def as_hydra_takes(overrides: Iterable[str]) -> list[str]:
@@ -202,7 +216,7 @@ def run_config(path: Path) -> TrainConfig:
         raise ConfigError(f"{path.parent} is not the directory of a run: it has no {path.name}")
     try:
         found = without_absent(OmegaConf.to_container(OmegaConf.load(path)))
-        saved = _without_removed(_without_null_entries(OmegaConf.create(found)))
+        saved = _without_removed(_without_nulls(OmegaConf.create(found)))
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), saved)
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -249,10 +263,10 @@ def plain_config(config: TrainConfig) -> dict[str, object]:
 
 
 def _plain(composed: DictConfig) -> DictConfig:
-    """Return the composed values without their types, and without the entries that are null."""
+    """Return the composed values without their types, and without what null has left out."""
     plain = OmegaConf.create(OmegaConf.to_container(composed, enum_to_str=True))
     assert isinstance(plain, DictConfig)
-    _without_null_entries(plain)
+    _without_nulls(plain)
     if plain.data.sources and OmegaConf.is_missing(plain.data, "path"):
         plain.data.path = ""
     return plain
@@ -268,8 +282,14 @@ def _without_removed(settings: DictConfig | ListConfig) -> DictConfig | ListConf
     return settings
 
 
-def _without_null_entries(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:
-    """Take out of the mappings whose names the user gives what `KEY.NAME=null` has left out."""
+def _without_nulls(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:
+    """Take out of the mappings whose names the user gives what `KEY.NAME=null` has left out, and
+    empty the texts that are null.
+    """
+    for section, name in _empty_texts():
+        found = OmegaConf.select(settings, section)
+        if isinstance(found, DictConfig) and name in found and found[name] is None:
+            found[name] = ""
     for key in NAMED_BY_USERS:
         entries = OmegaConf.select(settings, key) or {}
         for name in [name for name, entry in entries.items() if entry is None]:

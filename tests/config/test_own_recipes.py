@@ -70,6 +70,26 @@ def test_the_settings_that_a_run_leaves_can_be_read_when_null_removed_one(
     assert run_config(tmp_path / "config.yaml") == to_config(composed)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "key", "value"),
+    [
+        ("tiny_tools_cpu", "environment.function", ""),
+        ("tiny_agent_cpu", "environment.agent", ""),
+        ("tiny_cpu", "data.instruction", ""),
+        ("tiny_cpu", "data.answer_pattern", None),  # null is a value of its own here
+    ],
+)
+def test_null_empties_a_text_of_the_recipe(tmp_path: Path, recipe, key, value) -> None:
+    """Also in the settings that the run leaves."""
+    others = ["environment.command=play"] if key.startswith("environment") else []
+    composed = compose_overrides([f"recipe={recipe}", f"{key}=null", *others])
+    config = to_config(composed)
+    section, _, name = key.rpartition(".")
+    assert getattr(getattr(config, section), name) == value
+    (tmp_path / "config.yaml").write_text(config_text(as_plain(composed)))
+    assert run_config(tmp_path / "config.yaml") == config
+
+
 def test_the_settings_of_a_run_of_an_older_version_can_be_read(tmp_path: Path) -> None:
     """Fails when `evaluate RUN` refuses a setting that has been removed since."""
     composed = compose_overrides(["recipe=tiny_cpu"])
