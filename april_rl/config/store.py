@@ -14,7 +14,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -23,7 +23,7 @@ from april_rl.config.consistency import check_consistency
 from april_rl.config.schema import TrainConfig
 from april_rl.config.secrets import mask, with_references, without_absent
 from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
-from april_rl.config.wrong_settings import REMOVED, explain, keys
+from april_rl.config.wrong_settings import LIST_OF_RECIPES, REMOVED, explain, keys
 from april_rl.errors import RunError
 
 # Mappings whose names the user gives, and the type of each entry.
@@ -37,6 +37,8 @@ _OPTIONAL_GROUPS = ("recipe", "sweep")
 # Mappings of keyword arguments.
 _KEYWORDS = ("data.chat_template_kwargs", "data.args", "reward.args", "environment.args")
 _FOLDER_OPTIONS = ("--config-dir", "-cd")
+# What is wrong with a file, by the name under which it is not registered for that reason.
+_unusable_files: dict[str, str] = {}
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -96,8 +98,8 @@ def without_folder(arguments: Sequence[str]) -> list[str]:
 
 def register_folder(folder: Path) -> None:
     """Register the files of a user's folder: those in `recipe/` as recipes, any other as an option
-    of the group that its folder names. Raise ConfigError for a file that cannot be read, or that
-    has the name of one that is there.
+    of the group that its folder names. Raise ConfigError for a file that has the name of one that
+    is there. A file that cannot be read stops only what names it.
     """
     if not folder.is_dir():
         raise ConfigError(f"--config-dir {folder} is not a folder")
@@ -108,6 +110,9 @@ def register_folder(folder: Path) -> None:
             raise ConfigError(f"{path}: there is a {name} already; give the file another name")
         if group == "recipe":
             recipes()[recipe] = path
+        else:
+            moved = folder / "recipe" / f"{name}.yaml"
+            _unusable_files[f"recipe/{name}"] = f"{path} is not a recipe: move it to {moved}"
         _store(name, path)
 
 
@@ -118,8 +123,10 @@ def _store(name: str, path: Path) -> None:
         node = OmegaConf.load(path)
     except (OSError, YAMLError) as error:
         where = " ".join(str(error).split())
-        raise ConfigError(f"{path} cannot be read: {where}") from error
+        _unusable_files[name] = f"{path} cannot be read: {where}"
+        return
     package = "_global_" if is_recipe else None
+    _unusable_files.pop(name, None)
     ConfigStore.instance().store(group=group or None, name=leaf, node=node, package=package)
 
 
@@ -177,6 +184,8 @@ def as_hydra_takes(overrides: Iterable[str]) -> list[str]:
 
 def in_our_words(error: Exception, overrides: Sequence[str]) -> ConfigError:
     """Return what Hydra or OmegaConf refuses as an error that names the key and what it takes."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file in _unusable_files:
+        return ConfigError(_unusable_files[str(error.missing_cfg_file)])
     return ConfigError(explain(error, schema=TrainConfig, overrides=overrides, recipes=recipes()))
 
 
@@ -231,7 +240,7 @@ def _check(composed: DictConfig) -> TrainConfig:
     if missing:
         raise ConfigError(
             f"{missing[0]} is not set: give it on the command line, "
-            f"or choose a recipe with +recipe=NAME ({', '.join(recipes())})"
+            f"or choose a recipe with +recipe=NAME, such as tiny_cpu ({LIST_OF_RECIPES})"
         )
     config = OmegaConf.to_object(OmegaConf.merge(_schema(), _plain(composed)))
     assert isinstance(config, TrainConfig), type(config)

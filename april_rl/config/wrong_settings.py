@@ -28,6 +28,7 @@ _WORDS: dict[object, str] = {
     NoneType: "null",
 }
 _HELP = "--cfg job prints every setting"
+LIST_OF_RECIPES = "python -m april_rl.train --help lists all recipes"
 # Settings that were removed, and what to do instead; for a section, its whole key.
 REMOVED: dict[str, str] = {
     "algorithm.sapo_positive_temperature": "it is 1, as in the paper",
@@ -178,8 +179,9 @@ def _no_such_choice(path: str, options: Iterable[str], recipes: Iterable[str]) -
     near = get_close_matches(name, known, n=1)
     near = near or [one for one in known if PurePosixPath(one).name == name]
     hint = f"did you mean {near[0]}? " if near else ""
-    own = "; a recipe of yours needs --config-dir FOLDER" if is_recipe else ""
-    return f"there is no {group} {name}; {hint}Known: {', '.join(known)}{own}"
+    others = f"{LIST_OF_RECIPES}; a recipe of yours needs --config-dir FOLDER"
+    others = others if is_recipe else f"Known: {', '.join(known)}"
+    return f"there is no {group} {name}; {hint}{others}"
 
 
 def _split_by_shell(override: str, words: Sequence[str]) -> str:

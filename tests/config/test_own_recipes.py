@@ -129,6 +129,32 @@ def test_an_error_in_a_recipe_names_its_file(
     assert said.count("\n") == 1
 
 
+def test_a_file_that_cannot_be_read_stops_only_the_runs_that_name_it(tmp_path, capsys, monkeypatch):
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "torn.yaml").write_text("seed: [1")
+    (tmp_path / "recipe" / "heir.yaml").write_text("defaults: [torn]\n")
+    (tmp_path / "recipe" / "whole.yaml").write_text("defaults: [tiny_cpu]\nseed: 7\n")
+    folder = f"--config-dir={tmp_path}"
+    assert print_config([folder, "+recipe=whole"], capsys, monkeypatch).seed == 7
+    monkeypatch.setattr(sys, "argv", ["april_rl.train", folder, "+recipe=heir"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "/recipe/torn.yaml cannot be read: while parsing" in capsys.readouterr().err
+    (tmp_path / "recipe" / "torn.yaml").write_text("defaults: [tiny_cpu]\nseed: 8\n")
+    assert print_config([folder, "+recipe=heir"], capsys, monkeypatch).seed == 8
+
+
+def test_a_recipe_beside_the_folder_of_recipes_is_named(tmp_path, capsys, monkeypatch):
+    (tmp_path / "astray.yaml").write_text("defaults: [tiny_cpu]\n")
+    words = [f"--config-dir={tmp_path}", "+recipe=astray"]
+    monkeypatch.setattr(sys, "argv", ["april_rl.train", *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/astray.yaml is not a recipe: move it to {tmp_path}/recipe/astray.yaml\n"
+    )
+
+
 def test_a_folder_that_is_not_there_is_named(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["april_rl.train", "--config-dir", "nowhere", "seed=1"])
     with pytest.raises(SystemExit):
