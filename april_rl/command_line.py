@@ -31,9 +31,12 @@ from april_rl.config.store import (
     without_folder,
 )
 from april_rl.config.wrong_settings import wrong_option
+from april_rl.data.files import check_files
 from april_rl.errors import RunError
+from april_rl.planning.versions import check_versions
 from april_rl.rollout.garbage_collection import garbage_collection_paused
 from april_rl.supervision.interrupts import EXIT_STATUS, Interrupts
+from april_rl.tiny.builtins import resolve_builtins
 from april_rl.tracking.labels import RunLabels, run_labels, versions
 from april_rl.types import OnStep
 
@@ -155,14 +158,15 @@ def run(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it when it is imported
     interrupts = Interrupts()
+    check_versions()
+    resolve_builtins(config)
+    check_files(config)
     with garbage_collection_paused():
         from april_rl.assembly.run import assemble
         from april_rl.checkpointing.resume import load
         from april_rl.supervision.restarts import Restarts
-        from april_rl.tiny.builtins import resolve_builtins
         from april_rl.trainer import Trainer
 
-    resolve_builtins(config)
     interrupts.end_after(hours=config.trainer.max_hours)
     restarts = Restarts(config.runtime.max_restarts, resume=config.resume)
     for resume in restarts.lives():
