@@ -30,10 +30,13 @@ from april_rl.config.store import (
     in_our_words,
     without_folder,
 )
-from april_rl.config.wrong_settings import unknown_setting
+from april_rl.config.wrong_settings import wrong_option
+from april_rl.data.files import check_files
 from april_rl.errors import RunError
+from april_rl.planning.versions import check_versions
 from april_rl.rollout.garbage_collection import garbage_collection_paused
 from april_rl.supervision.interrupts import EXIT_STATUS, Interrupts
+from april_rl.tiny.builtins import resolve_builtins
 from april_rl.tracking.labels import RunLabels, run_labels, versions
 from april_rl.types import OnStep
 
@@ -87,9 +90,7 @@ def _as_hydra_takes(arguments: Sequence[str]) -> list[str]:
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
     if unknown := [word for word in others if word.startswith("-")]:
-        name = unknown[0].partition("=")[0]
-        hint = unknown_setting(name.lstrip("-").replace("-", "_"), TrainConfig)
-        raise ConfigError(f"{name} is not an option. Settings are written KEY=VALUE, and {hint}")
+        raise ConfigError(wrong_option(unknown[0], arguments, TrainConfig))
     return as_hydra_takes(without_folder(arguments))
 
 
@@ -157,14 +158,15 @@ def run(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it when it is imported
     interrupts = Interrupts()
+    check_versions()
+    resolve_builtins(config)
+    check_files(config)
     with garbage_collection_paused():
         from april_rl.assembly.run import assemble
         from april_rl.checkpointing.resume import load
         from april_rl.supervision.restarts import Restarts
-        from april_rl.tiny.builtins import resolve_builtins
         from april_rl.trainer import Trainer
 
-    resolve_builtins(config)
     interrupts.end_after(hours=config.trainer.max_hours)
     restarts = Restarts(config.runtime.max_restarts, resume=config.resume)
     for resume in restarts.lives():

@@ -20,7 +20,7 @@ from april_rl.checkpointing.manifest import CheckpointError, Manifest, read_mani
 from april_rl.checkpointing.resume import CHECKPOINTS
 from april_rl.config import TrainConfig
 from april_rl.config.store import run_config
-from april_rl.data.sources import is_file
+from april_rl.data.files import is_file
 from april_rl.errors import RunError
 from april_rl.evaluation.intervals import Estimate
 from april_rl.evaluation.settings import set_sampling

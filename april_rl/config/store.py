@@ -14,7 +14,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -23,7 +23,7 @@ from april_rl.config.consistency import check_consistency
 from april_rl.config.schema import TrainConfig
 from april_rl.config.secrets import mask, with_references, without_absent
 from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
-from april_rl.config.wrong_settings import REMOVED, explain
+from april_rl.config.wrong_settings import LIST_OF_RECIPES, REMOVED, explain, keys
 from april_rl.errors import RunError
 
 # Mappings whose names the user gives, and the type of each entry.
@@ -44,6 +44,8 @@ _KEYWORDS = (
 )
 _FOLDER_OPTIONS = ("--config-dir", "-cd")
 _own_folders: list[Path] = []  # that `register_folder` was given
+# What is wrong with a file, by the name under which it is not registered for that reason.
+_unusable_files: dict[str, str] = {}
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -103,8 +105,8 @@ def without_folder(arguments: Sequence[str]) -> list[str]:
 
 def register_folder(folder: Path) -> None:
     """Register the files of a user's folder: files in `recipe/` as recipes, any other file as an
-    option of the group that its folder names. Raise ConfigError for a file that cannot be read, or
-    that has the name of one that is there.
+    option of the group that its folder names. Raise ConfigError for a file that has the name of
+    one that is there. A file that cannot be read stops only what names it.
     """
     if not folder.is_dir():
         raise ConfigError(f"--config-dir {folder} is not a folder")
@@ -116,6 +118,9 @@ def register_folder(folder: Path) -> None:
             raise ConfigError(f"{path}: there is a {name} already; give the file another name")
         if group == "recipe":
             recipes()[recipe] = path
+        else:
+            moved = folder / "recipe" / f"{name}.yaml"
+            _unusable_files[f"recipe/{name}"] = f"{path} is not a recipe: move it to {moved}"
         _store(name, path)
 
 
@@ -133,8 +138,10 @@ def _store(name: str, path: Path) -> None:
         node = OmegaConf.load(path)
     except (OSError, YAMLError) as error:
         where = " ".join(str(error).split())
-        raise ConfigError(f"{path} cannot be read: {where}") from error
+        _unusable_files[name] = f"{path} cannot be read: {where}"
+        return
     package = "_global_" if is_recipe else None
+    _unusable_files.pop(name, None)
     ConfigStore.instance().store(group=group or None, name=leaf, node=node, package=package)
 
 
@@ -149,14 +156,28 @@ def _open_schema() -> DictConfig:
     """Return the schema with untyped mappings where the user names the entries.
 
     Hydra refuses `+evaluation.sets.test={path: ...}` when the entries have a type; `to_config` adds
-    it. New names can also be set without a plus, as any other setting.
+    it. New names can also be set without a plus, as any other setting. Null empties a text that is
+    empty unless set.
     """
     schema: DictConfig = OmegaConf.structured(TrainConfig)
     for key in NAMED_BY_USERS:
         OmegaConf.select(schema, key)._metadata.element_type = Any
+    for section, name in _empty_texts():
+        OmegaConf.select(schema, section)._get_node(name)._metadata.optional = True
     for key in (*NAMED_BY_USERS, *_KEYWORDS):
         OmegaConf.set_struct(OmegaConf.select(schema, key), False)
     return schema
+
+
+@cache
+def _empty_texts() -> tuple[tuple[str, str], ...]:
+    """Return section and name of every setting that is an empty text unless set."""
+    found = []
+    for key in keys(TrainConfig):
+        section, _, name = key.rpartition(".")
+        if section and OmegaConf.select(_schema(), key) == "":
+            found.append((section, name))
+    return tuple(found)
 
 
 def as_hydra_takes(overrides: Iterable[str]) -> list[str]:
@@ -178,6 +199,8 @@ def as_hydra_takes(overrides: Iterable[str]) -> list[str]:
 
 def in_our_words(error: Exception, overrides: Sequence[str]) -> ConfigError:
     """Return an error of Hydra or OmegaConf as one that names the key and its values."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file in _unusable_files:
+        return ConfigError(_unusable_files[str(error.missing_cfg_file)])
     return ConfigError(explain(error, schema=TrainConfig, overrides=overrides, recipes=recipes()))
 
 
@@ -217,7 +240,7 @@ def run_config(path: Path) -> TrainConfig:
         raise ConfigError(f"{path.parent} is not the directory of a run: it has no {path.name}")
     try:
         found = without_absent(OmegaConf.to_container(OmegaConf.load(path)))
-        saved = _without_removed(_without_null_entries(OmegaConf.create(found)))
+        saved = _without_removed(_without_nulls(OmegaConf.create(found)))
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), saved)
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -232,7 +255,7 @@ def _check(composed: DictConfig) -> TrainConfig:
     if missing:
         raise ConfigError(
             f"{missing[0]} is not set: give it on the command line, "
-            f"or choose a recipe with +recipe=NAME ({', '.join(recipes())})"
+            f"or choose a recipe with +recipe=NAME, such as tiny_cpu ({LIST_OF_RECIPES})"
         )
     config = OmegaConf.to_object(OmegaConf.merge(_schema(), _plain(composed)))
     assert isinstance(config, TrainConfig), type(config)
@@ -264,10 +287,10 @@ def plain_config(config: TrainConfig) -> dict[str, object]:
 
 
 def _plain(composed: DictConfig) -> DictConfig:
-    """Return the composed values without their types, and without the entries that are null."""
+    """Return the composed values without their types, and without what null has left out."""
     plain = OmegaConf.create(OmegaConf.to_container(composed, enum_to_str=True))
     assert isinstance(plain, DictConfig)
-    _without_null_entries(plain)
+    _without_nulls(plain)
     if plain.data.sources and OmegaConf.is_missing(plain.data, "path"):
         plain.data.path = ""
     return plain
@@ -283,8 +306,14 @@ def _without_removed(settings: DictConfig | ListConfig) -> DictConfig | ListConf
     return settings
 
 
-def _without_null_entries(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:
-    """Take out of the mappings whose names the user gives what `KEY.NAME=null` has left out."""
+def _without_nulls(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:
+    """Take out of the mappings whose names the user gives what `KEY.NAME=null` has left out, and
+    empty the texts that are null.
+    """
+    for section, name in _empty_texts():
+        found = OmegaConf.select(settings, section)
+        if isinstance(found, DictConfig) and name in found and found[name] is None:
+            found[name] = ""
     for key in NAMED_BY_USERS:
         entries = OmegaConf.select(settings, key) or {}
         for name in [name for name, entry in entries.items() if entry is None]:

@@ -18,6 +18,8 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from april_rl.config.other_trainers import called_here, is_name
+
 _WORDS: dict[object, str] = {
     int: "a whole number",
     float: "a number",
@@ -26,6 +28,7 @@ _WORDS: dict[object, str] = {
     NoneType: "null",
 }
 _HELP = "--cfg job prints every setting"
+LIST_OF_RECIPES = "python -m april_rl.train --help lists all recipes"
 # Settings that were removed, and what to do instead; for a section, its whole key.
 REMOVED: dict[str, str] = {
     "algorithm.sapo_positive_temperature": "it is 1, as in the paper",
@@ -63,7 +66,7 @@ def explain(
     if isinstance(error, OverrideParseException):
         if error.override in recipes:
             return f"{error.override} is a recipe: write +recipe={error.override}"
-        return _unreadable(error.override, schema)
+        return _split_by_shell(error.override, overrides) or _unreadable(error.override, schema)
     cause = next((one for one in _chain(error) if isinstance(one, OmegaConfBaseException)), None)
     if cause is None or not cause.full_key:
         return _refused_override(error, schema)
@@ -95,18 +98,35 @@ def unknown_setting(key: str, schema: type) -> str:
     """
     if (instead := REMOVED.get(key) or REMOVED.get(key.partition(".")[0])) is not None:
         return f"{key} is not a setting any more: {instead}; remove it"
-    known = list(_keys(schema))
+    known = list(keys(schema))
     section, _, name = key.rpartition(".")
     kind = _type_of(section, schema)
     beside = [one.name for one in fields(kind)] if is_dataclass(kind) else []
-    near = get_close_matches(name, beside, n=2, cutoff=0.75) or get_close_matches(name, beside, n=1)
+    near = [] if is_name(key) else get_close_matches(name, beside, n=2, cutoff=0.75)
     likely = [f"{section}.{one}".lstrip(".") for one in near]
-    likely = likely or [one for one in known if one.rpartition(".")[2] == name]
+    if not is_name(key):
+        likely = likely or [one for one in known if one.endswith(f".{name}")]
+    if not likely and (here := called_here(key)):
+        return f"{key} is not a setting; {here}"
+    likely = likely or [f"{section}.{one}" for one in get_close_matches(name, beside, n=1)]
     if not likely and section and beside:
         return f"{key} is not a setting; {section} has {', '.join(beside)}"
     likely = likely or get_close_matches(key, known, n=2)
     hint = f"did you mean {' or '.join(likely)}?" if likely else _HELP
     return f"{key} is not a setting; {hint}"
+
+
+def wrong_option(word: str, words: Sequence[str], schema: type) -> str:
+    """Return what to write in place of `word`, which begins with dashes and is not an option."""
+    option, has_value, value = word.partition("=")
+    key = option.lstrip("-").replace("-", "_")
+    if key not in keys(schema):
+        hint = unknown_setting(key, schema)
+        return f"{option} is not an option. Settings are written KEY=VALUE, and {hint}"
+    behind = words[words.index(word) + 1 :]
+    if not has_value:
+        value = behind[0] if behind and "=" not in behind[0] else "VALUE"
+    return f"{option} is not an option: write {key}={value}"
 
 
 def expected_value(key: str, schema: type) -> str:
@@ -144,12 +164,12 @@ def _entry_type(kind: object) -> object:
     return get_args(kind)[1] if get_origin(kind) is dict else None
 
 
-def _keys(schema: type, prefix: str = "") -> Iterator[str]:
+def keys(schema: type, prefix: str = "") -> Iterator[str]:
     """Yield the key of every section and setting."""
     for name, kind in get_type_hints(schema).items():
         yield prefix + name
         if is_dataclass(kind):
-            yield from _keys(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
+            yield from keys(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
 
 
 def _no_such_choice(path: str, options: Iterable[str], recipes: Iterable[str]) -> str:
@@ -159,19 +179,38 @@ def _no_such_choice(path: str, options: Iterable[str], recipes: Iterable[str]) -
     near = get_close_matches(name, known, n=1)
     near = near or [one for one in known if PurePosixPath(one).name == name]
     hint = f"did you mean {near[0]}? " if near else ""
-    own = "; a recipe of yours needs --config-dir FOLDER" if is_recipe else ""
-    return f"there is no {group} {name}; {hint}Known: {', '.join(known)}{own}"
+    others = f"{LIST_OF_RECIPES}; a recipe of yours needs --config-dir FOLDER"
+    others = others if is_recipe else f"Known: {', '.join(known)}"
+    return f"there is no {group} {name}; {hint}{others}"
+
+
+def _split_by_shell(override: str, words: Sequence[str]) -> str:
+    """Return how to write an override whose braces or brackets close in a later word; empty if
+    they do not.
+    """
+    bare = [word.lstrip("+") for word in words]
+    start = bare.index(override.lstrip("+")) if override.lstrip("+") in bare else len(bare)
+    if _is_closed(override):
+        return ""
+    longer = (" ".join(words[start:end]) for end in range(start + 2, len(words) + 1))
+    whole = next((one for one in longer if _is_closed(one)), "")
+    advice = f"the shell has split {override} at the space; put the whole word into quotes"
+    return f"{advice}: '{whole}'" if whole else ""
+
+
+def _is_closed(override: str) -> bool:
+    return all(override.count(one) == override.count(other) for one, other in ("{}", "[]"))
 
 
 def _unreadable(override: str, schema: type) -> str:
     """Return how to write an override that cannot be parsed."""
     key, has_value, value = override.partition("=")
     name = key.lstrip("+~")
-    if not has_value and name in _keys(schema):
+    if not has_value and name in keys(schema):
         return f"{name} has no value: write {name}=VALUE"
     if not has_value:
         return f"{override} is not key=value; {_HELP}"
-    if name not in _keys(schema) and "." in name:
+    if name not in keys(schema) and "." in name and not name.startswith("hydra."):
         return unknown_setting(name, schema)
     escaped = value.replace('"', r"\"")
     return (

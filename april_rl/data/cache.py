@@ -13,8 +13,9 @@ import xxhash
 
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
+from april_rl.data.files import is_file
 from april_rl.data.procedural import PREFIX
-from april_rl.data.sources import is_file, load_id
+from april_rl.data.sources import load_id
 from april_rl.data.tokenizer import Tokenizer
 
 KEEP_FROM_BYTES = 8 * 2**20  # size of a source; a smaller one is tokenized in seconds

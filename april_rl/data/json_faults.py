@@ -8,17 +8,6 @@ from pathlib import Path
 from april_rl.data.errors import DataError
 
 
-def check_readable(path: str, *, where: str) -> None:
-    """Raise DataError unless the file exists, may be read, and is not empty."""
-    try:
-        with Path(path).open("rb") as file:
-            is_empty = not file.read(1)
-    except OSError as error:
-        raise DataError(f"{where}: cannot be read: {error.strerror}") from error
-    if is_empty:
-        raise DataError(f"{where}: the file is empty")
-
-
 def check_text(path: str, *, where: str) -> None:
     """Raise DataError naming the first line that is not UTF-8. `datasets` fails later and does not
     name the line.

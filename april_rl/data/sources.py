@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from april_rl.config.task import PromptSetConfig
 from april_rl.data import procedural
 from april_rl.data.errors import DataError
-from april_rl.data.json_faults import check_readable, check_text, json_fault
+from april_rl.data.files import FORMATS, check_file, is_file
+from april_rl.data.json_faults import check_text, json_fault
 from april_rl.data.json_rows import read_json
 
-FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 # The error of `datasets` when a set has several configurations and none was named.
 _SEVERAL = re.compile(r"Config name is missing.*available configs: (\[.*?\])", re.DOTALL)
 _NOISY_LOGGERS = ("datasets", "huggingface_hub")  # both also log the errors that they raise
@@ -46,11 +46,6 @@ class RawTable:
     table: datasets.Dataset
     names: RowNames
     where: str  # "setting=path", for messages
-
-
-def is_file(path: str) -> bool:
-    """Return whether the path names a file, not a data set id or a procedural task."""
-    return Path(path).suffix in FORMATS or Path(path).is_file()
 
 
 def open_source(chosen: PromptSetConfig, *, key: str, seed: int, folder: Path) -> RawTable:
@@ -92,11 +87,9 @@ def row_names(chosen: PromptSetConfig, num_rows: int) -> RowNames:
 
 def _load_file(path: str, *, where: str, cache: Path) -> datasets.Dataset:
     """Return the file as a table with at least one row."""
-    builder = FORMATS.get(Path(path).suffix)
-    if builder is None:
-        raise DataError(f"{where}: a data file must end in {', '.join(FORMATS)}")
+    check_file(path, where=where)
+    builder = FORMATS[Path(path).suffix]
     is_text = builder == "json"
-    check_readable(path, where=where)
     if is_text:
         check_text(path, where=where)
     try:

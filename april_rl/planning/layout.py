@@ -42,6 +42,13 @@ class Layout:
         return f"{workers} on {self.device}, {engines}"
 
 
+def unused_gpus(layout: Layout, *, gpus: int, where: str) -> Iterator[str]:
+    """Yield a line when the workers leave some of the `gpus` GPUs unused."""
+    if layout.device == "cuda" and layout.num_workers < gpus:
+        used = layout.num_workers
+        yield f"runtime.num_workers={used} uses {used} of the {gpus} GPUs of {where}"
+
+
 def pick_device(wanted: str, *, gpus: int | None = None) -> str:
     """Return `cpu` or `cuda` (also for ROCm) for runtime.device; auto takes a GPU if there is one.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from april_rl.config import TrainConfig
 from april_rl.learner.model.sizes import ModelSizes
 from april_rl.planning.engine_sleep import decide_sleep_and_resume, with_resume
-from april_rl.planning.layout import Layout, auto_choices, settle
+from april_rl.planning.layout import Layout, auto_choices, settle, unused_gpus
 from april_rl.planning.machine import Machine
 from april_rl.planning.memory_check import check_memory, least_room
 from april_rl.planning.notes import inert_settings
@@ -59,6 +59,7 @@ def draft(requested: TrainConfig, machine: Machine, *, is_training: bool = True)
         check_router_replay(model, config.learner.router_replay)
     lines = (
         str(layout),
+        *unused_gpus(layout, gpus=machine.num_gpus, where=machine.name),
         *auto_choices(requested, config),
         *inert_settings(requested, device=layout.device),
         policy_line(model),

@@ -70,6 +70,26 @@ def test_the_settings_that_a_run_leaves_can_be_read_when_null_removed_one(
     assert run_config(tmp_path / "config.yaml") == to_config(composed)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "key", "value"),
+    [
+        ("tiny_tools_cpu", "environment.function", ""),
+        ("tiny_agent_cpu", "environment.agent", ""),
+        ("tiny_cpu", "data.instruction", ""),
+        ("tiny_cpu", "data.answer_pattern", None),  # null is a value of its own here
+    ],
+)
+def test_null_empties_a_text_of_the_recipe(tmp_path: Path, recipe, key, value) -> None:
+    """Also in the settings that the run leaves."""
+    others = ["environment.command=play"] if key.startswith("environment") else []
+    composed = compose_overrides([f"recipe={recipe}", f"{key}=null", *others])
+    config = to_config(composed)
+    section, _, name = key.rpartition(".")
+    assert getattr(getattr(config, section), name) == value
+    (tmp_path / "config.yaml").write_text(config_text(as_plain(composed)))
+    assert run_config(tmp_path / "config.yaml") == config
+
+
 def test_the_settings_of_a_run_of_an_older_version_can_be_read(tmp_path: Path) -> None:
     """Fails when `evaluate RUN` refuses a setting that has been removed since."""
     composed = compose_overrides(["recipe=tiny_cpu"])
@@ -107,6 +127,32 @@ def test_an_error_in_a_recipe_names_its_file(
     assert message in said
     assert said.startswith("error: ")
     assert said.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_read_stops_only_the_runs_that_name_it(tmp_path, capsys, monkeypatch):
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "torn.yaml").write_text("seed: [1")
+    (tmp_path / "recipe" / "heir.yaml").write_text("defaults: [torn]\n")
+    (tmp_path / "recipe" / "whole.yaml").write_text("defaults: [tiny_cpu]\nseed: 7\n")
+    folder = f"--config-dir={tmp_path}"
+    assert print_config([folder, "+recipe=whole"], capsys, monkeypatch).seed == 7
+    monkeypatch.setattr(sys, "argv", ["april_rl.train", folder, "+recipe=heir"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "/recipe/torn.yaml cannot be read: while parsing" in capsys.readouterr().err
+    (tmp_path / "recipe" / "torn.yaml").write_text("defaults: [tiny_cpu]\nseed: 8\n")
+    assert print_config([folder, "+recipe=heir"], capsys, monkeypatch).seed == 8
+
+
+def test_a_recipe_beside_the_folder_of_recipes_is_named(tmp_path, capsys, monkeypatch):
+    (tmp_path / "astray.yaml").write_text("defaults: [tiny_cpu]\n")
+    words = [f"--config-dir={tmp_path}", "+recipe=astray"]
+    monkeypatch.setattr(sys, "argv", ["april_rl.train", *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/astray.yaml is not a recipe: move it to {tmp_path}/recipe/astray.yaml\n"
+    )
 
 
 def test_a_folder_that_is_not_there_is_named(capsys, monkeypatch):

@@ -10,13 +10,7 @@ import pytest
 from april_rl.command_line import main
 
 RECIPES = (
-    "ablations/no_april, ablations/one_shot, paper/qwen3_4b_dapo_math_grpo, "
-    "paper/qwen3_4b_deepmath_gspo, paper/qwen3_4b_deepscaler_grpo, "
-    "paper/r1_distill_1_5b_dapo_math_grpo, paper/r1_distill_1_5b_deepscaler_grpo, "
-    "qwen3_0_6b_smoke, qwen3_30b_a3b_gspo, qwen3_4b_dapo, qwen3_4b_tools, qwen3_5_4b_dapo, "
-    "qwen3_8b_dapo, smollm2_135m_cpu, "
-    "tiny_agent_cpu, tiny_cpu, tiny_gpu, tiny_tools_cpu; "
-    "a recipe of yours needs --config-dir FOLDER"
+    "python -m april_rl.train --help lists all recipes; a recipe of yours needs --config-dir FOLDER"
 )
 HELP = "--cfg job prints every setting"
 
@@ -37,6 +31,12 @@ WRONG = [
     ("evaluation.sets.test={pth: a}",
      "evaluation.sets.test.pth is not a setting; did you mean evaluation.sets.test.path?"),
     ("~trainer.nope", f"~trainer.nope removes nothing; {HELP}"),
+    # a setting of another trainer
+    ("+num_generations=8", "num_generations is not a setting; TRL's num_generations is here: "
+     "rollout.group_size (docs/coming_from.md)"),
+    ("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.n is not a setting; verl's "
+     "actor_rollout_ref.rollout.n is here: rollout.group_size (docs/coming_from.md)"),
+    ("lr=1e-4", "lr is not a setting; did you mean optimizer.lr?"),
     # a setting of an older version
     ("rollout.abort_timeout_s=5",
      "rollout.abort_timeout_s is not a setting any more: an engine has 60 s to give its samples "
@@ -44,9 +44,9 @@ WRONG = [
     ("rehearsal.accept=[one_update]", "rehearsal.accept is not a setting any more: give gpu_gib, "
      "mean_response_tokens and accept to python -m april_rl rehearse; remove it"),
     # a choice that is not there
-    ("recipe=tiny_cp", f"there is no recipe tiny_cp; did you mean tiny_cpu? Known: {RECIPES}"),
+    ("recipe=tiny_cp", f"there is no recipe tiny_cp; did you mean tiny_cpu? {RECIPES}"),
     ("+recipe=no_april",
-     f"there is no recipe no_april; did you mean ablations/no_april? Known: {RECIPES}"),
+     f"there is no recipe no_april; did you mean ablations/no_april? {RECIPES}"),
     ("algorithm=ppo", "there is no algorithm ppo; Known: cispo, dapo, dr_grpo, grpo, gspo"),
     ("algorithm=dappo",
      "there is no algorithm dappo; did you mean dapo? Known: cispo, dapo, dr_grpo, grpo, gspo"),
@@ -82,6 +82,11 @@ WRONG = [
      "Interpolation key 'x' not found"),
     ("--num_steps=3", "--num_steps is not an option. Settings are written KEY=VALUE, and num_steps "
      "is not a setting; did you mean trainer.num_steps?"),
+    ("--lr=1e-4", "--lr is not an option. Settings are written KEY=VALUE, and lr is not a setting; "
+     "did you mean optimizer.lr?"),
+    ("--trainer.num_steps=5", "--trainer.num_steps is not an option: write trainer.num_steps=5"),
+    ("hydra.run.dir=out/n=guess:Gu", "the value of hydra.run.dir cannot be read: out/n=guess:Gu. "
+     "Put it into two kinds of quotes, 'hydra.run.dir=\"out/n=guess:Gu\"'"),
     ("--cfg=jobs",
      "argument --cfg/-c: invalid choice: 'jobs' (choose from 'job', 'hydra', 'all')"),
     # a value out of range
@@ -109,6 +114,28 @@ def test_a_wrong_setting_is_named_with_the_values_it_takes(
     """Fails when a line of Hydra's, OmegaConf's or argparse's gets through."""
     recipe = [] if "recipe" in wrong else ["+recipe=tiny_cpu"]
     words = [*recipe, wrong, f"hydra.run.dir={tmp_path / 'run'}"]
+    assert message_of(words, capsys, monkeypatch) == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--trainer.num_steps", "5"],
+         "--trainer.num_steps is not an option: write trainer.num_steps=5"),
+        (["--trainer.num-steps", "seed=5"],
+         "--trainer.num-steps is not an option: write trainer.num_steps=VALUE"),
+        (["+evaluation.sets.x={path:", "data/test.jsonl}"],
+         "the shell has split evaluation.sets.x={path: at the space; put the whole word into "
+         "quotes: '+evaluation.sets.x={path: data/test.jsonl}'"),
+        (["reward.args={a:", "[1,", "2]}", "seed=1"],
+         "the shell has split reward.args={a: at the space; put the whole word into quotes: "
+         "'reward.args={a: [1, 2]}'"),
+    ],
+)  # fmt: skip
+def test_a_setting_in_two_words_is_answered_with_the_one_to_write(
+    tmp_path: Path, capsys, monkeypatch, words: list[str], message: str
+) -> None:
+    words = ["+recipe=tiny_cpu", f"hydra.run.dir={tmp_path / 'run'}", *words]
     assert message_of(words, capsys, monkeypatch) == f"error: {message}\n"
 
 

@@ -117,3 +117,12 @@ def test_a_cluster_is_named_and_its_cores_are_counted_by_ray(model) -> None:
     nothing = replace(cluster, num_gpus=0)
     with pytest.raises(LayoutError, match="the Ray cluster has none"):
         draft(load("+recipe=tiny_gpu", "runtime.num_workers=auto"), nothing)
+
+
+@pytest.mark.parametrize(("num_gpus", "is_said"), [(8, False), (16, True)])
+def test_gpus_that_stay_empty_are_named_at_the_start(model: str, num_gpus, is_said) -> None:
+    cluster = replace(GPUS, num_gpus=num_gpus, name="the Ray cluster", is_cluster=True)
+    lines = make_draft(machine=cluster, model=model).lines
+    line = "runtime.num_workers=8 uses 8 of the 16 GPUs of the Ray cluster"
+    assert (line in lines) == is_said
+    assert any("GPUs of" in each for each in lines) == is_said

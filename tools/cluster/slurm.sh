@@ -2,7 +2,7 @@
 # Trains on all nodes of a Slurm job and requeues the job until the run has finished. From the checkout, which all
 # nodes see at one path, as they see the run directory and the model:
 #
-#   sbatch --nodes=2 --gpus-per-node=8 --time=04:00:00 tools/cluster/slurm.sh /shared/runs/one +recipe=qwen3_8b_dapo
+#   sbatch --nodes=2 --gpus-per-node=8 --time=04:00:00 tools/cluster/slurm.sh /shared/runs/one +recipe=qwen3_8b_dapo runtime.num_workers=16
 #
 # Every argument after the run directory is one of `python -m april_rl.train`. docs/multi_node.md
 #SBATCH --job-name=april_rl --exclusive --ntasks-per-node=1 --signal=USR1@180 --requeue --open-mode=append
