@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import OnRestart, OnStale
+from april_rl.data.stream import MixedStream, PromptStream
 from april_rl.outside.own_algorithm import load_group_filter
 from april_rl.outside.user_code import import_function
 from april_rl.planning.sizes import tick_steps
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.over_sampling import FixedFactor, OverSampling
-from april_rl.rollout.ports import Engines, Outside, PromptSource
+from april_rl.rollout.ports import Engines, Outside
 from april_rl.rollout.step import StepRules
+from april_rl.types import ScoredGroup
 
 _REJECTED_PER_GROUP = 20  # groups without signal, or dropped, that a step may lose
 _ABORT_TIMEOUT_S = 60.0  # an engine that has not returned its samples by then counts as hung
@@ -26,7 +29,7 @@ def build_collector(
     engines: Engines,
     outside: Outside,
     *,
-    prompts: PromptSource,
+    prompts: PromptStream | MixedStream,
     kv_cache_tokens: int,
     stack: ExitStack,
 ) -> Collector:
@@ -36,11 +39,6 @@ def build_collector(
     over_sampling_factor=auto.
     """
     rollout = config.rollout
-    keep = load_group_filter(config.algorithm) or (
-        (lambda scored: scored.has_signal)
-        if config.algorithm.dynamic_sampling
-        else (lambda _: True)
-    )
     return Collector(
         engines,
         outside,
@@ -67,9 +65,28 @@ def build_collector(
             kv_cache_tokens=kv_cache_tokens,
             stack=stack,
         ),
-        keep=keep,
+        keep=_filter(config, prompts),
         restarts_episodes=config.environment.on_restart is OnRestart.again,
     )
+
+
+def _filter(
+    config: TrainConfig, prompts: PromptStream | MixedStream
+) -> Callable[[ScoredGroup], bool]:
+    """Return the group filter, which also gives rewards to a sampler of prompts that reads them."""
+    keep = load_group_filter(config.algorithm) or (
+        (lambda scored: scored.has_signal)
+        if config.algorithm.dynamic_sampling
+        else (lambda _: True)
+    )
+    if not prompts.learns:
+        return keep
+
+    def learn(scored: ScoredGroup) -> bool:
+        prompts.learn(scored.group.prompt, scored.rewards)
+        return keep(scored)
+
+    return learn
 
 
 def _over_sampling(

@@ -17,6 +17,7 @@ from april_rl.assembly.own_functions import try_own_functions
 from april_rl.assembly.packer import build_packer
 from april_rl.assembly.resume_checks import check_resume, model_identity
 from april_rl.assembly.run_directory import RunDirectory
+from april_rl.assembly.sampler import sampler_maker
 from april_rl.assembly.workers import build_engines, build_workers, machine_of
 from april_rl.batch.packing import Packer
 from april_rl.checkpointing.checkpointer import Checkpointer
@@ -177,7 +178,8 @@ def _stream(
     checkpoint.
     """
     weights = {name: source.weight for name, source in config.data.sources.items()} or {"": 1.0}
-    prompts = stream_of(training, weights, seed=config.seed)
+    new_sampler = sampler_maker(config.data, seed=config.seed)
+    prompts = stream_of(training, weights, seed=config.seed, new_sampler=new_sampler)
     if resumed is not None:
         prompts.restore(resumed.state["prompts"])
     return prompts

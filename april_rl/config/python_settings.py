@@ -18,7 +18,7 @@ from april_rl.config.store import NAMED_BY_USERS, ConfigError
 _SECTIONS = {
     field.name for field in fields(TrainConfig) if is_dataclass(field.default_factory)
 } | NAMED_BY_USERS.keys()
-_NEEDS_NO_QUOTES = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_][\w./:-]*", re.IGNORECASE)
+_NEEDS_NO_QUOTES = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_/][\w./:-]*", re.IGNORECASE)
 
 
 def as_overrides(settings: Mapping[str, object]) -> list[str]:

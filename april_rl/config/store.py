@@ -38,6 +38,7 @@ _OPTIONAL_GROUPS = ("recipe", "sweep")
 _KEYWORDS = (
     "data.chat_template_kwargs",
     "data.args",
+    "data.sampler_args",
     "reward.args",
     "environment.args",
     "algorithm.args",

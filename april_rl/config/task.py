@@ -12,6 +12,7 @@ from april_rl.config.choices import Extract, Template
 
 MISSING = "???"  # OmegaConf's marker for a value that the user must give
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
+SAMPLERS = ("shuffled", "pass_rate")
 BUILTIN_REWARDS = (  # each is a module of `rewards/builtin/`
     "math_verify",
     "exact",
@@ -103,9 +104,23 @@ class DataConfig(PromptSetConfig):
     sources: dict[str, SourceConfig] = field(default_factory=dict)
     max_prompt_tokens: int = within(">= 1", 1024)  # longer prompts are left out and counted
     deduplicate: bool = True  # rows with the same prompt and answer are used once
+    # which prompt comes next: shuffled (each once an epoch), pass_rate (those without signal are
+    # often skipped), or module:Class
+    sampler: str = "shuffled"
+    # keyword arguments of the sampler; pass_rate takes low, high, forget and least
+    sampler_args: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_bounds("data", self)
+        require(
+            self.sampler in SAMPLERS or OWN_FUNCTION.fullmatch(self.sampler) is not None,
+            f"data.sampler must be module:Class or one of {', '.join(SAMPLERS)}, got "
+            f"{self.sampler}",
+        )
+        require(
+            self.sampler != "shuffled" or not self.sampler_args,
+            "data.sampler_args has no effect with data.sampler=shuffled; remove it",
+        )
         require("{prompt}" in self.plain_template, "data.plain_template must contain {prompt}")
         _check_pattern("data", "prompt_pattern", self.prompt_pattern)
         _check_pattern("data", "answer_pattern", self.answer_pattern)

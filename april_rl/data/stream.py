@@ -1,8 +1,8 @@
-"""The endless, shuffled stream of prompts, and its exact state.
+"""The endless stream of prompts, and its exact state.
 
-The stream of one set yields every prompt once an epoch. A mixture takes from several such streams:
-the next prompt comes from the source that is furthest behind its share, so that after n prompts a
-source of weight w has given n · w / Σ w of them, give or take a few.
+A sampler chooses the prompts of one set, by default each once an epoch. A mixture takes
+from several such streams: the next prompt comes from the source that is furthest behind its share,
+so that after n prompts a source of weight w has given n · w / Σ w of them, give or take a few.
 """
 
 from __future__ import annotations
@@ -11,24 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-import xxhash
-from numpy.typing import NDArray
-
 from april_rl.data.errors import DataError
 from april_rl.data.prompts import PromptTable
+from april_rl.data.samplers import Learns, NewSampler, Shuffled
 from april_rl.types import Prompt
-
-
-def epoch_order(num_prompts: int, *, seed: int, epoch: int, name: str = "") -> NDArray[np.int64]:
-    """Return the permutation of one epoch [num_prompts] of the source `name`.
-
-    It is made from the raw bits of a bit generator, whose stream numpy keeps stable over versions;
-    numpy makes no such promise for `Generator.permutation`.
-    """
-    entropy = [seed, epoch, xxhash.xxh3_64_intdigest(name.encode())] if name else [seed, epoch]
-    bits = np.random.Philox(np.random.SeedSequence(entropy)).random_raw(num_prompts)
-    return np.argsort(bits, kind="stable")
 
 
 class Origin(NamedTuple):
@@ -46,9 +32,7 @@ _HOW_TO_GO_ON = (
 
 
 class PromptStream:
-    """A `rollout.ports.PromptSource` that yields every prompt once an epoch, in a new order each
-    time.
-    """
+    """A `rollout.ports.PromptSource` over one set, whose sampler chooses."""
 
     def __init__(
         self,
@@ -57,42 +41,64 @@ class PromptStream:
         seed: int,
         name: str = "",
         origin: Origin = NO_ORIGIN,
+        new_sampler: NewSampler | None = None,
     ) -> None:
         """`prompts` are yielded with new ids; `seed` is not negative; `name` is the name of the
-        source, and `origin` is what a saved stream is compared with.
+        source, and `origin` is what a saved stream is compared with; without `new_sampler` the
+        prompts are `Shuffled`.
         """
         assert prompts, "a stream needs at least one prompt"
         self._prompts, self._name, self._origin = prompts, name, origin
         self._seed = seed
-        self._move_to(epoch=0, cursor=0)
+        self._sampler = (
+            Shuffled(len(prompts), seed, name=name)
+            if new_sampler is None
+            else new_sampler(len(prompts), name)
+        )
+        self._learner = self._sampler if isinstance(self._sampler, Learns) else None
+        self._drawn: dict[int, int] = {}  # index by id of prompts whose rewards are awaited
+        self.num_taken = 0
 
     @property
-    def num_taken(self) -> int:
-        """Return the number of prompts taken so far, which is the id of the next one."""
-        return self._epoch * len(self._prompts) + self._cursor
+    def learns(self) -> bool:
+        """Return whether the sampler reads rewards."""
+        return self._learner is not None
 
-    def take(self) -> Prompt:
-        """Return the next prompt; its id is its position in the stream, epoch · num_prompts +
-        cursor.
-        """
-        position = self.num_taken
-        if self._cursor == len(self._prompts):
-            self._move_to(epoch=self._epoch + 1, cursor=0)
-        prompt = self._prompts[int(self._order[self._cursor])]
-        self._cursor += 1
-        return replace(prompt, id=position)
+    def take(self, prompt_id: int | None = None) -> Prompt:
+        """Return the next prompt; its id is the number of prompts taken before, or `prompt_id`."""
+        prompt_id = self.num_taken if prompt_id is None else prompt_id
+        index = self._sampler.draw()
+        if not 0 <= index < len(self._prompts):
+            raise DataError(
+                f"data.sampler returned the index {index!r} for {len(self._prompts)} prompts of "
+                f"{self._setting}"
+            )
+        if self._learner is not None:
+            self._drawn[prompt_id] = index
+        self.num_taken += 1
+        return replace(self._prompts[index], id=prompt_id)
 
-    def save(self) -> dict[str, int | str]:
+    def learn(self, prompt: Prompt, rewards: Sequence[float]) -> None:
+        """Give the rewards [G] of a prompt's group to a sampler that reads them."""
+        index = self._drawn.pop(prompt.id, None)
+        if self._learner is not None and index is not None:
+            self._learner.learn(index, rewards)
+
+    def save(self) -> dict[str, Any]:
         return {
             "seed": self._seed,
-            "epoch": self._epoch,
-            "cursor": self._cursor,
+            "num_taken": self.num_taken,
             "num_prompts": len(self._prompts),
             "fingerprint": self._origin.fingerprint,
+            "drawn": [*self._drawn.items()],
+            "sampler": self._sampler.save(),
+            "sampler_name": type(self._sampler).__name__,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state` was taken; raises DataError if seed or data differ."""
+        """Continue exactly where `state` was taken; raises DataError if seed, data or sampler
+        differ.
+        """
         if state["seed"] != self._seed:
             raise DataError(
                 f"seed={self._seed} is not the seed of the saved prompt stream ({state['seed']}): "
@@ -109,17 +115,20 @@ class PromptStream:
                 f"{len(self._prompts)} prompts, as before, but other tokens, answers or another "
                 f"order: {_HOW_TO_GO_ON}"
             )
-        self._move_to(epoch=state["epoch"], cursor=state["cursor"])
+        name = type(self._sampler).__name__
+        if state["sampler_name"] != name:
+            raise DataError(
+                f"data.sampler is {name}, and the checkpoint has the state of "
+                f"{state['sampler_name']}: resume with the same sampler"
+            )
+        self._sampler.restore(state["sampler"])
+        self._drawn = dict(state["drawn"])
+        self.num_taken = state["num_taken"]
 
     @property
     def _setting(self) -> str:
         key = f"data.sources.{self._name}.path" if self._name else "data.path"
         return f"{key}={self._origin.path}"
-
-    def _move_to(self, *, epoch: int, cursor: int) -> None:
-        self._order = epoch_order(len(self._prompts), seed=self._seed, epoch=epoch, name=self._name)
-        self._epoch = epoch
-        self._cursor = cursor
 
 
 class MixedStream:
@@ -132,14 +141,19 @@ class MixedStream:
         *,
         seed: int,
         origins: Mapping[str, Origin] | None = None,
+        new_sampler: NewSampler | None = None,
     ) -> None:
         """`weights` [source] are positive; only their ratios matter. `origins` [source] are what a
-        saved stream is compared with.
+        saved stream is compared with; each source has a sampler of its own.
         """
         assert sources.keys() == weights.keys(), (sources.keys(), weights.keys())
         self._streams = {
             name: PromptStream(
-                prompts, seed=seed, name=name, origin=(origins or {}).get(name, NO_ORIGIN)
+                prompts,
+                seed=seed,
+                name=name,
+                origin=(origins or {}).get(name, NO_ORIGIN),
+                new_sampler=new_sampler,
             )
             for name, prompts in sources.items()
         }
@@ -148,7 +162,16 @@ class MixedStream:
     def take(self) -> Prompt:
         """Return the next prompt; its id is its position in the whole stream."""
         position = sum(stream.num_taken for stream in self._streams.values())
-        return replace(self._streams[self._next_source()].take(), id=position)
+        return self._streams[self._next_source()].take(position)
+
+    @property
+    def learns(self) -> bool:
+        """Return whether the samplers read rewards."""
+        return any(stream.learns for stream in self._streams.values())
+
+    def learn(self, prompt: Prompt, rewards: Sequence[float]) -> None:
+        """Give the rewards [G] of a prompt's group to the sampler of its source."""
+        self._streams[prompt.dataset].learn(prompt, rewards)
 
     def _next_source(self) -> str:
         """Return the source furthest behind its share (Sainte-Laguë's rule); the first one of a
@@ -178,10 +201,14 @@ class MixedStream:
 
 
 def stream_of(
-    sources: Mapping[str, PromptTable], weights: Mapping[str, float], *, seed: int
+    sources: Mapping[str, PromptTable],
+    weights: Mapping[str, float],
+    *,
+    seed: int,
+    new_sampler: NewSampler | None = None,
 ) -> PromptStream | MixedStream:
     """Return the stream of one set, which has the name "", or of a mixture."""
     origins = {name: Origin(table.path, table.fingerprint) for name, table in sources.items()}
     if sources.keys() == {""}:
-        return PromptStream(sources[""], seed=seed, origin=origins[""])
-    return MixedStream(sources, weights, seed=seed, origins=origins)
+        return PromptStream(sources[""], seed=seed, origin=origins[""], new_sampler=new_sampler)
+    return MixedStream(sources, weights, seed=seed, origins=origins, new_sampler=new_sampler)

@@ -23,6 +23,7 @@ def test_the_command_of_the_page_trains_with_the_functions_of_the_page(tmp_path:
     own = (
         "algorithm.advantage=my_algorithm:signs",
         "algorithm.group_filter=my_algorithm:is_mixed",
+        "data.sampler=my_algorithm:InOrder",
         "algorithm.args={high: 1.000001, scale: 0.5}",
         "runtime.ray=false",
     )
@@ -40,6 +41,8 @@ def test_the_command_of_the_page_trains_with_the_functions_of_the_page(tmp_path:
     for sample in samples:
         by_prompt.setdefault(sample["prompt_id"], set()).add(sample["reward"])
     assert all(len(rewards) == 2 for rewards in by_prompt.values())
+    lines = {int(sample["source"].rpartition(":")[2]) for sample in samples}
+    assert max(lines) < 60, "prompts at the beginning of the file"
 
 
 @pytest.mark.soak
