@@ -2,8 +2,11 @@
 
 A random 0.6 M-parameter Qwen3 with a character vocabulary ends its responses by chance: lengths are
 about geometric. Each mode is a run of its own (real Ray, vLLM, FSDP2, reward pool); runs take turns
-in rounds. Ratios are to the first mode.
+in rounds. Ratios are to the first mode. With --trl, TRL's GRPOTrainer comes first, on the same
+model and data, with batches of as many samples, alone and with partial rollouts at the factors
+given.
 
+    tools/bench.py step --trl 1.5
     tools/bench.py step --set engine.cuda_graphs=false --mode off engine.async_scheduling=false \\
         --mode on engine.async_scheduling=true
 """
@@ -59,6 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="settings of every run",
     )
     parser.add_argument(
+        "--trl",
+        type=float,
+        nargs="*",
+        metavar="FACTOR",
+        help="TRL alone, and with partial rollouts at these factors (needs requirements/trl.txt)",
+    )
+    parser.add_argument(
         "--mode",
         nargs="+",
         action="append",
@@ -81,13 +91,18 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
         data = folder / "sums.jsonl"
         rows = ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(64) for b in range(64))
         data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        turns = [mode for _ in range(args.rounds) for mode in modes]
+        trl = {} if args.trl is None else {"TRL": None, **{f"TRL, α {f:g}": f for f in args.trl}}
+        turns = [mode for _ in range(args.rounds) for mode in (*trl, *modes)]
         for i, name in enumerate(track(turns, description="runs")):
             run_dir = folder / f"run_{i}"
+            if name in trl:
+                steps = _run_trl(args, data, run_dir, factor=trl[name])
+                found.setdefault(name, []).extend(steps[args.warmup_steps :])
+                continue
             settings = {**_common(args, data), **_by_key([*args.settings, *modes[name]])}
             steps = _run(settings, run_dir)
             found.setdefault(name, []).extend(steps[args.warmup_steps :])
-    table = [_row(name, steps) for name, steps in found.items()]
+    table = [(_trl_row if name in trl else _row)(name, steps) for name, steps in found.items()]
     for row in table:
         row["of_first"] = row["trained_tokens_per_s"] / table[0]["trained_tokens_per_s"]
     _show(table)
@@ -100,7 +115,7 @@ def _common(args: argparse.Namespace, data: Path) -> dict[str, str]:
         [
             *("name=bench", f"model.path={args.model}", f"data.path={data}"),
             *("data.template=plain", "data.max_prompt_tokens=32", "tracking.wandb=disabled"),
-            *(f"trainer.num_steps={args.steps}"),
+            f"trainer.num_steps={args.steps}",
             *(f"trainer.num_groups={args.num_groups}", f"rollout.group_size={args.group_size}"),
             f"rollout.max_response_tokens={args.max_response_tokens}",
             *("learner.max_tokens=8192", "optimizer.lr=1e-6", "runtime.device=cpu"),
@@ -122,6 +137,40 @@ def _run(settings: Mapping[str, str], run_dir: Path) -> list[dict[str, float]]:
     lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [json.loads(line) for line in lines]
     return [step for step in steps if "time/step_s" in step]
+
+
+def _run_trl(
+    args: argparse.Namespace, data: Path, run_dir: Path, *, factor: float | None
+) -> list[dict[str, float]]:
+    """Return seconds and tokens of the steps of one run of TRL's trainer."""
+    settings = {
+        **{"model": str(args.model), "data": str(data), "folder": str(run_dir)},
+        **{"steps": args.steps, "num_groups": args.num_groups, "group_size": args.group_size},
+        **{"max_response_tokens": args.max_response_tokens, "over_sampling_factor": factor},
+    }
+    command = [sys.executable, str(Path(__file__).parent / "trl_steps.py"), json.dumps(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step_s"')]
+
+
+def _trl_row(name: str, steps: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Return a row as `_row` does; TRL's rollout includes its weight sync."""
+    rates = [step["tokens"] / step["step_s"] for step in steps]
+    total_s = sum(step["step_s"] for step in steps)
+    rollout_frac = sum(step["rollout_s"] for step in steps) / total_s
+    return {
+        "mode": name,
+        "over_sampling_factor": float(name.partition("α ")[2] or 1),
+        "trained_tokens_per_s": sum(step["tokens"] for step in steps) / total_s,
+        "trained_tokens_per_s_min": min(rates),
+        "trained_tokens_per_s_max": max(rates),
+        "step_s": total_s / len(steps),
+        "rollout_frac": rollout_frac,
+        "update_frac": 1 - rollout_frac,
+        "weight_sync_frac": 0.0,
+    }
 
 
 def _row(name: str, steps: Sequence[dict[str, float]]) -> dict[str, Any]:
