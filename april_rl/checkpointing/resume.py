@@ -66,7 +66,7 @@ def load(resume: str, run_dir: Path) -> Resumed | None:
     """
     root = run_dir / CHECKPOINTS
     recover(root)
-    path = latest(root) if resume == AUTO else checkpoint_at(Path(resume))
+    path = latest(root) if resume == AUTO else checkpoint_at(Path(resume), key="resume=")
     if path is None:
         _refuse_to_start_again(run_dir)
         return None
@@ -88,9 +88,9 @@ def load(resume: str, run_dir: Path) -> Resumed | None:
         raise CheckpointError(f"{error}\n{_offer(path)}") from error
 
 
-def checkpoint_at(path: Path) -> Path:
+def checkpoint_at(path: Path, *, key: str = "") -> Path:
     """Return the checkpoint at `path`: itself, or the last one of a run directory or of its folder
-    of checkpoints. Raise CheckpointError when there is none.
+    of checkpoints. Raise CheckpointError when there is none; its message begins with `key`.
     """
     if (path / MANIFEST).is_file() or path.parent.name == CHECKPOINTS:
         root, found = path.parent, path if path.is_dir() else None
@@ -102,8 +102,8 @@ def checkpoint_at(path: Path) -> Path:
     paths = [*(one.path for one in list_saved(root)), *list_abandoned(root)]
     names = ", ".join(path.name for path in paths) or "no checkpoint"
     raise CheckpointError(
-        f"{path} is neither a checkpoint (RUN/checkpoints/step_N) nor the directory of a run that "
-        f"has one; {root} has {names}"
+        f"{key}{path} is neither a checkpoint (RUN/checkpoints/step_N) nor the directory of a run "
+        f"that has one; {root} has {names}"
     )
 
 

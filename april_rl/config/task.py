@@ -261,6 +261,12 @@ def _check_name(section: str, name: str) -> None:
 
 
 def _check_function(key: str, function: str) -> None:
+    module, _, name = function.replace(".py:", ":").replace(":", ".").rpartition(".")
+    meant = f"{module}:{name}"
+    require(
+        function == meant or _FUNCTION.fullmatch(meant) is None,
+        f"{key} must be module:function, got {function}; did you mean {meant}?",
+    )
     require(
         function in BUILTIN_REWARDS or OWN_FUNCTION.fullmatch(function) is not None,
         f"{key} must be module:function or one of {', '.join(BUILTIN_REWARDS)}, got {function}",

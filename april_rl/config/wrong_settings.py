@@ -131,7 +131,9 @@ def wrong_option(word: str, words: Sequence[str], schema: type) -> str:
 
 def expected_value(key: str, schema: type) -> str:
     """Return in words what the setting `key` may be."""
-    return _in_words(_type_of(key, schema), key)
+    kind = _type_of(key, schema)
+    is_entry = key.endswith("]") and get_origin(kind) is list
+    return _in_words(get_args(kind)[0] if is_entry else kind, key)
 
 
 def _type_of(key: str, schema: type) -> object:

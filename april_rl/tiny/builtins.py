@@ -32,8 +32,10 @@ def resolve(path: str, *, key: str = "path") -> str:
         return path
     name = path.removeprefix(PREFIX)
     if name not in _FILES:
-        known = ", ".join(PREFIX + known for known in _FILES)
-        raise UnknownBuiltinError(f"{key}={path}: no such builtin; choose one of {known}")
+        is_model = key == "model.path"
+        fitting = [PREFIX + known for known in _FILES if (known == "tiny") == is_model]
+        known = " or ".join(fitting)
+        raise UnknownBuiltinError(f"{key}={path}: no such builtin; choose {known}")
     return str(_PACKAGE / _FILES[name])
 
 

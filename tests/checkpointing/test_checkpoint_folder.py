@@ -244,3 +244,8 @@ def test_the_manifest_is_plain_json(tmp_path):
     """Fails when it is no longer plain JSON."""
     found = json.loads((write(tmp_path, 1) / "manifest.json").read_text())
     assert found["files"]["config.yaml"]["bytes"] == len("name: test\n")
+
+
+def test_a_path_without_a_checkpoint_is_refused_with_the_setting(tmp_path):
+    with pytest.raises(CheckpointError, match=r"^resume=True is neither a checkpoint "):
+        load("True", tmp_path / "run")

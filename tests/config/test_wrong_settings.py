@@ -59,7 +59,7 @@ WRONG = [
     ("deterministic=maybe", "deterministic must be true or false, got maybe"),
     ("rollout.on_stale=skip", "rollout.on_stale must be finish or mask, got skip"),
     ("rollout.tick_steps=[1]", "rollout.tick_steps must be a whole number or auto, got [1]"),
-    ("tracking.backends=[mlflow]", "tracking.backends[0] must be a list in brackets, each entry "
+    ("tracking.backends=[mlflow]", "tracking.backends[0] must be "
      "wandb or trackio or tensorboard, got [mlflow]"),
     ("lora.target_modules=q_proj",
      "lora.target_modules must be a list in brackets, each entry text or null, got q_proj"),
@@ -93,6 +93,13 @@ WRONG = [
     ("rollout.group_size=0", "rollout.group_size must be >= 1, got 0"),
     ("rollout.over_sampling_factor=two",
      "rollout.over_sampling_factor must be >= 1 or auto, got two"),
+    ("reward.function=my_rewards.py:exact", "reward.function must be module:function, got "
+     "my_rewards.py:exact; did you mean my_rewards:exact?"),
+    ("reward.function=my_rewards.exact", "reward.function must be module:function, got "
+     "my_rewards.exact; did you mean my_rewards:exact?"),
+    ("reward.function=exakt", "reward.function must be module:function or one of math_verify, "
+     "exact, last_number, format, length, code, judge, reward_model, reasoning_gym, environment, "
+     "got exakt"),
     ("resume=", "resume must be auto, a path or null, got nothing"),
 ]  # fmt: skip
 

@@ -105,10 +105,17 @@ def test_paths_that_are_not_builtin_are_returned_unchanged() -> None:
         assert builtins.resolve(path) == path
 
 
-def test_an_unknown_builtin_is_refused_with_the_known_ones() -> None:
-    expected = r"data\.path=builtin:nope: .*builtin:tiny, builtin:arithmetic, "
-    with pytest.raises(RunError, match=expected):
-        builtins.resolve("builtin:nope", key="data.path")
+@pytest.mark.parametrize(
+    ("key", "fitting"),
+    [
+        ("data.path", "builtin:arithmetic or builtin:arithmetic_held_out"),
+        ("model.path", "builtin:tiny"),
+    ],
+)
+def test_an_unknown_builtin_is_refused_with_those_that_fit_the_setting(key, fitting) -> None:
+    with pytest.raises(RunError) as caught:
+        builtins.resolve("builtin:nope", key=key)
+    assert str(caught.value) == f"{key}=builtin:nope: no such builtin; choose {fitting}"
 
 
 def test_the_problem_files_of_the_package_match_what_the_task_draws() -> None:
