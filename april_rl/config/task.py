@@ -264,7 +264,7 @@ def _check_function(key: str, function: str) -> None:
     module, _, name = function.replace(".py:", ":").replace(":", ".").rpartition(".")
     meant = f"{module}:{name}"
     require(
-        function == meant or _FUNCTION.fullmatch(meant) is None,
+        function == meant or OWN_FUNCTION.fullmatch(meant) is None,
         f"{key} must be module:function, got {function}; did you mean {meant}?",
     )
     require(
