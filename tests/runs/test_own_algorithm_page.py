@@ -19,7 +19,9 @@ SMALL = ("trainer.num_steps=2", "trainer.num_groups=4", "evaluation.sets.held_ou
 @pytest.mark.cpu_engine
 def test_the_command_of_the_page_trains_with_the_functions_of_the_page(tmp_path: Path) -> None:
     """Fails when a function is not used, or its metric is not logged."""
-    (tmp_path / "my_algorithm.py").write_text(MODULE)
+    learning = "        open('learned', 'a').write(f'{index} {len(rewards)}\\n')\n"
+    code = MODULE.replace("        if not any(rewards):", f"{learning}        if not any(rewards):")
+    (tmp_path / "my_algorithm.py").write_text(code)
     own = (
         "algorithm.advantage=my_algorithm:signs",
         "algorithm.group_filter=my_algorithm:is_mixed",
@@ -43,6 +45,9 @@ def test_the_command_of_the_page_trains_with_the_functions_of_the_page(tmp_path:
     assert all(len(rewards) == 2 for rewards in by_prompt.values())
     lines = {int(sample["source"].rpartition(":")[2]) for sample in samples}
     assert max(lines) < 60, "prompts at the beginning of the file"
+    learned = [line.split() for line in (tmp_path / "learned").read_text().splitlines()]
+    assert len(learned) >= 8
+    assert {size for _, size in learned} == {"8"}
 
 
 @pytest.mark.soak
