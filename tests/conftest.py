@@ -11,6 +11,7 @@ import pytest
 from cpu_engine_marks import skip_cpu_engine
 from hypothesis import settings
 
+from april_rl.config.store import recipes
 from april_rl.planning.machine import installed_engines
 from april_rl.supervision.interrupts import SIGNALS
 
@@ -51,6 +52,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     last = len(LONGEST)
     items.sort(key=lambda item: (place.get(item.path.name, last), item.path not in slow))
     skip_cpu_engine(items, installed=installed_engines())
+
+
+@pytest.fixture(autouse=True)
+def only_the_recipes_of_the_package() -> Iterator[None]:
+    """Forget the recipes that a test registers."""
+    before = dict(recipes())
+    yield
+    recipes().clear()
+    recipes().update(before)
 
 
 def pytest_collection_finish() -> None:
