@@ -8,6 +8,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, metadata, version
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from april_rl.planning.errors import PreflightError
 
@@ -28,7 +29,8 @@ def check_installed(requirements: Iterable[str]) -> None:
     wrong = set()
     for needed in map(Requirement, requirements):
         found = _installed(needed.name)
-        if found and not needed.specifier.contains(found, prereleases=True):
+        # A build of ROCm or of one's own calls itself 2.13.0a0+git1234.
+        if found and not needed.specifier.contains(Version(found).base_version):
             wrong.add(f"{needed.name} {found} is installed, needed is {needed.specifier}")
     if wrong:
         raise PreflightError(

@@ -83,3 +83,11 @@ def test_a_version_that_is_not_allowed_is_refused_with_a_way_out(requirement, pa
 def test_what_is_not_installed_is_left_to_the_check_of_the_engine(monkeypatch) -> None:
     monkeypatch.setattr("april_rl.planning.versions._CHECKED", ("no-such-package",))
     check_installed(["no-such-package>=1"])
+
+
+@pytest.mark.parametrize("found", ["2.13.0a0+git1234", "2.13.0+rocm7.1", "2.13.1"])
+def test_a_build_of_ones_own_counts_as_its_release(found: str, monkeypatch) -> None:
+    monkeypatch.setattr("april_rl.planning.versions.version", lambda _: found)
+    check_installed(["torch>=2.13,<2.14"])
+    with pytest.raises(PreflightError, match="torch"):
+        check_installed(["torch>=2.14"])
