@@ -4,8 +4,8 @@
 
 WHAT is `weights`: a tiny random model is loaded by the engine and sampled from; then the engine
 gets the weights of a learner with another model and is sampled from again; then it is interrupted
-halfway, keeps its caches, and goes on. Or `adapter`: it samples, with an interruption, after a sync
-of a learner's adapters alone. Log-probabilities are compared with those of transformers' own
+halfway, keeps its caches, and continues. Or `adapter`: it samples, with an interruption, after a
+sync of a learner's adapters alone. Log-probabilities are compared with those of transformers' own
 logits. Prints one line of JSON, the largest difference of each part in nats.
 """
 
@@ -127,7 +127,7 @@ def sample_all(engine: VllmEngine, *, interrupted: bool) -> list[tuple[list[int]
 
 
 def continue_after(request: Request, begun: Completion) -> Request:
-    """Return the request that goes on after the tokens of an interrupted one."""
+    """Return the request that continues after the tokens of an interrupted one."""
     return Request(
         sample_id=request.sample_id,
         prompt_token_ids=request.prompt_token_ids,

@@ -87,7 +87,7 @@ def _parse(arguments: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
     named = tuple(given["parts"].split(",")) if "parts" in given else ()
     wrong = [name for name in named if name not in NAMES]
     if wrong:
-        raise UsageError(f"parts={wrong[0]} is no part; there are {', '.join(NAMES)}")
+        raise UsageError(f"parts={wrong[0]} is not a part; there are {', '.join(NAMES)}")
     return Path(given.get("output") or "outputs/gpu_acceptance").resolve(), named
 
 

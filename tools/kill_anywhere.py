@@ -6,7 +6,7 @@ The run is the tiny recipe: real Ray, vLLM and FSDP2, a checkpoint after every s
 with SIGKILL while it starts, in a step, in a save, between the renames of a save or after a polite
 signal; begins with an earlier checkpoint, in another directory, or twice at once; cannot write a
 checkpoint, or is refused for one of nine reasons (tools/kills/kinds.py, refusals.py). The last one
-goes on to the end. Prints a line for each; the exit status is 1, and the reasons are named, when a
+runs to the end. Prints a line for each; the exit status is 1, and the reasons are named, when a
 check fails. The same seed gives the same choices; moments depend on the machine.
 
 With environments, every call of a slow tool is made once, or marked as a further attempt:

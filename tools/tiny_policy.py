@@ -1,4 +1,4 @@
-"""Make the tiny policy and the problem files anew, as the package has them.
+"""Make the tiny policy and the problem files again, as the package has them.
 
 `python tools/tiny_policy.py april_rl/tiny` replaces those of a checkout; it takes some minutes.
 """
@@ -33,7 +33,7 @@ def main() -> None:
     write_problems(folder / TRAIN, rl_problems())
     write_problems(folder / HELD_OUT, held_out_problems(NUM_HELD_OUT))
     build_policy(folder / POLICY)
-    print(f"builtin:tiny and builtin:arithmetic, made anew: {folder}", file=sys.stderr)
+    print(f"builtin:tiny and builtin:arithmetic, made again: {folder}", file=sys.stderr)
 
 
 def write_problems(path: Path, problems: list[Problem]) -> None:

@@ -161,7 +161,7 @@ def test_peaks_are_found_by_the_names_that_devices_have():
 
 def test_a_wrong_argument_is_named_before_anything_runs_and_the_help_lists_every_part(capsys):
     for argument, message in (
-        ("parts=sync,nonsense", "nonsense is no part"),
+        ("parts=sync,nonsense", "nonsense is not a part"),
         ("folder=x", "folder is not an option"),
     ):
         assert gpu_acceptance.main([argument]) == 2

@@ -26,7 +26,7 @@ def check_processes(run: Run, life: int) -> None:
 
 
 def check_shared_memory(run: Run) -> None:
-    """Check that what was open at a kill has no name any more: nobody would ever remove it."""
+    """Check that what was open at a kill has no name any more: nothing would ever remove it."""
 
     def names() -> list[str]:
         with os.scandir(SHARED) as entries:

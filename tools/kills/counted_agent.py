@@ -18,9 +18,9 @@ _ONE_IN = 5  # of the tool's calls fails at its first attempt, after its work
 async def run(
     client: AsyncOpenAI, row: Mapping[str, Any], seed: int, *, log: str, context: Context
 ) -> float:
-    """Ask, call the tool, and ask again, twice; then begin anew. Return the share of answers with
-    the right number; `log` is the file to which the tool adds a line for each call. A call that
-    fails is made again.
+    """Ask, call the tool, and ask again, twice; begin a new context. Return the share of answers
+    with the right number; `log` is the file to which the tool adds a line for each call. A call
+    that fails is made again.
     """
     messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
     num_right = 0

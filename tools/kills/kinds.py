@@ -146,7 +146,7 @@ def lose_worker_elsewhere(run: Run, random: Random) -> str:
 
 
 def start_twice(run: Run, random: Random) -> str:
-    """Two programs at once: one goes on, the other says who owns the directory; then SIGKILL."""
+    """Two programs at once: one continues, the other says who owns the directory; then SIGKILL."""
     before = run.last_step()
     pair = [run.start(), run.start()]
     run.wait(lambda: any(each.poll() is not None for each in pair))

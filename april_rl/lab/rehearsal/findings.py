@@ -113,7 +113,7 @@ def check_left_out(
 
 
 def check_evaluation(config: TrainConfig) -> Finding | None:
-    """Find a run without evaluation, whose progress nobody could see."""
+    """Find a run without evaluation, whose progress no metric would show."""
     if config.evaluation.sets:
         return None
     return Finding(

@@ -1,4 +1,4 @@
-"""The rehearsal of a recipe, from its data to two steps, told as it goes on.
+"""The rehearsal of a recipe, from its data to two steps, reported step by step.
 
 data      every set: rows, prompts as rendered, the reward's answers to right and wrong responses
 memory    the plan of the real model on the machine that the recipe names

@@ -80,7 +80,7 @@ def _contexts(run: RunFiles) -> Iterator[str]:
     contexts, turns = run.mean("environment/contexts_mean"), run.mean("environment/turns_mean")
     if contexts and turns and contexts > _SEVERAL and contexts > _MOST_TURNS * turns:
         yield (
-            f"The agent begins anew with nearly every request: {contexts:.1f} contexts in "
+            f"The agent begins a new context with nearly every request: {contexts:.1f} contexts in "
             f"{turns:.1f} turns (environment/contexts_mean). If an early message changes, such as "
             "the time of day, leave it out: training reads all of it again."
         )

@@ -131,7 +131,7 @@ def _every(num_slots: int) -> int:
 
 
 def _first_slots(bars: Sequence[Bar], *, num_slots: int) -> list[Bar]:
-    """Return the bars of at most MAX_SLOTS slots, numbered anew."""
+    """Return the bars of at most MAX_SLOTS slots, numbered from 0."""
     every = _every(num_slots)
     return [bar._replace(slot=bar.slot // every) for bar in bars if bar.slot % every == 0]
 

@@ -183,7 +183,7 @@ class AutoFactor:
         }
 
     def restore(self, state: Plain) -> None:
-        """Continue from what `save` returned, or start anew if the saved run had a fixed factor."""
+        """Continue from what `save` returned; begin at 1 if the saved run had a fixed factor."""
         if not state:
             return
         self._largest = min(state["largest"], self._largest)

@@ -34,7 +34,7 @@ class SimulationProcess:
         return predictions
 
     def close(self) -> None:
-        """End the process now, whatever it is doing."""
+        """End the process now, also in the middle of a simulation."""
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
 
