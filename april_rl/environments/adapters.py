@@ -93,7 +93,7 @@ def class_of_functions(functions: Sequence[object]) -> type[FunctionTools]:
 
 
 def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls a function; type hints and docstring are those of the function."""
+    """Return a method that calls a function and has its type hints and docstring."""
 
     @functools.wraps(function)
     def method(_self: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401

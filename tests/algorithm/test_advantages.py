@@ -89,7 +89,7 @@ def test_over_the_batch_equal_rewards_have_exactly_zero_advantage(estimator):
 
 
 def test_the_tokens_of_a_batch_match_its_samples():
-    """Those of environments are none. Planted bug: the length with observations."""
+    """Tokens of environments do not count. Planted bug: the length with observations."""
     samples = [[episode((2, "stop"), 0.0), episode((5, "stop"), 0.0, index=1)]]
     expected = over_tokens([1.0, 0.0], [2, 5])
     [found] = advantages_of(Advantage.reinforce_pp, environment_weight=lambda _: 1.0)(

@@ -95,6 +95,8 @@ def test_a_checkpoint_that_does_not_hold_the_number_of_parameters_is_read(tmp_pa
     earlier = state(full)
     del earlier["base"]["num_parameters"]
     check(full, earlier)
+    with pytest.raises(OtherModelError):
+        check(full, earlier | {"base": {**earlier["base"], "num_parameters": 1}})
 
 
 def test_the_reference_of_a_run_must_be_the_same_but_trained_weights_may_differ(tmp_path):

@@ -1,4 +1,4 @@
-"""Settings as Python values mean what they say, whatever their text."""
+"""Settings given as Python values arrive unchanged, also with odd text."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What most tests of the learner begin with: a process group, and a model in a folder."""
+"""Fixtures of most tests of the learner: a process group, and a model in a folder."""
 
 from collections.abc import Iterator
 

@@ -58,8 +58,11 @@ def test_a_version_is_checked_before_torch_is_imported(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "[]\n")
 
 
-def test_the_versions_of_this_environment_are_allowed() -> None:
+def test_the_versions_of_this_environment_are_allowed_and_an_old_torch_is_not(monkeypatch) -> None:
     check_versions()
+    monkeypatch.setattr("april_rl.planning.versions.version", lambda _: "1.0")
+    with pytest.raises(PreflightError, match=r"torch 1\.0 is installed"):
+        check_versions()
 
 
 @pytest.mark.parametrize(
@@ -81,8 +84,10 @@ def test_a_version_that_is_not_allowed_is_refused_with_a_way_out(requirement, pa
 
 
 def test_what_is_not_installed_is_left_to_the_check_of_the_engine(monkeypatch) -> None:
-    monkeypatch.setattr("april_rl.planning.versions._CHECKED", ("no-such-package",))
-    check_installed(["no-such-package>=1"])
+    monkeypatch.setattr("april_rl.planning.versions._CHECKED", ("no-such-package", "numpy"))
+    with pytest.raises(PreflightError) as caught:
+        check_installed(["no-such-package>=1", "numpy>=99"])
+    assert "no-such-package" not in str(caught.value)
 
 
 @pytest.mark.parametrize("found", ["2.13.0a0+git1234", "2.13.0+rocm7.1", "2.13.1"])

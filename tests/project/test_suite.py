@@ -1,4 +1,4 @@
-"""What tests/conftest.py does for every test."""
+"""Promises of tests/conftest.py to every test."""
 
 import subprocess
 import sys

@@ -1,1 +1,1 @@
-"""What vLLM needs on a CPU."""
+"""Sampler, kernels and fixes that vLLM needs on a CPU."""

@@ -1,1 +1,1 @@
-"""What a finished step is measured by; nothing here decides what is sampled or trained."""
+"""Measures of a finished step; nothing here decides what is sampled or trained."""
