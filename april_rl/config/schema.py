@@ -119,6 +119,9 @@ class LearnerConfig:
     # above 5 times it a step is skipped and the weights are synced again, before the run ends
     max_mismatch: float = within("> 0", 0.05)
     compute_dtype: ComputeDtype = ComputeDtype.auto
+    # compile normalisations, MLPs and the output layer's passes into few kernels: the same numbers
+    # but for roundings, faster on GPUs; needs a C compiler. auto: on GPUs
+    fused: bool | str = "auto"
     activation_checkpointing: bool = False  # compute activations twice: less memory, slower
     # consecutive workers that share one copy of weights, gradients and optimizer state;
     # runtime.num_workers is a multiple of it (hybrid sharding); 0: all workers
@@ -131,6 +134,10 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         check_bounds("learner", self)
+        require(
+            self.fused in (True, False, "auto"),
+            f"learner.fused must be true, false or auto, got {self.fused}",
+        )
         require(
             self.age_weight is None or OWN_FUNCTION.fullmatch(self.age_weight) is not None,
             f"learner.age_weight must be null or module:function, got {self.age_weight}",

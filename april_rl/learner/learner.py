@@ -69,10 +69,10 @@ class Learner:
     ) -> None:
         """Load this rank's shard; a collective.
 
-        `temperature` is the sampling temperature, `seed` initialises the adapters, and
-        `num_optimizer_steps` counts the whole run. With `lora.rank` > 0 the model is frozen in
-        `compute_dtype` and only its adapters are trained. `on_forward` is called after each forward
-        pass, as a sign of progress. Raises CheckpointError when `model_path` cannot be loaded.
+        `temperature` is the sampling temperature, `seed` initialises the adapters,
+        `num_optimizer_steps` counts the whole run. With `lora.rank` > 0 only adapters are trained,
+        of a model frozen in `compute_dtype`. `on_forward` is called after each forward pass, as a
+        sign of progress. Raise CheckpointError when `model_path` cannot be loaded.
         """
         self._device = torch.device(device)
         self._folder = local_folder(model_path)
@@ -89,6 +89,7 @@ class Learner:
             storage_dtype=torch.float32 if self._lora is None else self._compute_dtype,
             lora=self._lora,
             lora_seed=seed,
+            fused=config.fused is True,
         )
         if on_forward is not None:
             self._policy.register_forward_hook(lambda *_: on_forward())
@@ -106,9 +107,8 @@ class Learner:
             moments=self._moments,
         )
         self._objective, self._max_mismatch = objective, config.max_mismatch
-        self._num_updates = 0
-        self._model_path = model_path
-        self._reference = self._build_reference(mesh, self._compute_dtype, temperature)
+        self._num_updates, self._model_path = 0, model_path
+        self._reference = self._build_reference(mesh, temperature, fused=config.fused is True)
         if on_forward is not None and isinstance(self._reference, Reference):
             self._reference.on_forward(on_forward)
         self._routers = Routers(self._policy if config.router_replay.is_on else None)
@@ -213,7 +213,7 @@ class Learner:
         self._moments.reload()
 
     def _build_reference(
-        self, mesh: DeviceMesh, compute_dtype: torch.dtype, temperature: float
+        self, mesh: DeviceMesh, temperature: float, *, fused: bool
     ) -> Reference | OwnReference | None:
         """Return a second model or, with LoRA, the policy without adapters; None if unused."""
         if not self._objective.needs_reference:
@@ -224,8 +224,9 @@ class Learner:
             self._folder,
             mesh=mesh,
             device=self._device,
-            compute_dtype=compute_dtype,
+            compute_dtype=self._compute_dtype,
             temperature=temperature,
+            fused=fused,
         )
 
     def _build_anchors(self) -> Anchors:

@@ -28,6 +28,7 @@ from april_rl.learner.model.architecture import (
     recompute_activations,
 )
 from april_rl.learner.model.checkpoint import Checkpoint
+from april_rl.learner.model.fused import check_compiler, fuse
 from april_rl.learner.model.logprobs import LogprobHead
 from april_rl.learner.model.lora import base_parameters, initialise, inject, merged_parameters
 from april_rl.learner.model.names import Part, StoredNames, TextPrefixes, cut, untrained_names
@@ -204,18 +205,21 @@ def build_policy(
     storage_dtype: torch.dtype = torch.float32,
     lora: LoraConfig | None = None,
     lora_seed: int = 0,
+    fused: bool = False,
 ) -> Policy:
     """Return the sharded policy with the weights of a Hugging Face folder, ready for its optimizer.
 
     `storage_dtype` is the dtype of the shards, float32 for master weights. With `lora` the adapters
     are the master weights, and the frozen model may be stored in `compute_dtype`; `lora_seed`
-    initialises the adapters.
+    initialises the adapters. With `fused` some functions are compiled (`model.fused`).
 
     Raises UnsupportedModelError, before loading anything, when the learner would compute something
     else than the model; CheckpointError or UnknownLayoutError when the folder does not match a
     model that the learner can hold; and LoraError when the model lacks the layers that `lora`
-    names.
+    names. CompilerError when `fused` cannot be.
     """
+    if fused:
+        check_compiler(device)
     causal_lm = empty_model(AutoConfig.from_pretrained(folder), dtype=storage_dtype)
     check_device(causal_lm, device)
     if activation_checkpointing:
@@ -235,6 +239,9 @@ def build_policy(
     policy.materialise(checkpoint, device=device)
     if lora is not None:
         initialise(policy, seed=lora_seed)
+    if fused:
+        fuse(policy.model)
+        policy.lm_head.fuse()
     policy.eval()
     if activation_checkpointing:
         recompute_activations(policy)

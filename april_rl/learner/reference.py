@@ -30,6 +30,7 @@ class Reference:
         device: torch.device,
         compute_dtype: torch.dtype,
         temperature: float,
+        fused: bool,
     ) -> None:
         """Load this rank's shard; a collective.
 
@@ -45,6 +46,7 @@ class Reference:
             storage_dtype=compute_dtype,
             activation_checkpointing=False,
             temperature=temperature,
+            fused=fused,
         ).requires_grad_(False)
         self._policy.to("cpu")
 

@@ -136,5 +136,6 @@ def _learner(learner: LearnerConfig, device: str) -> LearnerConfig:
     return replace(
         learner,
         compute_dtype=precision(learner.compute_dtype, device),
+        fused=device == "cuda" if isinstance(learner.fused, str) else learner.fused,
         offload=learner.offload if device == "cuda" else Offload.none,
     )

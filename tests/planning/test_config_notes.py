@@ -69,7 +69,7 @@ READ_ON_BOTH = {
     *("engine.speculation", "learner.compute_dtype"),
     *("learner.max_tokens", "learner.age_decay", "learner.age_weight", "learner.max_mismatch"),
     *("learner.activation_checkpointing", "learner.shard_size", "runtime.device"),
-    "learner.router_replay",
+    *("learner.router_replay", "learner.fused"),
     *("runtime.num_workers", "runtime.ray_address", "runtime.stall_timeout_s"),
     *("runtime.ray", "runtime.max_restarts"),
 }

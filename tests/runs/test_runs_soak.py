@@ -22,6 +22,12 @@ SWEEPS = {
         "algorithm.kl=k2,k3",
         "algorithm.kl_coefficient=0.05",
     ),
+    "compiled functions": (
+        "learner.fused=true",
+        "runtime.num_workers=1,2",
+        "algorithm.kl=k3",
+        "algorithm.kl_coefficient=0.05",
+    ),
     "adapters, stale tokens, parked samples": (
         "lora.rank=0,4",
         "rollout.on_stale=finish,mask",

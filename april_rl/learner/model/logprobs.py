@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from april_rl.learner.model.fused import compiled
 from april_rl.learner.model.sizes import (
     BLOCK_BYTES,
     BLOCK_MULTIPLE,
@@ -69,6 +71,11 @@ class LogprobHead(nn.Module):
         self.bias = bias
         self._shape = (shape or LogitShape()).at(temperature)
         self._block_bytes = block_bytes
+        self._is_fused = False
+
+    def fuse(self) -> None:
+        """Compute on the products of a block in one pass instead of one for each operation."""
+        self._is_fused = True
 
     def forward(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities [N] of the labels, with gradient, and entropy [N], without.
@@ -83,7 +90,7 @@ class LogprobHead(nn.Module):
         if len(weight) <= block:
             return _in_one_block(hidden, weight, labels, self._shape)
         logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, labels, self._shape, block
+            hidden, weight, labels, self._shape, block, self._is_fused
         )
         return logprobs, entropy
 
@@ -121,36 +128,27 @@ class _TokenLogprobs(Function):
         labels: Tensor,
         shape: LogitShape,
         block: int,
+        is_fused: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities [N] and entropy [N]; `block` rows are computed together."""
         lowest = torch.finfo(torch.float32).min
-        top = hidden.new_full((len(labels),), lowest, dtype=torch.float32)  # [N]
-        total, weighted, target = (torch.zeros_like(top) for _ in range(3))  # [N]
+        top = hidden.new_full((len(labels),), lowest, dtype=torch.float32)
+        sums = _Sums(top, *(torch.zeros_like(top) for _ in range(3)))
+        add = compiled(_add_block) if is_fused else _add_block
         for start, rows in _blocks(weight, block):
-            logits = _logits(hidden, rows, shape)
-            here, column = _columns(labels, start, len(rows))
-            target = torch.where(here, logits.gather(1, column[:, None])[:, 0], target)
-            new_top = torch.maximum(top, logits.amax(dim=1))
-            shift = top - new_top
-            below = logits.sub_(new_top[:, None])
-            exps = below.exp()
-            weighted = (weighted + shift * total) * shift.exp()
-            total = total * shift.exp() + exps.sum(dim=1)
-            weighted += exps.mul_(below).sum(dim=1)
-            top = new_top
-            del logits, below, exps  # before the next block's are computed
-        log_normaliser = top + total.log()
-        entropy = total.log() - weighted / total
+            sums = add(sums, hidden, rows, labels - start, shape)
+        log_normaliser = sums.top + sums.total.log()
+        entropy = sums.total.log() - sums.weighted / sums.total
         ctx.save_for_backward(hidden, weight, labels, log_normaliser)
-        ctx.shape, ctx.block = shape, block  # type: ignore[attr-defined]
+        ctx.shape, ctx.block, ctx.is_fused = shape, block, is_fused  # type: ignore[attr-defined]
         ctx.mark_non_differentiable(entropy)
-        return target - log_normaliser, entropy
+        return sums.target - log_normaliser, entropy
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: FunctionCtx, grad: Tensor, _grad_entropy: Tensor
-    ) -> tuple[Tensor, Tensor | None, None, None, None]:
+    ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         """Return the gradients of hidden states and weight.
 
         d logprob / d x = (one-hot(label) - softmax(z)) · d z / d x. A frozen weight costs nothing.
@@ -161,19 +159,63 @@ class _TokenLogprobs(Function):
         is_trained = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
         grad_weight = torch.empty_like(weight) if is_trained else None
         scaled = grad * shape.scale  # [N]
+        slope_of = compiled(_slope) if ctx.is_fused else _slope  # type: ignore[attr-defined]
         for start, rows in _blocks(weight, block):
-            logits = _logits(hidden, rows, shape)
-            bend = shape.bend(logits)
-            probs = logits.sub_(log_normaliser[:, None]).exp_()
-            slope = probs.mul_(-scaled[:, None])
-            here, column = _columns(labels, start, len(rows))
-            slope.scatter_add_(1, column[:, None], (scaled * here)[:, None])
-            slope = (slope if bend is None else slope.mul_(bend)).to(hidden.dtype)
+            slope = slope_of(hidden, rows, labels - start, log_normaliser, scaled, shape)
             grad_hidden += slope @ rows
             if grad_weight is not None:
                 torch.mm(slope.T, hidden, out=grad_weight[start : start + len(rows)])
-            del logits, bend, probs, slope  # before the next block's are computed
-        return grad_hidden.to(hidden.dtype), grad_weight, None, None, None
+            del slope  # before the next block's products are computed
+        return grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None
+
+
+class _Sums(NamedTuple):
+    """Of the blocks so far, for each token; float32 [N]."""
+
+    top: Tensor  # the largest logit z
+    total: Tensor  # Σ exp(z - top)
+    weighted: Tensor  # Σ exp(z - top)·(z - top)
+    target: Tensor  # the logit of the label, 0 before its block
+
+
+def _add_block(
+    sums: _Sums, hidden: Tensor, rows: Tensor, labels: Tensor, shape: LogitShape
+) -> _Sums:
+    """Add a block of rows of the weight; `labels` count from its first row."""
+    logits = _logits(hidden, rows, shape)
+    here, column = _columns(labels, logits.shape[1])
+    target = torch.where(here, logits.gather(1, column[:, None])[:, 0], sums.target)
+    top = torch.maximum(sums.top, logits.amax(dim=1))
+    shift = sums.top - top
+    below = logits.sub_(top[:, None])
+    exps = below.exp()
+    weighted = (sums.weighted + shift * sums.total) * shift.exp()
+    total = sums.total * shift.exp() + exps.sum(dim=1)
+    weighted = weighted + exps.mul_(below).sum(dim=1)
+    return _Sums(top, total, weighted, target)
+
+
+def _slope(
+    hidden: Tensor,
+    rows: Tensor,
+    labels: Tensor,
+    log_normaliser: Tensor,
+    scaled: Tensor,
+    shape: LogitShape,
+) -> Tensor:
+    """Return the gradient of a block's products of hidden states and rows, in their dtype [N,
+    rows].
+    """
+    logits = _logits(hidden, rows, shape)
+    bend = shape.bend(logits)
+    slope = logits.sub_(log_normaliser[:, None]).exp_().mul_(-scaled[:, None])
+    here, column = _columns(labels, logits.shape[1])
+    if torch.compiler.is_compiling():  # joined with the rest, as a scatter would not be
+        is_label = torch.arange(len(rows), device=rows.device) == column[:, None]
+        slope = slope + is_label * (scaled * here)[:, None]
+    else:
+        slope.scatter_add_(1, column[:, None], (scaled * here)[:, None])
+    return (slope if bend is None else slope.mul_(bend)).to(hidden.dtype)
 
 
 def _blocks(weight: Tensor, block: int) -> Iterator[tuple[int, Tensor]]:
@@ -186,7 +228,9 @@ def _logits(hidden: Tensor, rows: Tensor, shape: LogitShape) -> Tensor:
     return shape.of((hidden @ rows.T).float())
 
 
-def _columns(labels: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return whether each label is in the block [N], and its column there or else 0 [N]."""
-    here = (labels >= start) & (labels < start + size)
-    return here, torch.where(here, labels - start, 0)
+def _columns(labels: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return whether each label is in a block of `size` rows [N], and its column there or else 0
+    [N].
+    """
+    here = (labels >= 0) & (labels < size)
+    return here, torch.where(here, labels, 0)

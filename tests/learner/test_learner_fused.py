@@ -1,0 +1,147 @@
+"""Compiled functions of the learner against the same functions in single operations."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from learner_setup import Example, pack
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from april_rl.learner.mesh import build_mesh
+from april_rl.learner.model import fused
+from april_rl.learner.model.fused import CompilerError, check_compiler
+from april_rl.learner.policy import Policy, build_policy
+from april_rl.learner.row import PackedRow
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("_group"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # read by the compiler
+]
+
+CPU = torch.device("cpu")
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+MODELS = {
+    "qwen3": Qwen3Config(**SIZES),
+    "llama, tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "gemma2, soft cap": Gemma2Config(**SIZES),
+    "qwen3_moe": Qwen3MoeConfig(
+        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+    ),
+}
+LENGTHS = (7, 41, 18)
+
+
+@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS.keys())
+def folder(request, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config: PreTrainedConfig = request.param
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return path
+
+
+def build(
+    folder: Path, *, is_fused: bool, dtype: torch.dtype, activation_checkpointing: bool = False
+) -> Policy:
+    policy = build_policy(
+        folder,
+        mesh=build_mesh("cpu", shard_size=0),
+        device=CPU,
+        compute_dtype=dtype,
+        activation_checkpointing=activation_checkpointing,
+        temperature=0.7,
+        fused=is_fused,
+    )
+    policy.lm_head._block_bytes = 4 * sum(LENGTHS) * 128  # 300 = 128 + 128 + 44
+    return policy
+
+
+def outputs(policy: Policy, lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropy of the responses of one row, after a backward pass."""
+    examples = [
+        Example(
+            token_ids=tuple(3 + (7 * i * i + start) % 290 for i in range(length)),
+            num_prompt=2,
+            behaviour_logprobs=np.zeros(length - 2, np.float32),
+            advantage=0.0,
+            age=0,
+        )
+        for start, length in enumerate(lengths)
+    ]
+    logprobs, entropy = policy(PackedRow.of(pack(examples, total=1), device=CPU))
+    (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
+    return logprobs.detach(), entropy
+
+
+def gradients(policy: Policy) -> dict[str, Tensor]:
+    return {name: p.grad.full_tensor() for name, p in policy.named_parameters()}
+
+
+def num_compiled_calls() -> int:
+    return torch._dynamo.utils.counters["stats"]["calls_captured"]
+
+
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_in_float32_log_probabilities_and_gradients_are_equal(folder, activation_checkpointing):
+    """Fails when a compiled function computes something else, or nothing is compiled."""
+    options = {"dtype": torch.float32, "activation_checkpointing": activation_checkpointing}
+    plain, compiled = (build(folder, is_fused=each, **options) for each in (False, True))
+    assert [type(m) for m in plain.modules()] == [type(m) for m in compiled.modules()]
+    for lengths in (LENGTHS, (9, 30)):
+        expected, found = outputs(plain, lengths), outputs(compiled, lengths)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-6)
+        wanted = gradients(plain)
+        for name, gradient in gradients(compiled).items():
+            assert (gradient - wanted[name]).norm() <= 1e-6 * wanted[name].norm() + 1e-9, name
+    assert num_compiled_calls() > 0
+
+
+def test_in_bfloat16_compiled_functions_round_where_single_operations_do(folder):
+    """Only sums in another order may flip a rounding. Fails when roundings between operations are
+    left out, by which a quarter of the elements would differ from the engine's.
+    """
+    torch.manual_seed(0)
+    plain, compiled = (
+        build(folder, is_fused=each, dtype=torch.bfloat16).bfloat16() for each in (False, True)
+    )
+    for unit in (*plain.modules(), *compiled.modules()):
+        if isinstance(unit, FSDPModule):
+            unit.unshard()
+    num_compared = 0
+    for one, same in zip(plain.model.modules(), compiled.model.modules(), strict=True):
+        if "forward" in vars(same):
+            width = next(same.parameters()).shape[-1]
+            values = torch.randn(1, 500, width, dtype=torch.bfloat16)
+            assert (one(values) != same(values)).float().mean() <= 0.002, type(one)
+            num_compared += 1
+    assert num_compared >= 5
+
+
+def test_a_machine_that_cannot_compile_is_told_what_to_do(monkeypatch):
+    def fail(_: Tensor) -> Tensor:
+        raise RuntimeError("no compiler found")
+
+    monkeypatch.setattr(fused, "compiled", lambda _: fail)
+    with pytest.raises(
+        CompilerError, match=r"learner\.fused: .* install one, or set learner.fused"
+    ):
+        check_compiler(CPU)
