@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype, Device, Offload
 from april_rl.config.consistency import check_layout
+from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import LearnerConfig
 from april_rl.planning.errors import LayoutError
 from april_rl.planning.machine import num_gpus
@@ -85,7 +86,7 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
         config,
         runtime=replace(runtime, num_workers=workers, device=name),
         learner=_learner(config.learner, device),
-        engine=replace(config.engine, dtype=precision(config.engine.dtype, device)),
+        engine=_engine(config.engine, device),
     )
     try:
         check_layout(found)
@@ -122,6 +123,14 @@ def auto_choices(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
         keys = [k for k, (before, after) in asked.items() if before != after and after is dtype]
         if keys:
             yield f"{' and '.join(keys)}: {dtype.value}{reason if is_on_cpu else ''}"
+
+
+def _engine(engine: EngineConfig, device: str) -> EngineConfig:
+    """Return the engine's settings on a device; on CPU none has a share of a GPU."""
+    share = engine.gpu_memory_utilization
+    if device == "cpu":
+        share = EngineConfig().gpu_memory_utilization
+    return replace(engine, dtype=precision(engine.dtype, device), gpu_memory_utilization=share)
 
 
 def _learner(learner: LearnerConfig, device: str) -> LearnerConfig:
