@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import ComputeDtype, Device, Offload
+from april_rl.config.choices import ComputeDtype, Device, Offload, Speculation
 from april_rl.config.consistency import check_layout
 from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import LearnerConfig
@@ -127,10 +127,17 @@ def auto_choices(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
 
 def _engine(engine: EngineConfig, device: str) -> EngineConfig:
     """Return the engine's settings on a device; on CPU none has a share of a GPU."""
-    share = engine.gpu_memory_utilization
+    share, schedules_ahead = engine.gpu_memory_utilization, engine.async_scheduling
     if device == "cpu":
         share = EngineConfig().gpu_memory_utilization
-    return replace(engine, dtype=precision(engine.dtype, device), gpu_memory_utilization=share)
+    if isinstance(schedules_ahead, str):
+        schedules_ahead = device == "cuda" and engine.speculation is Speculation.none
+    return replace(
+        engine,
+        dtype=precision(engine.dtype, device),
+        gpu_memory_utilization=share,
+        async_scheduling=schedules_ahead,
+    )
 
 
 def _learner(learner: LearnerConfig, device: str) -> LearnerConfig:
