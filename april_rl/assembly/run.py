@@ -225,7 +225,7 @@ def _start(workers: Workers | LocalWorker, drafted: Draft, view: View) -> tuple[
 
         workers.start(planned, on_stage=on_stage)
     config, layout, kv_tokens = planned.config, planned.layout, workers.kv_cache_tokens()
-    demand = kv_demand(config, layout, num_slots=num_slots(config))
+    demand = kv_demand(config, layout)
     _show(kv_warning(demand, kv_tokens // layout.num_engines), view)
     engines = build_engines(workers, deterministic=config.deterministic)
     return engines, planned, kv_tokens

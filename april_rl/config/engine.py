@@ -19,8 +19,10 @@ class EngineConfig:
     max_num_seqs: int = within(">= 0", 0)
     max_batched_tokens: int = within(">= 1", 8192)  # tokens of one engine step
     kv_cache_gib: float = within("> 0", 1.0)  # size of the KV cache on CPU
-    # on GPU: the engine's share of GPU memory
-    gpu_memory_utilization: float = within("in (0, 1)", 0.6)
+    # on GPU: the engine's share of GPU memory; auto: the largest beside which the learner's update
+    # fits, if its KV cache then holds the samples in flight; otherwise 0.85, or less where weights
+    # and optimizer state stay on the GPU, and the engine sleeps during updates
+    gpu_memory_utilization: int | float | str = within("in (0, 1) or auto", 0.6)
     # on GPU: whether weights and KV cache leave the device while the learner updates. An engine
     # that stays awake spares the time of sleeping and waking and can keep parked samples
     # (rollout.resume=keep), where its share and the learner's peak fit together. auto: the memory

@@ -24,7 +24,8 @@ class RuntimeConfig:
     # Ray on this machine alone
     ray_address: str | None = None
     device: Device = Device.auto
-    threads: int = within(">= 0", 0)  # of each worker on CPU; 0: cores of the machine / workers
+    # of each worker; 0: cores of the machine / its workers, on a GPU at most 16
+    threads: int = within(">= 0", 0)
     # seconds without progress (tick, micro-batch, tensor) after which a worker counts as hung; six
     # times as long in calls that report none: the start of model and engine, a checkpoint
     stall_timeout_s: float = within("> 0", 600.0)

@@ -18,3 +18,8 @@ os.environ.setdefault(
 warnings.filterwarnings("ignore", r"`torch\.distributed\.reduce_op` is deprecated", FutureWarning)
 # vLLM sets up its logger only after the first messages.
 logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+# vLLM only warns when a layer gets no weights, so that is shown although its level is higher.
+if logging.getLogger("vllm").level > logging.WARNING:
+    loading = logging.getLogger("vllm.model_executor.model_loader")
+    loading.setLevel(logging.WARNING)
+    loading.addHandler(logging.StreamHandler())

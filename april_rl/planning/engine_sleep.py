@@ -10,15 +10,13 @@ from typing import NamedTuple
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume, Sleep, Speculation
 from april_rl.learner.model.sizes import ModelSizes
+from april_rl.planning.engine_share import MARGIN_FRAC, settle_share
 from april_rl.planning.errors import PreflightError
+from april_rl.planning.kv_room import peak_demand
 from april_rl.planning.layout import Layout
 from april_rl.planning.memory_check import Room, remedies
 from april_rl.planning.memory_inputs import MemoryInputs, memory_inputs
 from april_rl.planning.memory_plan import GIB, Phase, plan_memory
-
-# Share of a GPU that engine.sleep=auto leaves free beside engine and learner. Activations are
-# estimates; an engine that sleeps without need costs seconds, one that should have slept the run.
-_MARGIN_FRAC = 0.1
 
 
 class EngineSleep(NamedTuple):
@@ -40,7 +38,7 @@ def settle_sleep(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> Engi
     awake = replace(inputs, engine=replace(inputs.engine, sleep=Sleep.never))
     plan = plan_memory(model, awake, device_bytes=room.device)
     fullest = max(plan.phases[1:], key=lambda phase: phase.total)  # all but the rollout
-    usable = room.free - _MARGIN_FRAC * room.device
+    usable = room.free - MARGIN_FRAC * room.device
     if fullest.total <= usable:
         return EngineSleep(
             awake,
@@ -51,7 +49,7 @@ def settle_sleep(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> Engi
     if inputs.keeps_parked:
         within = Room(device=room.device, free=usable)
         advice = list(remedies(model, awake, phase=fullest, room=within))
-        if fullest.total <= room.free:
+        if fullest.total <= room.usable:
             advice.append("engine.sleep=never uses the margin too")
         raise PreflightError(
             f"rollout.resume=keep needs engines that stay awake during updates, but {too_much} "
@@ -65,22 +63,27 @@ def settle_sleep(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> Engi
 
 
 class Decided(NamedTuple):
-    """Settings without engine.sleep=auto and rollout.resume=auto."""
+    """Settings without engine.gpu_memory_utilization=auto, engine.sleep=auto and
+    rollout.resume=auto.
+    """
 
     config: TrainConfig
-    inputs: MemoryInputs  # of the memory plan, with the decided engine.sleep
+    inputs: MemoryInputs  # of the memory plan, with the decided engine
     reasons: tuple[str, ...]  # shown to the user, one for each auto
 
 
 def decide_sleep_and_resume(
     config: TrainConfig, layout: Layout, *, model: ModelSizes, room: Room
 ) -> Decided:
-    """Decide both settings; parked samples keep their KV cache where engines stay awake.
+    """Decide the engine's share of a GPU, whether it sleeps, and rollout.resume: parked samples
+    keep their KV cache where engines stay awake.
 
     `room` is the memory of the fullest GPU. Raise PreflightError as `settle_sleep`.
     """
-    inputs, reason = settle_sleep(model, memory_inputs(config, layout), room=room)
-    reasons = [reason] if reason else []
+    demand = peak_demand(config, layout)
+    inputs, share = settle_share(model, memory_inputs(config, layout), room=room, demand=demand)
+    inputs, sleep = settle_sleep(model, inputs, room=room)
+    reasons = [reason for reason in (share, sleep) if reason]
     if config.rollout.resume is Resume.auto:
         resume, because = _resume(config, engines_sleep=inputs.engine_sleeps)
         config = replace(config, rollout=replace(config.rollout, resume=resume))

@@ -12,7 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from april_rl.config import TrainConfig
+from april_rl.learner.model.sizes import ModelSizes
 from april_rl.planning.layout import Layout
+from april_rl.planning.memory_inputs import MemoryInputs
+from april_rl.planning.memory_plan import GIB
+from april_rl.planning.sizes import num_slots
 
 # Lengths are unknown before the first step. With the simulator's lognormal lengths for long
 # reasoning (docs/simulator.md: mean 10,500 tokens, budget 16,384 or 20,480) a slot holds 0.35 of
@@ -40,23 +44,30 @@ class KvDemand:
         return math.ceil(self.num_slots * self.expected_tokens)
 
 
-def kv_demand(config: TrainConfig, layout: Layout, *, num_slots: int) -> KvDemand | None:
-    """Return what a run's samples need; None with rollout.over_sampling_factor=auto, which never
-    chooses an α that does not fit.
+def peak_demand(config: TrainConfig, layout: Layout) -> KvDemand:
+    """Return what the samples of an engine need at the peak of a step; with
+    rollout.over_sampling_factor=auto, the ones of the largest α that it may choose.
     """
     rollout = config.rollout
-    if isinstance(rollout.over_sampling_factor, str):
-        return None
     shared_by = rollout.group_size if config.engine.prefix_caching else 1
     is_cpu = layout.device == "cpu"
     return KvDemand(
-        num_slots=math.ceil(num_slots / layout.num_engines),
+        num_slots=math.ceil(num_slots(config) / layout.num_engines),
         prompt_tokens=config.data.max_prompt_tokens / shared_by,
         max_response_tokens=rollout.max_response_tokens,
         larger_cache="raise engine.kv_cache_gib"
         if is_cpu
         else "raise engine.gpu_memory_utilization or engine.tensor_parallel_size",
     )
+
+
+def kv_demand(config: TrainConfig, layout: Layout) -> KvDemand | None:
+    """Return what a run's samples need; None with rollout.over_sampling_factor=auto, which never
+    chooses an α that does not fit.
+    """
+    if isinstance(config.rollout.over_sampling_factor, str):
+        return None
+    return peak_demand(config, layout)
 
 
 def kv_warning(demand: KvDemand | None, kv_cache_tokens: int) -> Iterator[str]:
@@ -73,3 +84,19 @@ def kv_warning(demand: KvDemand | None, kv_cache_tokens: int) -> Iterator[str]:
         f"that long, {demand.larger_cache}, or lower rollout.over_sampling_factor, "
         "trainer.num_groups or rollout.max_response_tokens"
     )
+
+
+def planned_kv_tokens(
+    model: ModelSizes, inputs: MemoryInputs, *, device_bytes: float, workspace: float = 0.0
+) -> int:
+    """Return the tokens that the KV cache of one engine may hold at most: what its share of a GPU
+    of `device_bytes`, or engine.kv_cache_gib on CPU, leaves beside the weights and `workspace`
+    bytes on each worker.
+    """
+    per_token = model.kv_numbers * inputs.kv_bytes
+    if inputs.is_on_cpu:
+        return int(inputs.engine.kv_cache_gib * GIB / per_token)
+    share = inputs.gpu_share * device_bytes - workspace
+    weights = inputs.engine_bytes * model.num_parameters
+    free = inputs.layout.tensor_parallel_size * share - weights
+    return max(0, int(free / per_token))

@@ -126,10 +126,18 @@ def auto_choices(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
 
 
 def _engine(engine: EngineConfig, device: str) -> EngineConfig:
-    schedules_ahead = engine.async_scheduling
+    """Return the engine's settings on a device; on CPU none has a share of a GPU."""
+    share, schedules_ahead = engine.gpu_memory_utilization, engine.async_scheduling
+    if device == "cpu":
+        share = EngineConfig().gpu_memory_utilization
     if isinstance(schedules_ahead, str):
         schedules_ahead = device == "cuda" and engine.speculation is Speculation.none
-    return replace(engine, dtype=precision(engine.dtype, device), async_scheduling=schedules_ahead)
+    return replace(
+        engine,
+        dtype=precision(engine.dtype, device),
+        gpu_memory_utilization=share,
+        async_scheduling=schedules_ahead,
+    )
 
 
 def _learner(learner: LearnerConfig, device: str) -> LearnerConfig:

@@ -16,6 +16,9 @@ from april_rl.planning.memory_plan import GIB, MemoryPlan, Phase, plan_memory
 from april_rl.supervision.host_memory import WorkerMemory
 
 _TOO_LITTLE = 0.99  # a setting that saves less than 1 % is not worth naming
+# Share of a GPU that a plan has to leave free: for CUDA kernels that are loaded late, and memory
+# that the allocator holds in pieces too small to use.
+_RESERVE_FRAC = 0.02
 _LAST_RESORT = "no single setting is enough"
 
 
@@ -68,6 +71,11 @@ class Room(NamedTuple):
     device: float
     free: float
 
+    @property
+    def usable(self) -> float:
+        """Return the free bytes that a plan may fill."""
+        return self.free - _RESERVE_FRAC * self.device
+
 
 def least_room(workers: Sequence[WorkerMemory]) -> Room:
     """Return the memory of the GPU that has the least free."""
@@ -76,18 +84,19 @@ def least_room(workers: Sequence[WorkerMemory]) -> Room:
 
 
 def check_plan(model: ModelSizes, inputs: MemoryInputs, room: Room) -> MemoryPlan:
-    """Return the plan if every phase fits into `room`.
+    """Return the plan if every phase fits into `room`, on a GPU with a reserve.
 
     Raise PreflightError with the phases that do not, their items, and the settings that help.
     """
     plan = plan_memory(model, inputs, device_bytes=room.device)
-    owner = "a worker" if inputs.is_on_cpu else "a GPU"
+    owner, reserve = ("a worker", "") if inputs.is_on_cpu else ("a GPU", ", less a reserve of 2 %")
+    within = room._replace(free=room.usable)
     missing = [
         f"{phase.name}: {owner} would need {phase.total / GIB:.1f} GiB and has "
-        f"{room.free / GIB:.1f} GiB free: {phase}; "
-        + (", ".join(remedies(model, inputs, phase=phase, room=room)) or _LAST_RESORT)
+        f"{room.free / GIB:.1f} GiB free{reserve}: {phase}; "
+        + (", ".join(remedies(model, inputs, phase=phase, room=within)) or _LAST_RESORT)
         for phase in plan.phases
-        if phase.total > room.free
+        if phase.total > room.usable
     ]
     if not inputs.is_on_cpu:
         missing += _too_small_a_share(model, inputs, room)
@@ -99,7 +108,7 @@ def check_plan(model: ModelSizes, inputs: MemoryInputs, room: Room) -> MemoryPla
 
 def _too_small_a_share(model: ModelSizes, inputs: MemoryInputs, room: Room) -> list[str]:
     """Return a message when the engine's share of the GPU does not exceed its weights."""
-    frac = inputs.engine.gpu_memory_utilization
+    frac = inputs.gpu_share
     share, weights = frac * room.device, _engine_weights(model, inputs)
     if weights < share:
         return []
@@ -139,7 +148,7 @@ def _changes(
         if not inputs.keeps_parked:
             asleep = replace(engine, sleep=Sleep.always)
             yield "engine.sleep=always", replace(inputs, engine=asleep)
-        share = engine.gpu_memory_utilization - (phase.total - room.free) / room.device
+        share = inputs.gpu_share - (phase.total - room.free) / room.device
         share = math.floor(100 * share) / 100
         if share * room.device > _engine_weights(model, inputs):
             changed = replace(engine, gpu_memory_utilization=share)

@@ -55,6 +55,13 @@ class MemoryInputs:
         return self.engine_bytes if self.engine.kv_cache_dtype is KvCacheDtype.auto else 1
 
     @property
+    def gpu_share(self) -> float:
+        """The engine's share of a GPU; auto has to be decided before."""
+        share = self.engine.gpu_memory_utilization
+        assert not isinstance(share, str), "engine.gpu_memory_utilization=auto is not decided"
+        return share
+
+    @property
     def engine_sleeps(self) -> bool:
         """Return whether the engine gives up its memory while the learner computes, which none does
         on CPU; with engine.sleep=auto it does, unless `settle_sleep` finds that it need not.

@@ -2,7 +2,9 @@
 
 Legend: P parameters of the model, N workers that share one copy of the weights, c bytes per number
 in the forward and backward pass. All sizes are bytes per worker; tables are in GiB. They are of
-tensors: what CUDA, NCCL and the allocator take beside them is not in the plan.
+tensors, and of what NCCL and CUDA graphs take beside them. A worker's CUDA context is not in the
+plan: it is there when the worker measures the free memory of its GPU. The check has a reserve for
+kernels that are loaded later and for what the allocator cannot use.
 """
 
 from __future__ import annotations
@@ -21,8 +23,14 @@ from april_rl.planning.memory_inputs import MemoryInputs
 
 GIB = 1 << 30
 _MASTER, _GRADIENT, _MOMENTS = 4, 4, 8  # bytes of a trained parameter, all float32
+CHECKPOINT_BYTES = _MASTER + _MOMENTS  # of a trained parameter
 _COPIES_IN_SYNC = 3  # of the largest tensor: cast, gathered, and in the engine's form
 _LOGIT_BLOCKS = 3  # at most: logits, their exponentials, and a product of both
+# Published by users, not measured here.
+_NCCL_BYTES = GIB  # buffers of a group of ranks (vllm-project/vllm#51485, four ranks)
+_GRAPH_BYTES = 1.5e9  # CUDA graphs, which a sleeping engine keeps (vllm-project/vllm#47654)
+_STEP_BYTES = GIB  # activations and logits of an engine step, an estimate
+ENGINE_ITEMS = ("engine weights", "KV cache and workspace")  # of an engine that is awake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +81,8 @@ def plan_memory(
     model: ModelSizes, inputs: MemoryInputs, *, device_bytes: float = 0.0
 ) -> MemoryPlan:
     """Return the plan for a model; `device_bytes` is the total memory of a GPU."""
-    sizes = _Sizes(model, inputs, share=inputs.engine.gpu_memory_utilization * device_bytes)
+    share = 0.0 if inputs.is_on_cpu else inputs.gpu_share * device_bytes
+    sizes = _Sizes(model, inputs, share=share)
     if inputs.is_on_cpu:
         nothing = Phase(name="host", items={})
         return MemoryPlan(phases=(sizes.on_cpu(),), host=nothing, file_bytes=sizes.file())
@@ -87,6 +96,17 @@ def plan_memory(
         host=sizes.host(),
         file_bytes=sizes.file(),
     )
+
+
+def kept_asleep(inputs: MemoryInputs) -> float:
+    """Return the bytes of CUDA graphs and of NCCL's buffers, which sleep does not free."""
+    graphs = _GRAPH_BYTES if inputs.engine.cuda_graphs else 0.0
+    return graphs + (_NCCL_BYTES if inputs.layout.tensor_parallel_size > 1 else 0.0)
+
+
+def engine_workspace(inputs: MemoryInputs) -> float:
+    """Return the bytes of an engine's share that are neither weights nor KV cache."""
+    return kept_asleep(inputs) + _STEP_BYTES
 
 
 class _Sizes:
@@ -106,12 +126,14 @@ class _Sizes:
                 "master weights": 0.0 if away is Offload.all else self._masters(),
                 "optimizer state": 0.0 if away is not Offload.none else self._moments(),
                 **self._awake(),
+                **self._collectives(),
             },
         )
 
     def backward(self) -> Phase:
         """Return the forward and backward pass, with the engine beside it."""
-        return Phase(name="backward", items={**self._passes(), **self._resting()})
+        items = {**self._passes(), **self._resting(), **self._collectives()}
+        return Phase(name="backward", items=items)
 
     def optimizer_step(self) -> Phase:
         """Return the optimizer step: no activations, but everything else of each parameter."""
@@ -122,6 +144,7 @@ class _Sizes:
                 "optimizer state": self._moments(),
                 "gradients": self._gradients(),
                 **self._resting(),
+                **self._collectives(),
             },
         )
 
@@ -138,6 +161,7 @@ class _Sizes:
                 "engine weights": self._engine_weights(),
                 "weight-sync buffer": self._sync_buffer(),
                 **self._resting(),
+                **self._collectives(),
             },
         )
 
@@ -212,14 +236,22 @@ class _Sizes:
         }
 
     def _awake(self) -> dict[str, float]:
-        """Return the engine's share; vLLM leaves room for CUDA graphs inside it."""
+        """Return the engine's share; vLLM leaves room for CUDA graphs and NCCL inside it."""
         weights = self._engine_weights()
         cache = max(0.0, self._share - weights)
-        return {"engine weights": weights, "KV cache and workspace": cache}
+        return dict(zip(ENGINE_ITEMS, (weights, cache), strict=True))
 
     def _resting(self) -> dict[str, float]:
-        """Return the engine's items while it computes nothing; asleep it has given them up."""
-        return {} if self._inputs.engine_sleeps else self._awake()
+        """Return the engine's items while it computes nothing. Asleep it has given up weights and
+        KV cache; CUDA graphs and NCCL's buffers stay.
+        """
+        if not self._inputs.engine_sleeps:
+            return self._awake()
+        return {"kept by a sleeping engine": kept_asleep(self._inputs)}
+
+    def _collectives(self) -> dict[str, float]:
+        """Return the buffers of the learner's collectives, which stay from the first update on."""
+        return {"NCCL of the learner": _NCCL_BYTES if self._inputs.layout.num_workers > 1 else 0.0}
 
     def _masters(self) -> float:
         """Return the trained weights in float32; weights frozen under adapters are in the precision
@@ -233,7 +265,7 @@ class _Sizes:
 
     def _checkpoint(self) -> float:
         """Return the copy that is written: trained weights in float32 and optimizer state."""
-        return (_MASTER + _MOMENTS) * self._model.num_trained / self._inputs.shard_size
+        return CHECKPOINT_BYTES * self._model.num_trained / self._inputs.shard_size
 
     def _gradients(self) -> float:
         return _GRADIENT * self._model.num_trained / self._inputs.shard_size

@@ -1,4 +1,4 @@
-"""Notes at the start of a run about settings that are allowed but have no effect."""
+"""Notes at the start of a run about settings that are allowed but have no effect or do harm."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from april_rl.config.choices import LOSS_SETTINGS, Offload, Ratio, Sleep
 from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import TrainConfig
+from april_rl.learner.model.sizes import ModelSizes
+from april_rl.planning.memory_plan import CHECKPOINT_BYTES
+
+_DISK_BYTES_PER_S = 2e9  # of a disk that all nodes share; an assumption
+_STOP_FACTOR = 1.5  # for the copy before it, and all else that ends a run
 
 
 def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
@@ -40,7 +45,7 @@ def _ignored_on_cpu(config: TrainConfig) -> Iterator[str]:
         yield "engine.sleep=always has no effect on CPU, where no engine sleeps; remove it"
     if engine.gpu_memory_utilization != EngineConfig().gpu_memory_utilization:
         yield (
-            f"engine.gpu_memory_utilization={engine.gpu_memory_utilization:g} has no effect on "
+            f"engine.gpu_memory_utilization={engine.gpu_memory_utilization} has no effect on "
             "CPU, where engine.kv_cache_gib is the size of the KV cache; remove it"
         )
     if offload is not Offload.none:
@@ -51,14 +56,22 @@ def _ignored_on_cpu(config: TrainConfig) -> Iterator[str]:
 
 
 def _ignored_on_gpu(config: TrainConfig) -> Iterator[str]:
-    cache_gib, threads = config.engine.kv_cache_gib, config.runtime.threads
+    cache_gib = config.engine.kv_cache_gib
     if cache_gib != EngineConfig().kv_cache_gib:
         yield (
             f"engine.kv_cache_gib={cache_gib:g} has no effect on a GPU, where the KV cache gets "
             "what engine.gpu_memory_utilization leaves beside the weights; remove it"
         )
-    if threads:
+
+
+def short_stop_deadline(config: TrainConfig, model: ModelSizes) -> Iterator[str]:
+    """Yield a warning when checkpoint.stop_deadline_s is too short to write a checkpoint."""
+    num_bytes, deadline_s = CHECKPOINT_BYTES * model.num_trained, config.checkpoint.stop_deadline_s
+    takes_s = num_bytes / _DISK_BYTES_PER_S
+    if takes_s > deadline_s:
         yield (
-            f"runtime.threads={threads} has no effect on a GPU: it is for workers that compute on "
-            "CPU; remove it"
+            f"warning: checkpoint.stop_deadline_s={deadline_s:g} is too short: a checkpoint has "
+            f"{num_bytes / 1e9:,.0f} GB, which takes {takes_s:,.0f} s at 2 GB/s, and a run that is "
+            "stopped and cannot write it in time loses its last steps. Set at least "
+            f"{_STOP_FACTOR * takes_s:,.0f}"
         )

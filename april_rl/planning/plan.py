@@ -13,7 +13,7 @@ from april_rl.planning.engine_sleep import decide_sleep_and_resume, with_resume
 from april_rl.planning.layout import Layout, auto_choices, settle, unused_gpus
 from april_rl.planning.machine import Machine
 from april_rl.planning.memory_check import check_memory, least_room
-from april_rl.planning.notes import inert_settings
+from april_rl.planning.notes import inert_settings, short_stop_deadline
 from april_rl.planning.preflight import check_engine_takes, check_router_replay, check_start
 from april_rl.planning.sizes import training_sizes
 from april_rl.supervision.host_memory import WorkerMemory
@@ -62,6 +62,7 @@ def draft(requested: TrainConfig, machine: Machine, *, is_training: bool = True)
         *unused_gpus(layout, gpus=machine.num_gpus, where=machine.name),
         *auto_choices(requested, config),
         *inert_settings(requested, device=layout.device),
+        *(short_stop_deadline(config, model) if is_training else ()),
         policy_line(model),
     )
     return Draft(config=config, layout=layout, model=model, lines=lines)

@@ -12,6 +12,7 @@ from pathlib import Path
 from april_rl.batch.packing import Batch
 from april_rl.checkpointing.checkpointer import Written
 from april_rl.metrics import Metrics, merge
+from april_rl.planning.engine_share import alone
 from april_rl.planning.layout import Layout
 from april_rl.planning.plan import Plan
 from april_rl.rollout.in_process import SerialEngines
@@ -54,14 +55,17 @@ class LocalWorker:
         self._worker.build_learner()
         on_stage("starting vLLM")
         keeps_parked = plan.config.rollout.resume.keeps_caches
-        self._worker.build_engine(sleeps=plan.engines_sleep, keeps_parked=keeps_parked)
+        self._worker.build_engine(
+            plan.config.engine, sleeps=plan.engines_sleep, keeps_parked=keeps_parked
+        )
         if sends_adapter(self._settings.config.lora):
             self._worker.send_first_adapter()
 
     def start_engines(self) -> None:
         """Start the engine with the model's own weights, without a learner."""
         self._join()
-        self._worker.build_engine(sleeps=False, keeps_parked=False)
+        engine = alone(self._settings.config.engine)
+        self._worker.build_engine(engine, sleeps=False, keeps_parked=False)
 
     def memory(self) -> list[WorkerMemory]:
         """Return the worker's memory; call it before `start`."""

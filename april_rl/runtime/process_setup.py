@@ -18,8 +18,8 @@ _SHARED_NAMES = re.compile(r".*-cpushm_\d+|psm_\w+|sem\.mp-\w+")
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """Return environment variables for a process that computes with `threads` threads on CPU; set
-    them before it imports torch.
+    """Return environment variables for a process that uses `threads` threads on CPU; set them
+    before it imports torch. Without them Ray allows one.
 
     Idle threads spin for some microseconds between two operations and then sleep. If they slept at
     once, small matrices would wait for threads to wake up. If they spun forever, engine, learner,

@@ -14,6 +14,7 @@ import psutil
 import ray
 
 from april_rl.checkpointing.checkpointer import BackgroundWrite, Written
+from april_rl.config.engine import EngineConfig
 from april_rl.errors import ExportError
 from april_rl.metrics import Max, Metrics
 from april_rl.rollout.requests import Requests
@@ -128,10 +129,10 @@ class Worker:
         self._learner.offload()
 
     @records_activity
-    def build_engine(self, *, sleeps: bool, keeps_parked: bool) -> None:
+    def build_engine(self, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool) -> None:
         """Start vLLM on the same device, as `worker_parts.build_engine`."""
         self._engine: Engine = build_engine(
-            self._settings, sleeps=sleeps, keeps_parked=keeps_parked
+            self._settings, engine, sleeps=sleeps, keeps_parked=keeps_parked
         )
         self._closing.callback(lambda: self._engine.close())
 
@@ -285,9 +286,9 @@ class WorkerActor(Worker):
         )
 
     @records_activity
-    def build_engine(self, *, sleeps: bool, keeps_parked: bool) -> None:
+    def build_engine(self, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool) -> None:
         """Start vLLM; nothing in shared memory keeps a name, so that a kill leaves nothing."""
-        super().build_engine(sleeps=sleeps, keeps_parked=keeps_parked)
+        super().build_engine(engine, sleeps=sleeps, keeps_parked=keeps_parked)
         unlink_shared_memory()
 
     def _node_id(self) -> str:

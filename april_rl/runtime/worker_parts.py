@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from april_rl.config import TrainConfig
+from april_rl.config.engine import EngineConfig
 from april_rl.rollout.garbage_collection import garbage_collection_paused
 from april_rl.runtime.weight_sync import sends_adapter
 
@@ -25,7 +26,7 @@ class WorkerSettings:
 
     config: TrainConfig
     device: str  # cpu or cuda (ROCm's torch calls its devices cuda too)
-    threads: int  # of torch; 0: as many as torch takes
+    threads: int  # of torch on CPU
     max_model_len: int  # tokens of a prompt and its response in the engine
     max_num_seqs: int  # requests that the engine computes together
     stop_tokens: tuple[int, ...]  # that end a turn
@@ -56,16 +57,18 @@ def build_learner(
     )
 
 
-def build_engine(settings: WorkerSettings, *, sleeps: bool, keeps_parked: bool) -> VllmEngine:
-    """Start vLLM. With `sleeps` it gives up its memory for each update, and keeps no parked
-    samples; else it keeps their KV cache with `keeps_parked`.
+def build_engine(
+    settings: WorkerSettings, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool
+) -> VllmEngine:
+    """Start vLLM; `engine` has no auto left. With `sleeps` it gives up its memory for each update,
+    and keeps no parked samples; else it keeps their KV cache with `keeps_parked`.
     """
     with garbage_collection_paused():
         from april_rl.engine.vllm_engine import VllmEngine
 
     config = settings.config
     return VllmEngine(
-        config.engine,
+        engine,
         model_path=config.model.path,
         seed=config.seed,
         temperature=config.rollout.temperature,

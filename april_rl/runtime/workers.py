@@ -12,7 +12,9 @@ import ray
 
 from april_rl.batch.packing import Batch
 from april_rl.checkpointing.checkpointer import Written
+from april_rl.config.engine import EngineConfig
 from april_rl.metrics import Metrics, merge
+from april_rl.planning.engine_share import alone
 from april_rl.planning.layout import Layout
 from april_rl.planning.plan import Plan
 from april_rl.runtime.cluster import Placement, rank_order, start_ray, stop_ray
@@ -20,7 +22,7 @@ from april_rl.runtime.process_setup import thread_environment
 from april_rl.runtime.weight_sync import sends_adapter
 from april_rl.runtime.worker import WorkerActor
 from april_rl.runtime.worker_parts import WorkerSettings
-from april_rl.supervision.host_memory import WorkerMemory, pinned_environment
+from april_rl.supervision.host_memory import WorkerMemory, allocator_environment
 from april_rl.supervision.watchdog import Watchdog
 
 
@@ -41,7 +43,7 @@ class Workers:
         `watchdog` waits for every call to them. `batch_tokens` is the maximum that a step trains.
         """
         self.layout, self.watchdog = layout, watchdog
-        self._lora = settings.config.lora
+        self._lora, self._engine = settings.config.lora, settings.config.engine
         self._polls: list[Any] = []  # to "what have you written", under way
         self.policy_version = 0  # of the weights that were synced last
         start_ray(num_workers=layout.num_workers, address=address, batch_tokens=batch_tokens)
@@ -55,7 +57,7 @@ class Workers:
         if settings.threads:
             env |= thread_environment(settings.threads)
         if layout.device == "cuda":
-            env |= pinned_environment(os.environ)
+            env |= allocator_environment(os.environ)
         actor = ray.remote(WorkerActor)
         self.actors: list[Any] = [
             actor.options(
@@ -78,7 +80,9 @@ class Workers:
         self._all("build_learner")
         on_stage("starting vLLM")
         keeps_parked = plan.config.rollout.resume.keeps_caches
-        self._build_engines(sleeps=plan.engines_sleep, keeps_parked=keeps_parked)
+        self._build_engines(
+            plan.config.engine, sleeps=plan.engines_sleep, keeps_parked=keeps_parked
+        )
         if sends_adapter(self._lora):
             self._all("send_first_adapter")
 
@@ -87,15 +91,16 @@ class Workers:
         learner: there is no update and no weight sync. Raise as `Watchdog.results`.
         """
         self._join()
-        self._build_engines(sleeps=False, keeps_parked=False)  # no learner needs the memory
+        engine = alone(self._engine)
+        self._build_engines(engine, sleeps=False, keeps_parked=False)  # no learner needs the memory
 
     def memory(self) -> list[WorkerMemory]:
         """Return the memory of each worker; call it before `start`."""
         return list(self._all("memory"))
 
-    def _build_engines(self, *, sleeps: bool, keeps_parked: bool) -> None:
+    def _build_engines(self, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool) -> None:
         how = {"sleeps": sleeps, "keeps_parked": keeps_parked}
-        self.watchdog.results([actor.build_engine.remote(**how) for actor in self.actors])
+        self.watchdog.results([actor.build_engine.remote(engine, **how) for actor in self.actors])
 
     def _join(self) -> None:
         """Order the ranks by node and GPU, and form one process group."""

@@ -1,5 +1,5 @@
 """Memory of a process on its machine: how much it may use, under the limit of its container or job;
-how many processes the kernel has killed for lack of it; how torch allocates page-locked memory.
+how many processes the kernel has killed for lack of it; how torch's allocators work in a worker.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ _GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # torch reads the first of these that is set.
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _ROUNDED = "pinned_max_round_threshold_mb"  # larger allocations are not rounded up
+_EXPANDABLE = "expandable_segments:True"
 
 
 def host_memory(*, groups: Path = _GROUPS, own: Path = _OWN) -> HostMemory:
@@ -90,19 +91,21 @@ def oom_kills(counter: Path) -> int:
     return 0
 
 
-def pinned_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables that keep torch from rounding up page-locked memory; set them
-    before a process imports torch. `environment` may hold allocator settings already.
+def allocator_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables for torch's allocators in a worker on a GPU; set them before it
+    imports torch. `environment` may hold allocator settings already.
 
-    By default torch takes the next power of two for each tensor that the learner offloads, up to
-    twice the host memory in the memory plan.
+    Page-locked memory is not rounded up: by default torch takes the next power of two for each
+    tensor that the learner offloads, up to twice the host memory in the memory plan. Segments of
+    GPU memory can grow, unless the user has allocator settings: pieces that learner and engine
+    leave to each other would not fit the next tensor (NVIDIA-NeMo/RL#919). vLLM turns this off
+    around the memory that sleeps.
     """
     found = (environment.get(name) for name in _ALLOCATOR_VARIABLES)
     given = next(filter(None, found), "")
     if _ROUNDED in given:
         return {}
-    settings = f"{given},{_ROUNDED}:1" if given else f"{_ROUNDED}:1"
-    return {_ALLOCATOR_VARIABLES[0]: settings}
+    return {_ALLOCATOR_VARIABLES[0]: f"{given or _EXPANDABLE},{_ROUNDED}:1"}
 
 
 def _line(file: Path, name: str) -> int:

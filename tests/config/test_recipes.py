@@ -18,10 +18,10 @@ from april_rl.config import TrainConfig, config_dir, register
 from april_rl.config.choices import Device
 from april_rl.config.run_dir import CheckRunDir
 from april_rl.config.store import recipes
+from april_rl.planning.engine_sleep import decide_sleep_and_resume
 from april_rl.planning.layout import Layout, settle
 from april_rl.planning.memory_check import Room, check_plan
-from april_rl.planning.memory_inputs import memory_inputs
-from april_rl.planning.memory_plan import GIB
+from april_rl.planning.memory_plan import GIB, MemoryPlan
 from april_rl.planning.notes import inert_settings
 
 load = cache(load)
@@ -46,6 +46,15 @@ def settle_recipe(name: str) -> tuple[TrainConfig, Layout]:
     return settle(config, gpus=workers, where="this machine")
 
 
+def planned(name: str, *, gpu_gib: int) -> MemoryPlan:
+    """Return the checked memory plan of the recipe on GPUs of this size."""
+    config, layout = settle_recipe(name)
+    model = sizes_of(HUB[config.model.path], rank=config.lora.rank)
+    room = Room(device=gpu_gib * GIB, free=0.98 * gpu_gib * GIB)
+    decided = decide_sleep_and_resume(config, layout, model=model, room=room)
+    return check_plan(model, decided.inputs, room)
+
+
 @pytest.mark.parametrize("name", recipes())
 def test_a_header_says_how_to_run_the_recipe_on_what_and_what_to_expect(name: str) -> None:
     text = header(name)
@@ -64,18 +73,13 @@ def test_every_recipe_is_in_the_table() -> None:
 @pytest.mark.parametrize("name", PLANNED)
 def test_the_memory_plan_is_the_one_in_the_header_and_fits_its_gpus(name: str) -> None:
     """Fails when a setting that takes memory changes and the header does not, or does not fit."""
-    config, layout = settle_recipe(name)
+    config, _ = settle_recipe(name)
     stated = _PLAN.search(header(name))
     hardware = re.search(r"Hardware: (one|eight) (\d+) GiB GPU", header(name))
     assert stated, "no memory plan"
     assert hardware, "no hardware"
     assert (_WORKERS[hardware[1]], hardware[2]) == (config.runtime.num_workers, stated[2])
-    gpu = int(stated[2]) * GIB
-    plan = check_plan(
-        sizes_of(HUB[config.model.path], rank=config.lora.rank),
-        memory_inputs(config, layout),
-        Room(device=gpu, free=gpu - GIB),
-    )
+    plan = planned(name, gpu_gib=int(stated[2]))
     found = ", ".join(f"{phase.name} {phase.total / GIB:.1f}" for phase in plan.phases)
     assert stated[1] == found
 

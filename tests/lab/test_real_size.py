@@ -5,11 +5,11 @@ from composed_config import load
 from planned_models import GPU, HUB, INPUTS, PLANNED, change, sizes_of
 
 from april_rl.config.choices import KvCacheDtype
-from april_rl.lab.rehearsal.real_size import planned_kv_tokens, real_layout
-from april_rl.planning.kv_room import kv_demand
-from april_rl.planning.memory_inputs import memory_inputs
+from april_rl.lab.rehearsal.real_size import memory_at_real_size, real_layout
+from april_rl.planning.engine_sleep import decide_sleep_and_resume
+from april_rl.planning.kv_room import kv_demand, planned_kv_tokens
+from april_rl.planning.memory_check import Room
 from april_rl.planning.memory_plan import GIB
-from april_rl.planning.sizes import num_slots
 
 
 def test_a_token_of_a_4b_model_takes_144_kib_and_its_weights_come_first():
@@ -40,11 +40,20 @@ def test_two_gpus_of_one_engine_hold_the_weights_once_and_fp8_holds_twice():
 @pytest.mark.parametrize("name", PLANNED)
 def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_set_up(name):
     config, layout = real_layout(load(f"+recipe={name}"))
-    planned = planned_kv_tokens(
-        sizes_of(HUB[config.model.path], rank=config.lora.rank),
-        memory_inputs(config, layout),
-        device_bytes=(24 if name == "qwen3_0_6b_smoke" else 80) * GIB,
-    )
-    demand = kv_demand(config, layout, num_slots=num_slots(config))
+    model = sizes_of(HUB[config.model.path], rank=config.lora.rank)
+    gpu = (24 if name == "qwen3_0_6b_smoke" else 80) * GIB
+    room = Room(device=gpu, free=0.98 * gpu)
+    inputs = decide_sleep_and_resume(config, layout, model=model, room=room).inputs
+    planned = planned_kv_tokens(model, inputs, device_bytes=gpu)
+    demand = kv_demand(config, layout)
     assert demand is not None
     assert planned >= (0.8 if name.startswith("paper/") else 1.0) * demand.total_tokens
+
+
+def test_a_rehearsal_says_which_share_of_a_gpu_auto_has_become():
+    config = load("+recipe=qwen3_4b_dapo")
+    small, large = (
+        memory_at_real_size(config, sizes_of("4B"), gpu_gib=gib).table for gib in (80, 141)
+    )
+    assert "engine.gpu_memory_utilization=auto: 0.85, for engines that sleep" in small
+    assert "engine.gpu_memory_utilization=auto: 0.71, the most that fits beside" in large

@@ -4,10 +4,11 @@ from dataclasses import fields
 
 import pytest
 from composed_config import load
+from planned_models import sizes_of
 
 from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import LearnerConfig, RuntimeConfig
-from april_rl.planning.notes import inert_settings
+from april_rl.planning.notes import inert_settings, short_stop_deadline
 
 
 def notes(*overrides: str, device: str = "cpu") -> list[str]:
@@ -61,7 +62,7 @@ def test_the_overlong_buffer_of_qwen3_4b_dapo_begins_at_16384_tokens() -> None:
 # Keys of the sections that know about devices: what one device ignores, and what both read.
 # engine.cuda_graphs=false is what happens on CPU anyway, so that nothing is said of it.
 IGNORED_ON_CPU = {"engine.sleep", "engine.gpu_memory_utilization", "learner.offload"}
-IGNORED_ON_GPU = {"engine.kv_cache_gib", "runtime.threads"}
+IGNORED_ON_GPU = {"engine.kv_cache_gib"}
 READ_ON_BOTH = {
     *("engine.dtype", "engine.max_model_len", "engine.max_num_seqs", "engine.max_batched_tokens"),
     *("engine.tensor_parallel_size", "engine.cuda_graphs", "engine.prefix_caching"),
@@ -71,7 +72,7 @@ READ_ON_BOTH = {
     *("learner.activation_checkpointing", "learner.shard_size", "runtime.device"),
     *("learner.router_replay", "learner.fused"),
     *("runtime.num_workers", "runtime.ray_address", "runtime.stall_timeout_s"),
-    *("runtime.ray", "runtime.max_restarts"),
+    *("runtime.ray", "runtime.max_restarts", "runtime.threads"),
 }
 
 
@@ -88,9 +89,9 @@ def test_every_setting_is_listed_with_the_devices_that_read_it() -> None:
     [
         ("engine.sleep=always", "cpu", "no effect on CPU, where no engine sleeps; remove it"),
         ("engine.gpu_memory_utilization=0.3", "cpu", "where engine.kv_cache_gib is the size"),
+        ("engine.gpu_memory_utilization=auto", "cpu", "where engine.kv_cache_gib is the size"),
         ("learner.offload=optimizer", "cpu", "the learner is already in host memory"),
         ("engine.kv_cache_gib=2", "cuda", "what engine.gpu_memory_utilization leaves"),
-        ("runtime.threads=2", "cuda", "for workers that compute on CPU"),
     ],
 )
 def test_a_setting_that_the_device_ignores_is_named_at_the_start(
@@ -116,3 +117,20 @@ def test_router_replay_without_a_proximal_pass_is_named_at_the_start(cause: str)
     found = [line for line in notes(*overrides.values()) if line.startswith(both[0])]
     assert len(found) == 1
     assert f"has no effect with {cause}" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "rank", "deadline_s", "is_short"),
+    [("32B", 0, 120, True), ("32B", 0, 300, False), ("32B", 16, 120, False), ("8B", 0, 120, False)],
+)
+def test_a_deadline_in_which_no_checkpoint_can_be_written_is_named_at_the_start(
+    model: str, rank: int, deadline_s: int, is_short: bool
+) -> None:
+    """12 bytes a trained parameter at 2 GB/s: 32.8 billion take 197 s."""
+    config = load("+recipe=tiny_cpu", f"checkpoint.stop_deadline_s={deadline_s}")
+    lines = list(short_stop_deadline(config, sizes_of(model, rank=rank)))
+    assert len(lines) == is_short
+    for line in lines:
+        assert "checkpoint.stop_deadline_s=120 is too short: a checkpoint has 393 GB" in line
+        assert "197 s at 2 GB/s" in line
+        assert line.endswith("Set at least 295")

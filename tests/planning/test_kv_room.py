@@ -6,14 +6,13 @@ from composed_config import load
 
 from april_rl.planning.kv_room import KvDemand, kv_demand, kv_warning
 from april_rl.planning.layout import Layout
-from april_rl.planning.sizes import num_slots
 
 EIGHT = Layout(device="cuda", num_workers=8, tensor_parallel_size=1)
 
 
 def demand(*overrides: str, layout: Layout = EIGHT) -> KvDemand:
     config = load("+recipe=qwen3_4b_dapo", *overrides)
-    found = kv_demand(config, layout, num_slots=num_slots(config))
+    found = kv_demand(config, layout)
     assert found is not None
     return found
 
@@ -46,12 +45,12 @@ def test_samples_that_do_not_fit_are_warned_about_with_the_numbers_and_the_keys(
 
 def test_over_sampling_auto_is_not_warned_about_the_kv_cache():
     config = load("+recipe=qwen3_4b_dapo", "rollout.over_sampling_factor=auto")
-    found = kv_demand(config, EIGHT, num_slots=num_slots(config))
+    found = kv_demand(config, EIGHT)
     assert list(kv_warning(found, 1)) == []
 
 
 def test_the_kv_cache_warning_of_a_cpu_engine_names_the_cpu_setting():
     on_cpu = Layout(device="cpu", num_workers=1, tensor_parallel_size=1)
-    [warning] = kv_warning(kv_demand(load("+recipe=tiny_cpu"), on_cpu, num_slots=24), 10)
+    [warning] = kv_warning(kv_demand(load("+recipe=tiny_cpu"), on_cpu), 10)
     assert "engine.kv_cache_gib" in warning
     assert "gpu" not in warning

@@ -8,6 +8,7 @@ from planned_models import GPU, worker
 from transformers import Qwen3Config
 
 from april_rl.config.choices import ComputeDtype, Resume, Sleep
+from april_rl.config.engine import EngineConfig
 from april_rl.planning.errors import LayoutError, PreflightError
 from april_rl.planning.machine import Machine
 from april_rl.planning.plan import Draft, Plan, draft, plan
@@ -79,6 +80,17 @@ def test_the_plan_decides_whether_engines_sleep(share, sleeps, model) -> None:
     assert found.config.engine.sleep is (Sleep.always if sleeps else Sleep.never)
     assert found.lines[0].startswith("memory of a worker, GiB")
     assert found.lines[1].startswith("engine.sleep=auto: engines ")
+
+
+def test_the_plan_decides_the_share_of_a_gpu(model) -> None:
+    """Fails when auto reaches vLLM, or the start does not say what it has become."""
+    found = make_plan("engine.gpu_memory_utilization=auto", machine=GPUS, model=model)
+    assert found.config.engine.gpu_memory_utilization == 0.85  # so small a learner leaves more
+    assert not found.engines_sleep
+    assert found.lines[1].startswith("engine.gpu_memory_utilization=auto: 0.85, the most that fits")
+    assert found.lines[2].startswith("engine.sleep=auto: engines stay awake")
+    on_cpu = make_plan("engine.gpu_memory_utilization=auto", machine=CPU, model=model)
+    assert on_cpu.config.engine.gpu_memory_utilization == EngineConfig().gpu_memory_utilization
 
 
 def test_the_start_names_the_precision_that_auto_has_become(model) -> None:

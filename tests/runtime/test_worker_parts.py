@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,11 @@ def test_a_workers_engine_gets_the_settings_and_the_planned_values(
     worker._settings = WorkerSettings(
         config=config, device="cpu", threads=1, max_model_len=300, max_num_seqs=5, stop_tokens=(1,)
     )
-    worker.build_engine(sleeps=sleeps, keeps_parked=keeps_parked)
+    planned = replace(config.engine, gpu_memory_utilization=0.3)
+    worker.build_engine(planned, sleeps=sleeps, keeps_parked=keeps_parked)
     [found] = built
     assert found == {
-        "config": config.engine,
+        "config": planned,
         "model_path": "some/model",
         "seed": 7,
         "temperature": 0.6,

@@ -5,7 +5,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from april_rl.supervision.host_memory import host_memory, oom_counter, oom_kills, pinned_environment
+from april_rl.supervision.host_memory import (
+    allocator_environment,
+    host_memory,
+    oom_counter,
+    oom_kills,
+)
 
 GIB = 1 << 30
 LIMITS = {"v2": "memory.max", "v1": "memory.limit_in_bytes"}
@@ -86,7 +91,7 @@ def test_kills_are_counted_in_the_group_of_a_process_where_it_counts_them(tmp_pa
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, "pinned_max_round_threshold_mb:1"),
+        ({}, "expandable_segments:True,pinned_max_round_threshold_mb:1"),
         (
             {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
             "max_split_size_mb:64,pinned_max_round_threshold_mb:1",
@@ -95,5 +100,7 @@ def test_kills_are_counted_in_the_group_of_a_process_where_it_counts_them(tmp_pa
     ],
 )
 def test_allocator_settings_of_the_user_are_kept(given, expected):
-    """Fails when one variable hides the settings of another: torch reads the first that is set."""
-    assert pinned_environment(given).get("PYTORCH_ALLOC_CONF") == expected
+    """Fails when one variable hides the settings of another: torch reads the first that is set; or
+    when segments grow although the user has said how memory is allocated.
+    """
+    assert allocator_environment(given).get("PYTORCH_ALLOC_CONF") == expected

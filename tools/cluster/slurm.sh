@@ -5,7 +5,7 @@
 #   sbatch --nodes=2 --gpus-per-node=8 --time=04:00:00 tools/cluster/slurm.sh /shared/runs/one +recipe=qwen3_8b_dapo runtime.num_workers=16
 #
 # Every argument after the run directory is one of `python -m april_rl.train`. docs/multi_node.md
-#SBATCH --job-name=april_rl --exclusive --ntasks-per-node=1 --signal=USR1@180 --requeue --open-mode=append
+#SBATCH --job-name=april_rl --exclusive --ntasks-per-node=1 --signal=USR1@360 --requeue --open-mode=append
 set -uo pipefail
 
 fail() {
@@ -21,7 +21,7 @@ python=${PYTHON:-$PWD/.venv/bin/python} ray=$(dirname "${PYTHON:-$PWD/.venv/bin/
 run=$1${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID} # each task of an array has a run of its own
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}
 nodes=${SLURM_JOB_NUM_NODES:-1}
-settings=("${@:2}" hydra.run.dir="$run" resume=auto checkpoint.stop_deadline_s=150)
+settings=("${@:2}" hydra.run.dir="$run" resume=auto)
 
 # One task on each of the nodes that the options name. Slurm gives every step all of the job's GPUs and memory
 # (--overlap), and no task is bound to a core.

@@ -14,14 +14,14 @@ from april_rl.lab.simulator.presets import h100
 from april_rl.lab.simulator.scenarios import scenario_of
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.learner.model.sizes import ModelSizes
+from april_rl.planning.engine_share import settle_share
 from april_rl.planning.engine_sleep import settle_sleep, with_resume
 from april_rl.planning.errors import PreflightError
-from april_rl.planning.kv_room import kv_demand, kv_warning
+from april_rl.planning.kv_room import kv_demand, kv_warning, peak_demand, planned_kv_tokens
 from april_rl.planning.layout import Layout, settle
 from april_rl.planning.memory_check import Room, check_plan
-from april_rl.planning.memory_inputs import MemoryInputs, memory_inputs
+from april_rl.planning.memory_inputs import memory_inputs
 from april_rl.planning.memory_plan import GIB, plan_memory
-from april_rl.planning.sizes import num_slots
 from april_rl.supervision.host_memory import host_memory
 
 _FREE_FRAC = 0.98  # of a GPU, when nothing else runs on it
@@ -56,14 +56,16 @@ def memory_at_real_size(
     inputs = memory_inputs(config, layout)
     room = _room(layout, gpu_gib=gpu_gib)
     found: list[Finding] = []
+    inputs, share = settle_share(model, inputs, room=room, demand=peak_demand(config, layout))
     table = str(plan_memory(model, inputs, device_bytes=room.device))
     try:
-        inputs, reason = settle_sleep(model, inputs, room=room)
-        table = f"{plan_memory(model, inputs, device_bytes=room.device)}\n{reason}".strip()
+        inputs, sleep = settle_sleep(model, inputs, room=room)
+        plan = plan_memory(model, inputs, device_bytes=room.device)
+        table = "\n".join(filter(None, (str(plan), share, sleep)))
         check_plan(model, inputs, room)
     except PreflightError as error:
         found.append(Finding(name="memory", message=str(error)))
-    demand = kv_demand(config, layout, num_slots=num_slots(config))
+    demand = kv_demand(config, layout)
     for warning in kv_warning(demand, planned_kv_tokens(model, inputs, device_bytes=room.device)):
         found.append(Finding(name="kv_cache", message=warning.removeprefix("warning: ")))
     return MemoryAtRealSize(table=table, findings=tuple(found))
@@ -74,19 +76,6 @@ def _room(layout: Layout, *, gpu_gib: float) -> Room:
         return Room(device=0, free=host_memory().free / layout.num_workers)
     total = gpu_gib * GIB
     return Room(device=total, free=_FREE_FRAC * total)
-
-
-def planned_kv_tokens(model: ModelSizes, inputs: MemoryInputs, *, device_bytes: float) -> int:
-    """Return the tokens that the KV cache of one engine may hold at most: what its share of a GPU
-    of `device_bytes`, or engine.kv_cache_gib on CPU, leaves beside the weights.
-    """
-    per_token = model.kv_numbers * inputs.kv_bytes
-    if inputs.is_on_cpu:
-        return int(inputs.engine.kv_cache_gib * GIB / per_token)
-    share = inputs.engine.gpu_memory_utilization * device_bytes
-    weights = inputs.engine_bytes * model.num_parameters
-    free = inputs.layout.tensor_parallel_size * share - weights
-    return max(0, int(free / per_token))
 
 
 def gains_table(config: TrainConfig, model: ModelSizes, assumed: Assumptions) -> str:

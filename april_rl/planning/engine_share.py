@@ -1,0 +1,105 @@
+"""Decides the engine's share of a GPU (engine.gpu_memory_utilization=auto), by the memory plan.
+
+An engine that stays awake during updates has its share in every phase, one that sleeps only in the
+rollout, where the learner needs less. So the share decides whether engines can stay awake.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from april_rl.config.choices import Sleep
+from april_rl.config.engine import EngineConfig
+from april_rl.learner.model.sizes import ModelSizes
+from april_rl.planning.kv_room import KvDemand, planned_kv_tokens
+from april_rl.planning.memory_check import Room
+from april_rl.planning.memory_inputs import MemoryInputs
+from april_rl.planning.memory_plan import ENGINE_ITEMS, Phase, engine_workspace, plan_memory
+
+# Largest share that auto takes: CUDA and vLLM need memory outside it.
+_MOST = 0.85
+# Share of a GPU that auto leaves free beside engines that stay awake and the learner. Activations
+# are estimates; an engine that sleeps without need costs seconds, one that should have slept the
+# run.
+MARGIN_FRAC = 0.1
+
+
+class EngineShare(NamedTuple):
+    """The decision on engine.gpu_memory_utilization."""
+
+    inputs: MemoryInputs  # with a number
+    reason: str  # shown to the user; empty when there was nothing to decide
+
+
+def settle_share(
+    model: ModelSizes, inputs: MemoryInputs, *, room: Room, demand: KvDemand
+) -> EngineShare:
+    """Decide engine.gpu_memory_utilization=auto: the largest share beside which every phase of the
+    learner fits with a margin, if its KV cache then holds the samples in flight.
+
+    `room` is the memory of the fullest GPU. Otherwise engines will sleep during updates, and the
+    share is the largest that fits beside what the learner keeps during a rollout.
+    """
+    if inputs.is_on_cpu or not isinstance(inputs.engine.gpu_memory_utilization, str):
+        return EngineShare(inputs, "")
+    awake, asleep = _largest_shares(model, inputs, room)
+    cache = planned_kv_tokens(
+        model,
+        _with_share(inputs, awake),
+        device_bytes=room.device,
+        workspace=engine_workspace(inputs),
+    )
+    needed = demand.total_tokens
+    holds = (
+        f"a KV cache of about {cache:,} tokens, and the samples in flight on an engine may need "
+        f"{needed:,}"
+    )
+    beside = "the most that fits beside the learner's update"
+    must_stay_awake = inputs.engine.sleep is Sleep.never or inputs.keeps_parked
+    if inputs.engine.sleep is Sleep.always:
+        share, because = asleep, "the most that fits beside what the learner keeps in a rollout"
+    elif must_stay_awake or cache >= needed or awake >= asleep:
+        share, because = awake, f"{beside}, gives {holds}"
+    else:
+        share, because = (
+            asleep,
+            (f"for engines that sleep during updates: {awake:g}, {beside}, would give {holds}"),
+        )
+    reason = f"engine.gpu_memory_utilization=auto: {share:g}, {because}"
+    return EngineShare(_with_share(inputs, share), reason)
+
+
+def alone(engine: EngineConfig) -> EngineConfig:
+    """Return the settings of an engine that has no learner beside it, with auto decided."""
+    if isinstance(engine.gpu_memory_utilization, str):
+        return replace(engine, gpu_memory_utilization=_MOST)
+    return engine
+
+
+def _largest_shares(model: ModelSizes, inputs: MemoryInputs, room: Room) -> tuple[float, float]:
+    """Return the largest share of an engine that stays awake during updates, and of one that
+    sleeps.
+    """
+    never = replace(inputs.engine, sleep=Sleep.never, gpu_memory_utilization=_MOST)
+    plan = plan_memory(model, replace(inputs, engine=never), device_bytes=room.device)
+    rollout, *updates = plan.phases
+    in_update = max(map(_of_learner, updates))
+    awake = (room.free - in_update) / room.device - MARGIN_FRAC
+    asleep = (room.usable - _of_learner(rollout)) / room.device
+    return _rounded(awake), _rounded(asleep)
+
+
+def _of_learner(phase: Phase) -> float:
+    """Return the bytes of a phase without the engine's."""
+    return phase.total - sum(phase.items[name] for name in ENGINE_ITEMS)
+
+
+def _rounded(share: float) -> float:
+    """Return a share in hundredths, rounded down, that vLLM takes."""
+    return min(_MOST, max(0.01, math.floor(100 * share) / 100))
+
+
+def _with_share(inputs: MemoryInputs, share: float) -> MemoryInputs:
+    return replace(inputs, engine=replace(inputs.engine, gpu_memory_utilization=share))

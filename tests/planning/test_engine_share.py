@@ -1,0 +1,112 @@
+"""engine.gpu_memory_utilization=auto: the share of a GPU, and whether engines then stay awake."""
+
+import pytest
+from composed_config import load
+from planned_models import HUB, sizes_of
+
+from april_rl.config.choices import Sleep
+from april_rl.planning.engine_share import alone
+from april_rl.planning.engine_sleep import Decided, decide_sleep_and_resume
+from april_rl.planning.layout import settle
+from april_rl.planning.memory_check import Room
+from april_rl.planning.memory_plan import GIB
+
+NUM_GIB = (24, 48, 80, 141, 180)
+# By recipe: the share on GPUs of each size; with z for engines that sleep during updates.
+SHARES = {
+    "qwen3_0_6b_smoke": "0.4 0.64 0.73 0.79 0.81",
+    "paper/r1_distill_1_5b_dapo_math_grpo": "0.81z 0.62 0.72 0.79 0.81",
+    "qwen3_4b_dapo": "0.68z 0.82z 0.85z 0.71 0.75",
+    "qwen3_5_4b_dapo": "0.67z 0.81z 0.46 0.64 0.69",
+    "qwen3_8b_dapo": "0.75z 0.85z 0.85z 0.67 0.71",
+    "qwen3_30b_a3b_gspo": "0.85z 0.85z 0.85z 0.46 0.55",
+}
+
+
+def decide(recipe: str, *overrides: str, gib: float) -> Decided:
+    config = load(f"+recipe={recipe}", *overrides)
+    gpus = config.runtime.num_workers
+    assert isinstance(gpus, int)
+    config, layout = settle(config, gpus=gpus, where="here")
+    model = sizes_of(HUB[config.model.path], rank=config.lora.rank)
+    room = Room(device=gib * GIB, free=0.98 * gib * GIB)
+    return decide_sleep_and_resume(config, layout, model=model, room=room)
+
+
+@pytest.mark.parametrize("recipe", SHARES)
+def test_engines_stay_awake_where_their_cache_then_holds_the_samples_in_flight(recipe: str) -> None:
+    found = []
+    for gib in NUM_GIB:
+        inputs = decide(recipe, gib=gib).inputs
+        found.append(f"{inputs.gpu_share:g}{'z' if inputs.engine_sleeps else ''}")
+    assert " ".join(found) == SHARES[recipe]
+
+
+def largest_awake_share(learner_bytes: float, *, gib: float) -> float:
+    """What is left of 0.98 of a GPU beside learner, NCCL (1 GiB) and a margin of 0.1."""
+    return 0.98 - 0.1 - (learner_bytes + GIB) / (gib * GIB)
+
+
+@pytest.mark.parametrize("gib", [80, 141])
+def test_the_share_agrees_with_a_calculation_by_hand_for_4b_on_eight_gpus(gib: int) -> None:
+    """The peak is the backward pass: 16 bytes a parameter over 8 GPUs; in bfloat16 the tied
+    embedding and its gradient, two layers and the gradient of one, which is also copied into
+    float32; 361 KiB of activations a token (docs/long_context.md).
+    """
+    embedding, layer = 151_936 * 2560, 101e6
+    learner = 16 * 4.022e9 / 8 + 4 * embedding + (4 + 6) * layer + 32_768 * 361 * 1024
+    share = largest_awake_share(learner, gib=gib)
+    cache_bytes = share * gib * GIB - 2 * 4.022e9 - 1.5e9 - GIB
+    needed_bytes = (2048 / 8 + 20480 / 2) * 1.25 * 32 * 8 / 8 * 144 * 1024
+    found = decide("qwen3_4b_dapo", gib=gib).inputs
+    assert found.engine_sleeps is (cache_bytes < needed_bytes)
+    expected = 0.85 if found.engine_sleeps else share
+    assert found.gpu_share == pytest.approx(expected, abs=0.015)
+
+
+def test_the_share_agrees_with_a_calculation_by_hand_for_30b_on_eight_large_gpus() -> None:
+    """The peak is the optimizer step: 16 bytes a parameter over 8 GPUs."""
+    share = largest_awake_share(16 * 30.53e9 / 8, gib=141)
+    on_four_gpus = 4 * (share * 141 * GIB - 1.5e9 - 2 * GIB) - 2 * 30.53e9
+    needed = (2048 / 8 + 20480 / 2) * 1.25 * 32 * 8 / 2 * 2 * 48 * 4 * 128 * 2
+    found = decide("qwen3_30b_a3b_gspo", gib=141).inputs
+    assert found.engine_sleeps is (on_four_gpus < needed) is False
+    assert found.gpu_share == pytest.approx(share - 0.005, abs=0.005)
+
+
+def test_more_samples_in_flight_need_a_larger_cache_and_engines_that_sleep() -> None:
+    """α 2 with 141 GiB: 671,744 tokens. α=auto may choose as much, so that it is given the room."""
+    awake, *asleep = (
+        decide("qwen3_4b_dapo", f"rollout.over_sampling_factor={factor}", gib=141)
+        for factor in ("1.25", "2", "auto")
+    )
+    assert (awake.inputs.engine_sleeps, awake.inputs.gpu_share) == (False, 0.71)
+    for each in asleep:
+        assert (each.inputs.engine_sleeps, each.inputs.gpu_share) == (True, 0.85)
+    assert "may need 671,744" in asleep[0].reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "share", "sleeps"),
+    [
+        ("engine.sleep=never", 0.59, False),
+        ("rollout.resume=keep", 0.59, False),
+        ("engine.sleep=always", 0.85, True),
+        ("engine.gpu_memory_utilization=0.5", 0.5, False),
+        ("engine.gpu_memory_utilization=0.6", 0.6, True),
+    ],
+)
+def test_what_was_set_is_kept_and_auto_follows_it(override, share, sleeps) -> None:
+    """Fails when auto lets engines sleep that must not, or changes a share that was set."""
+    found = decide("qwen3_4b_dapo", override, gib=80)
+    assert (found.inputs.gpu_share, found.inputs.engine_sleeps) == (share, sleeps)
+    assert found.config.engine == found.inputs.engine
+    said = [each for each in found.reasons if each.startswith("engine.gpu_memory_utilization=auto")]
+    assert len(said) == ("utilization" not in override)
+
+
+def test_an_engine_without_a_learner_gets_the_most() -> None:
+    assert alone(load("+recipe=qwen3_4b_dapo").engine).gpu_memory_utilization == 0.85
+    given = load("+recipe=tiny_gpu").engine
+    assert alone(given) == given
+    assert Sleep.auto is given.sleep
