@@ -53,6 +53,9 @@ class AlgorithmConfig:
     mask_high: float = within("> 1", 5.0)  # for mask: tokens with a larger weight get no gradient
     # [low, high]: a response gets no gradient if the geometric mean of its weights is outside them
     geometric_mask: list[float] | None = None
+    # a response with A < 0 gets no gradient if the mean of log(engine / learner) over its tokens is
+    # above it, in nats: off-policy sequence masking of DeepSeek-V3.2
+    opsm_threshold: float | None = within("> 0", None)
     # reject groups whose rewards are all equal and refill their slots; as in DAPO (Yu et al. 2025,
     # eq. 11: between 0 and G right answers, both excluded) it looks at the raw rewards, before the
     # overlong penalty

@@ -34,6 +34,8 @@ def objective(responses: Sequence[Response], settings: Settings, *, budget: int)
         values = values + settings["entropy_coefficient"] * response.logprobs**2 / 2
         values = values + settings["kl_coefficient"] * _divergence(response, settings["kl"])
         counts = torch.tensor(share) * _weight(w, settings) * _mask(w, settings)
+        left = float((response.behaviour - held).mean()) > (settings["opsm_threshold"] or math.inf)
+        counts = counts * float(not (left and response.advantage < 0))
         total = total + (counts * values).sum()
     return total
 
