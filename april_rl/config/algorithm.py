@@ -60,6 +60,9 @@ class AlgorithmConfig:
     # eq. 11: between 0 and G right answers, both excluded) it looks at the raw rewards, before the
     # overlong penalty
     dynamic_sampling: bool = False
+    # DAPO's overlong filtering: responses that reached rollout.max_response_tokens are not trained;
+    # their rewards stay in the advantages of their group
+    mask_truncated: bool = False
     # DAPO's soft overlong punishment: the last share of rollout.max_response_tokens, in which a
     # penalty rises; DAPO: 4,096 of 20,480 = 0.2; 0: off
     overlong_buffer_frac: float = within("in [0, 1]", 0.0)

@@ -27,7 +27,7 @@ NAMES: dict[str, dict[str, str]] = {
         "vllm_importance_sampling_correction": "algorithm.correction",
         "vllm_importance_sampling_clip_max": "algorithm.tis_cap",
         "off_policy_mask_threshold": "algorithm.opsm_threshold",
-        "mask_truncated_completions": "algorithm.overlong_buffer_frac",
+        "mask_truncated_completions": "algorithm.mask_truncated",
         "learning_rate": "optimizer.lr",
         "train_dataset": "data.path",
         "reward_funcs": "reward.function",

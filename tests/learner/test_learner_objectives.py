@@ -25,7 +25,7 @@ from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.learner.objective import Objective
 from april_rl.learner.row import PackedRow
 from april_rl.runtime.worker_parts import build_learner
-from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
+from april_rl.types import Completion, FinishReason, Group, Prompt, Sample, SampleId, ScoredGroup
 
 pytestmark = pytest.mark.usefixtures("_group")
 
@@ -134,7 +134,7 @@ def ages_of(example: Example) -> list[int]:
     return [2] * half + [1] * (example.num_response - half)
 
 
-def sample_of(example: Example, number: int) -> Sample:
+def sample_of(example: Example, number: int, reason: FinishReason) -> Sample:
     prompt_ids = example.token_ids[: example.num_prompt]
     prompt = Prompt(id=number, token_ids=prompt_ids, text="", answer="", source="")
     sample = Sample(prompt=prompt, index=0)
@@ -151,15 +151,17 @@ def sample_of(example: Example, number: int) -> Sample:
             context_version=VERSION - age,
             token_ids=response[part],
             logprobs=tuple(example.behaviour_logprobs[part].tolist()),
-            finish_reason="stop" if age == 1 else None,
+            finish_reason=reason if age == 1 else None,
         )
         sample = sample.with_span(completion)
     return sample
 
 
-def batch_of(config: TrainConfig, examples: Sequence[Example]) -> Batch:
+def batch_of(
+    config: TrainConfig, examples: Sequence[Example], *, reason: FinishReason = "stop"
+) -> Batch:
     """Each example as a group of one sample, in the real packer."""
-    samples = [sample_of(example, number) for number, example in enumerate(examples)]
+    samples = [sample_of(example, number, reason) for number, example in enumerate(examples)]
     groups = [
         ScoredGroup(group=Group(prompt=sample.prompt, samples=(sample,)), rewards=(0.0,))
         for sample in samples
@@ -257,6 +259,20 @@ def test_opsm_looks_at_the_current_weights_and_not_at_the_proximal_ones(path, cu
     is_bad = row.advantages < 0
     assert 0 < is_bad.double().mean() < 1
     assert row_loss.is_masked.tolist() == (is_bad & is_masking).tolist()
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_responses_that_were_cut_are_not_trained_with_mask_truncated(path, reason):
+    """Not a single one is left here: no weight moves, and nothing is NaN."""
+    config = config_of(path, {"mask_truncated": True, "aggregation": "sequence_mean"})
+    learner = build_learner(config, device="cpu")
+    before = [tensor.clone() for _, tensor in learner.weights()]
+    batch = batch_of(config, make_examples(path, noise=0.3, age=1), reason=reason)
+    metrics = learner.update(batch.of_rank(0)).read()
+    assert (metrics["loss/grad_norm"] > 0) == (reason == "stop")
+    after = [tensor for _, tensor in learner.weights()]
+    are_equal = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert are_equal == (reason == "length")
 
 
 @pytest.mark.parametrize("num_minibatches", [1, 2])
