@@ -86,6 +86,10 @@ def loss_function(config: AlgorithmConfig) -> LossFunction:
             return partial(cispo, clip_low=low, clip_high=high)
         case Loss.sapo:
             return sapo
+        case Loss.dppo_tv:
+            return partial(dppo, divergence=binary_tv, threshold_low=low, threshold_high=high)
+        case Loss.dppo_kl:
+            return partial(dppo, divergence=binary_kl, threshold_low=low, threshold_high=high)
         case Loss.policy_gradient:
             return policy_gradient
 
@@ -172,6 +176,54 @@ def sapo(
     )
     gate = torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
     return TokenLoss(-gate * inputs.advantages, torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def dppo(
+    inputs: LossInputs,
+    *,
+    divergence: Callable[[Tensor, Tensor], Tensor],
+    threshold_low: float,
+    threshold_high: float,
+) -> TokenLoss:
+    """-r A with r = π / μ, and 0 for a token that has left the trust region [T]; Qi et al. 2026
+    (DPPO, arXiv 2602.04879), eq. 12.
+
+    μ is the engine's policy when it sampled the token, whatever the anchor: the paper finds that
+    the trust region must be around it, and the configuration refuses algorithm.ratio=proximal. A
+    token has left if the ratio went where A pushes it (above 1 for A > 0, below 1 for A < 0) and
+    the divergence is above `threshold_high` (A > 0) or `threshold_low` (A < 0). The paper has one
+    threshold: 0.15 with `binary_tv`, 0.05 with `binary_kl`. There is no bound of the ratio itself
+    (verl cuts it at 20): rare tokens may move far in ratio, likely ones not in probability.
+    Clipped: the tokens that have left.
+    """
+    log_ratio = inputs.logprobs - inputs.behaviour_logprobs
+    moved, advantages = log_ratio.detach(), inputs.advantages
+    distance = divergence(inputs.logprobs.detach(), inputs.behaviour_logprobs)
+    is_above = (moved > 0) & (advantages > 0) & (distance > threshold_high)
+    is_below = (moved < 0) & (advantages < 0) & (distance > threshold_low)
+    has_left = is_above | is_below
+    return TokenLoss(-ratio_of(log_ratio).masked_fill(has_left, 0.0) * advantages, has_left)
+
+
+def binary_tv(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
+    """|π - μ| of the sampled token [T]: the total variation between "this token" and "another
+    one"; DPPO, eq. 13. It is at most that of the whole distributions.
+    """
+    return (logprobs.exp() - behaviour_logprobs.exp()).abs()
+
+
+def binary_kl(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
+    """μ log(μ / π) + (1 - μ) log((1 - μ) / (1 - π)) [T], KL(μ‖π) between "this token" and "another
+    one"; DPPO, eq. 14. It is at most that of the whole distributions.
+
+    1 - π and 1 - μ are at least 1e-8, as in verl: float32 rounds probabilities near 1 to 1.
+    """
+    mu = behaviour_logprobs.exp()
+    others, others_mu = (
+        (-torch.expm1(each)).clamp(min=1e-8) for each in (logprobs, behaviour_logprobs)
+    )
+    own = mu * (behaviour_logprobs - logprobs)
+    return own + others_mu * (others_mu.log() - others.log())
 
 
 def _clip(

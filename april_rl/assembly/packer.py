@@ -37,6 +37,7 @@ def build_packer(config: TrainConfig, *, num_ranks: int, hidden_size: int) -> Pa
         age_weights=weigh,
         aggregation=aggregate(config.algorithm.aggregation, max_response_tokens=budget),
         hidden_size=hidden_size,
+        mask_truncated=config.algorithm.mask_truncated,
     )
 
 

@@ -104,6 +104,7 @@ class Packer:
         age_weights: Callable[[NDArray[np.int32]], Floats],
         aggregation: Callable[[Sequence[Floats]], list[Floats]],
         hidden_size: int,
+        mask_truncated: bool = False,
     ) -> None:
         """Store the settings.
 
@@ -111,12 +112,14 @@ class Packer:
         layer; `max_response_tokens` is the full scale of the metrics' length buckets. `age_weights`
         maps ages [R] up to `max_staleness` to the weight of each token. `aggregation` maps these
         weights (0 for a masked token) of all trained responses of a minibatch, on all ranks, to
-        loss weights [R].
+        loss weights [R]. With `mask_truncated` all tokens of a response that reached its budget
+        have the weight 0: DAPO's overlong filtering (Yu et al. 2025, section 3.4). They leave the
+        denominator too; their reward stays in the advantages of their group.
         """
         self._num_ranks, self._max_tokens = num_ranks, max_tokens
         self._num_minibatches = num_minibatches
         self._max_staleness, self._age_weights = max_staleness, age_weights
-        self._aggregation = aggregation
+        self._aggregation, self._mask_truncated = aggregation, mask_truncated
         self._hidden_size, self._max_response_tokens = hidden_size, max_response_tokens
 
     def pack(
@@ -194,8 +197,12 @@ class Packer:
 
     def _weigh(self, rows: Sequence[_Row]) -> list[_Weighed]:
         """Return the trained rows of a minibatch with their loss weights."""
-        loss_weights = self._aggregation([row.age_weights for row in rows])
+        loss_weights = self._aggregation([self._token_weights(row) for row in rows])
         return [_Weighed(row, weights) for row, weights in zip(rows, loss_weights, strict=True)]
+
+    def _token_weights(self, row: _Row) -> Floats:
+        is_masked = self._mask_truncated and row.sample.finish_reason == "length"
+        return np.zeros_like(row.age_weights) if is_masked else row.age_weights
 
     def _minibatch(self, weighed: Sequence[_Weighed]) -> tuple[tuple[MicroBatch, ...], ...]:
         plan = plan_micro_batches(

@@ -27,14 +27,15 @@ class AlgorithmConfig:
 
     # grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, grpo_by_turn, or module:function
     advantage: str = Advantage.grpo.value
-    # ppo_clip, gspo, gspo_token, cispo, sapo, policy_gradient, or module:function
+    # ppo_clip, gspo, gspo_token, cispo, sapo, dppo_tv, dppo_kl, policy_gradient, or module:function
     loss: str = Loss.ppo_clip.value
     # module:function that maps a scored group to whether it is trained; null: dynamic_sampling
     group_filter: str | None = None
     # keyword arguments of your own loss, advantage and group filter; each gets those it names
     args: dict[str, Any] = field(default_factory=dict)
     ratio: Ratio = Ratio.proximal  # denominator of the loss's ratio
-    # the ratio is clipped to [1 - clip_low, 1 + clip_high]; gspo and gspo_token need 3e-4, 4e-4
+    # the ratio is clipped to [1 - clip_low, 1 + clip_high]; gspo and gspo_token need 3e-4, 4e-4;
+    # dppo_tv, dppo_kl: largest divergence for A < 0 (clip_low) and A > 0 (clip_high); 0.15, 0.05
     clip_low: float = within("> 0", 0.2)
     clip_high: float = within("> 0", 0.28)  # DAPO's clip-higher
     # ppo_clip: no gradient for A < 0 and a ratio above it
@@ -52,10 +53,16 @@ class AlgorithmConfig:
     mask_high: float = within("> 1", 5.0)  # for mask: tokens with a larger weight get no gradient
     # [low, high]: a response gets no gradient if the geometric mean of its weights is outside them
     geometric_mask: list[float] | None = None
+    # a response with A < 0 gets no gradient if the mean of log(engine / learner) over its tokens is
+    # above it, in nats: off-policy sequence masking of DeepSeek-V3.2
+    opsm_threshold: float | None = within("> 0", None)
     # reject groups whose rewards are all equal and refill their slots; as in DAPO (Yu et al. 2025,
     # eq. 11: between 0 and G right answers, both excluded) it looks at the raw rewards, before the
     # overlong penalty
     dynamic_sampling: bool = False
+    # DAPO's overlong filtering: responses that reached rollout.max_response_tokens are not trained;
+    # their rewards stay in the advantages of their group
+    mask_truncated: bool = False
     # DAPO's soft overlong punishment: the last share of rollout.max_response_tokens, in which a
     # penalty rises; DAPO: 4,096 of 20,480 = 0.2; 0: off
     overlong_buffer_frac: float = within("in [0, 1]", 0.0)
@@ -75,6 +82,12 @@ class AlgorithmConfig:
             or self.loss == Loss.policy_gradient,
             f"algorithm.correction must be none with algorithm.ratio=behaviour, got "
             f"{self.correction.name}: the ratio already carries the importance weight",
+        )
+        require(
+            self.loss not in (Loss.dppo_tv, Loss.dppo_kl) or self.ratio is Ratio.behaviour,
+            f"algorithm.loss={self.loss} keeps the policy near the one that sampled the token, so "
+            "its ratio cannot be algorithm.ratio=proximal: set algorithm.ratio=behaviour "
+            "algorithm.correction=none, or take algorithm=dppo, which has both",
         )
         require(
             self.loss != Loss.gspo or self.correction is not Correction.mask,

@@ -59,10 +59,12 @@ class Loss(StrEnum):
     gspo_token = "gspo_token"  # gspo with a gradient for each token alone
     cispo = "cispo"  # the weight is clipped, not the update
     sapo = "sapo"  # a soft gate in place of the clip
+    dppo_tv = "dppo_tv"  # no clip: a mask by the change of the token's probability
+    dppo_kl = "dppo_kl"  # the same by the KL divergence of this token against all others
     policy_gradient = "policy_gradient"  # neither ratio nor clip
 
 
-# The settings of `algorithm` that bound the ratio of a loss. A setting that the chosen loss does
+# The settings of `algorithm` that bound the step of a loss. A setting that the chosen loss does
 # not read must have its default.
 LOSS_SETTINGS: dict[str, tuple[str, ...]] = {
     Loss.ppo_clip: ("clip_low", "clip_high", "dual_clip"),
@@ -70,6 +72,8 @@ LOSS_SETTINGS: dict[str, tuple[str, ...]] = {
     Loss.gspo_token: ("clip_low", "clip_high"),
     Loss.cispo: ("clip_low", "clip_high"),
     Loss.sapo: (),
+    Loss.dppo_tv: ("clip_low", "clip_high"),
+    Loss.dppo_kl: ("clip_low", "clip_high"),
     Loss.policy_gradient: (),
 }
 

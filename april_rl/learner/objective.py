@@ -43,12 +43,14 @@ class Objective:
         With `config.ratio` "proximal", the loss's ratio, w and m compare with the learner at the
         start of the update. With "behaviour", the ratio compares with the engine and so already is
         the importance weight; m (and w, for a loss without a ratio) uses the current learner.
+        `config.opsm_threshold` always does.
         Otherwise w is 1, and then e and k of tokens from an older policy stay uncorrected.
         """
         self._is_bypass = config.ratio is Ratio.behaviour
         self._loss = loss or loss_function(config)
         self._weights = off_policy.importance_weights(config)
         self._masks = off_policy.masks(config)
+        self._opsm_threshold = config.opsm_threshold
         self._entropy_coefficient = config.entropy_coefficient
         self._kl_coefficient = config.kl_coefficient
         self._kl = estimator(config.kl)
@@ -77,6 +79,14 @@ class Objective:
         masks = torch.ones_like(weights)
         for mask in self._masks:
             masks = masks * mask(learner, behaviour, responses)
+        if self._opsm_threshold is not None:
+            masks = masks * off_policy.negative_mask(
+                logprobs,
+                behaviour,
+                responses,
+                advantages=row.advantages,
+                threshold=self._opsm_threshold,
+            )
         values = token_loss.loss + self._penalties(logprobs, reference)
         return RowLoss(
             total=(row.loss_weights * weights * masks * values).sum(),

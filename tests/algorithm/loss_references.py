@@ -97,6 +97,33 @@ def sapo(positive: float, negative: float) -> TokenReference:
     return of
 
 
+def total_variation(p: float, q: float) -> float:
+    """Half the sum of differences over the two outcomes."""
+    return (abs(p - q) + abs((1 - p) - (1 - q))) / 2
+
+
+def kl_divergence(p: float, q: float) -> float:
+    """The KL divergence of Bernoulli(q) from Bernoulli(p)."""
+    return sum(a * math.log(a / b) for a, b in ((p, q), (1 - p, 1 - q)))
+
+
+def dppo(divergence: Callable[[float, float], float], low: float, high: float) -> TokenReference:
+    """DPPO, eq. 12: M · r · A. The mask stands still, so it uses `held`."""
+
+    def of(response: Response) -> list[float]:
+        losses = []
+        for lp, held, old, a in zip(*response, strict=True):
+            distance = divergence(math.exp(old), math.exp(held))
+            if a > 0:
+                is_kept = held <= old or distance <= high
+            else:
+                is_kept = held >= old or distance <= low
+            losses.append(-math.exp(lp - old) * a if is_kept else 0.0)
+        return losses
+
+    return of
+
+
 def of_batch(reference: TokenReference, responses: Sequence[Response]) -> list[float]:
     """Return the losses of all responses, concatenated."""
     return [loss for response in responses for loss in reference(response)]

@@ -9,7 +9,10 @@ from torch import Tensor
 from april_rl.algorithm.losses import (
     LossInputs,
     TokenLoss,
+    binary_kl,
+    binary_tv,
     cispo,
+    dppo,
     gspo,
     gspo_token,
     policy_gradient,
@@ -29,6 +32,12 @@ LOSSES = {
     "gspo_token": lambda inputs: gspo_token(inputs, **CLIP),
     "cispo": lambda inputs: cispo(inputs, clip_high=0.28),
     "sapo": sapo,
+    "dppo_tv": lambda inputs: dppo(
+        inputs, divergence=binary_tv, threshold_low=0.15, threshold_high=0.15
+    ),
+    "dppo_kl": lambda inputs: dppo(
+        inputs, divergence=binary_kl, threshold_low=0.05, threshold_high=0.05
+    ),
 }
 
 
@@ -105,11 +114,11 @@ def test_a_ratio_within_the_bound_is_exp_to_the_bit(log_ratio):
 def test_at_ratio_one_the_surrogates_are_minus_the_advantage():
     advantages = torch.tensor([1.5, -0.5, 0.0])
     inputs = inputs_of(torch.zeros(3), advantages, [1, 2])
-    for name in ("ppo_clip", "gspo", "gspo_token"):
+    for name in ("ppo_clip", "gspo", "gspo_token", "dppo_tv", "dppo_kl"):
         torch.testing.assert_close(LOSSES[name](inputs).loss.detach(), -advantages)
 
 
-@pytest.mark.parametrize("name", ["ppo_clip", "gspo_token", "gspo"])
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo_token", "gspo", "dppo_tv", "dppo_kl"])
 def test_clipped_tokens_are_exactly_the_ones_without_a_gradient(name):
     """Planted bug: tokens beyond the dual clip are not counted."""
     ratios = torch.tensor([0.5, 0.9, 1.0, 1.25, 2.0, 3.5], dtype=torch.float64)
@@ -175,6 +184,36 @@ def test_sapo_fades_the_gradient_on_both_sides_and_faster_for_bad_tokens():
     fading = 1 / torch.cosh(taus * (ratios - 1) / 2) ** 2
     torch.testing.assert_close(slope(loss, inputs), -advantages * ratios * fading)
     assert not loss.clipped.any()
+
+
+def test_dppo_lets_rare_tokens_move_far_in_ratio_and_likely_ones_not():
+    """Probabilities 0.001 to 0.01 (ratio 10), 0.5 to 0.7 (ratio 1.4) and 0.9 to 0.6; only a token
+    that was pushed where its advantage leads is masked. Planted bugs: a mask by the ratio; a mask
+    whatever the sign of the advantage.
+    """
+    behaviour = torch.tensor([0.001, 0.5, 0.9, 0.001, 0.5, 0.9], dtype=torch.float64).log()
+    logprobs = torch.tensor([0.01, 0.7, 0.6, 0.01, 0.7, 0.6], dtype=torch.float64).log()
+    inputs = LossInputs(
+        logprobs=logprobs.requires_grad_(),
+        anchor_logprobs=logprobs.detach(),
+        advantages=torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0], dtype=torch.float64),
+        behaviour_logprobs=behaviour,
+        responses=Responses.of([3, 3]),
+    )
+    expected = torch.tensor([10, 0, 0.6 / 0.9, -10, -1.4, 0], dtype=torch.float64)
+    for name in ("dppo_tv", "dppo_kl"):
+        loss = LOSSES[name](inputs)
+        torch.testing.assert_close(-slope(loss, inputs), expected)
+        assert loss.clipped.tolist() == [False, True, False, False, False, True]
+
+
+def test_probabilities_that_float32_rounds_to_one_have_a_small_finite_divergence():
+    """Planted bug: no lower bound of 1 - π, so that π = 1 is infinitely far from μ = 1 - 1e-7."""
+    logprobs = torch.tensor([0.0, -1e-7, 0.0, math.log(0.5)])
+    behaviour = torch.tensor([-1e-7, 0.0, 0.0, 0.0])
+    near, far = binary_kl(logprobs, behaviour).split([3, 1])
+    assert (near.abs() < 1e-6).all()
+    torch.testing.assert_close(far, torch.tensor([math.log(2)]))
 
 
 def test_importance_weights_are_capped_and_carry_no_gradient():

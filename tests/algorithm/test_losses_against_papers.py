@@ -37,6 +37,18 @@ PAIRS = {
         papers.cispo(0.5, 0.3),
     ),
     "sapo": (losses.sapo, papers.sapo(1.0, 1.05)),
+    "dppo_tv": (
+        lambda inputs: losses.dppo(
+            inputs, divergence=losses.binary_tv, threshold_low=0.03, threshold_high=0.05
+        ),
+        papers.dppo(papers.total_variation, 0.03, 0.05),
+    ),
+    "dppo_kl": (
+        lambda inputs: losses.dppo(
+            inputs, divergence=losses.binary_kl, threshold_low=0.005, threshold_high=0.01
+        ),
+        papers.dppo(papers.kl_divergence, 0.005, 0.01),
+    ),
 }
 
 
@@ -46,7 +58,7 @@ def random_responses(seed: int, lengths: list[int]) -> list[papers.Response]:
     found = []
     for length in lengths:
         logprobs = [-draw.expovariate(1.0) for _ in range(length)]
-        anchor = [lp + draw.gauss(0, 0.3) for lp in logprobs]
+        anchor = [min(lp + draw.gauss(0, 0.3), -1e-3) for lp in logprobs]
         advantages = [draw.gauss(0, 1)] * length
         found.append(papers.Response(logprobs, list(logprobs), anchor, advantages))
     return found
@@ -111,7 +123,7 @@ def test_a_gradient_is_the_finite_difference_of_the_papers_loss(name):
     [gradient] = torch.autograd.grad((loss.loss * flat).sum(), inputs.logprobs)
     expected = finite_differences(reference, responses, weights)
     assert gradient.tolist() == pytest.approx(expected, abs=1e-7)
-    if name in ("ppo", "dual_clip", "gspo", "gspo_token"):
+    if name in ("ppo", "dual_clip", "gspo", "gspo_token", "dppo_tv", "dppo_kl"):
         assert 0.05 < loss.clipped.double().mean() < 0.6
         assert loss.clipped.tolist() == (gradient == 0).tolist()
 

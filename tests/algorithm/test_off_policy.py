@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from april_rl.algorithm.off_policy import (
     geometric_mask,
     masked_importance_weights,
+    negative_mask,
     sequence_importance_weights,
     token_mask,
     truncated_importance_weights,
@@ -105,6 +106,45 @@ def test_a_geometric_mask_looks_at_the_mean_of_a_response():
     assert by_mean.tolist() == [1] * 10
     narrow = geometric_mask(learner, behaviour, responses=responses, low=0.5, high=1.19)
     assert narrow.tolist() == [0] * 10
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.floats(-3, 3), min_size=1, max_size=5), st.floats(-2, 2)), max_size=6
+    ),
+    st.sampled_from([0.01, 0.5, 1.0]),
+)
+def test_a_negative_mask_leaves_out_bad_responses_that_the_policy_has_left(drawn, threshold):
+    """Planted bugs: good responses too; the sum of a response; learner minus engine."""
+    gaps = [gap for part, _ in drawn for gap in part]
+    behaviour = torch.linspace(-3, -1, len(gaps), dtype=torch.float64)
+    learner = behaviour - torch.tensor(gaps, dtype=torch.float64)
+    advantages = [a for part, a in drawn for _ in part]
+    means = [(math.fsum(part) / len(part), a) for part, a in drawn for _ in part]
+    found = negative_mask(
+        learner.requires_grad_(),
+        behaviour,
+        Responses.of([len(part) for part, _ in drawn]),
+        advantages=torch.tensor(advantages, dtype=torch.float64),
+        threshold=threshold,
+    )
+    assert not found.requires_grad
+    for value, (mean, a) in zip(found.tolist(), means, strict=True):
+        if abs(mean - threshold) > 1e-9:  # nearer, rounding decides
+            assert value == (0.0 if a < 0 and mean > threshold else 1.0)
+
+
+def test_a_negative_mask_looks_at_each_tokens_own_advantage():
+    """As with advantages of turns; the divergence is still that of the whole response."""
+    behaviour, learner = torch.zeros(3), torch.tensor([-3.0, 0.0, 0.0])
+    found = negative_mask(
+        learner,
+        behaviour,
+        Responses.of([3]),
+        advantages=torch.tensor([1.0, -1.0, 0.0]),
+        threshold=0.5,
+    )
+    assert found.tolist() == [1.0, 0.0, 1.0]
 
 
 def test_an_overflowing_product_is_masked_or_capped_and_never_nan():

@@ -17,7 +17,7 @@ from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import Aggregate, constant_length, sequence_mean, token_mean
 from april_rl.batch.packing import Batch, MicroBatch, Packer
 from april_rl.batch.plan import plan_micro_batches
-from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
+from april_rl.types import Completion, FinishReason, Group, Prompt, Sample, SampleId, ScoredGroup
 
 VERSION = 7  # the step that trains
 BUDGET = 64
@@ -34,7 +34,9 @@ class Plan:
     age_decay: float
 
 
-def make_sample(prompt: Prompt, index: int, parts: list[tuple[int, int]]) -> Sample:
+def make_sample(
+    prompt: Prompt, index: int, parts: list[tuple[int, int]], *, reason: FinishReason = "stop"
+) -> Sample:
     sample = Sample(prompt=prompt, index=index)
     for i, (version, length) in enumerate(parts):
         positions = range(sample.num_tokens, sample.num_tokens + length)
@@ -46,7 +48,7 @@ def make_sample(prompt: Prompt, index: int, parts: list[tuple[int, int]]) -> Sam
                 context_version=version,
                 token_ids=array("i", (token(sample.id, p) for p in positions)),
                 logprobs=array("d", (logprob(sample.id, p, version) for p in positions)),
-                finish_reason="stop" if i == len(parts) - 1 else None,
+                finish_reason=reason if i == len(parts) - 1 else None,
             )
         )
     return sample
@@ -186,6 +188,43 @@ def test_loss_weights_are_aggregated_over_all_ranks_and_without_probes(name, num
     samples = [sample for scored in groups for sample in scored.group.samples]
     assert [found[tuple(s.token_ids)] for s in samples] == [pytest.approx(w) for w in expected]
     assert found[tuple(probe.token_ids)] == [0.0] * 9
+
+
+@pytest.mark.parametrize("mask_truncated", [False, True])
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_masked_truncated_responses_leave_loss_and_denominator(name, mask_truncated):
+    """Of 4, 12 and 8 tokens the second response was cut; all are packed with their advantages.
+    Planted bug: the weight is taken after the aggregation, so that the denominator counts it.
+    """
+    prompt = Prompt(id=0, token_ids=(10_000,), text="", answer="", source="")
+    cut = (("stop", 4), ("length", 12), ("stop", 8))
+    samples = tuple(
+        make_sample(prompt, i, [(VERSION, length)], reason=reason)
+        for i, (reason, length) in enumerate(cut)
+    )
+    groups = [ScoredGroup(group=Group(prompt=prompt, samples=samples), rewards=(0.0, 0.0, 1.0))]
+    packer = Packer(
+        num_ranks=1,
+        max_tokens=BUDGET,
+        num_minibatches=1,
+        max_staleness=0,
+        max_response_tokens=BUDGET,
+        age_weights=partial(age_weights, weight_of_age=decay(1.0)),
+        aggregation=AGGREGATIONS[name],
+        hidden_size=32,
+        mask_truncated=mask_truncated,
+    )
+    batch = packer.pack(groups, [[1.0, 2.0, 3.0]], policy_version=VERSION)
+    masked, plain = {
+        "token_mean": ([1 / 12, 0, 1 / 12], [1 / 24] * 3),
+        "sequence_mean": ([1 / 8, 0, 1 / 16], [1 / 12, 1 / 36, 1 / 24]),
+        "constant_length": ([1 / 128, 0, 1 / 128], [1 / 192] * 3),
+    }[name]
+    found = dict(item for row in rows_of(batch) for item in loss_weights_of(row).items())
+    for sample, weight in zip(samples, masked if mask_truncated else plain, strict=True):
+        expected = [weight] * sample.num_tokens
+        assert found[tuple(sample.token_ids)] == pytest.approx(expected)
+    assert {1.0, 2.0, 3.0} <= set(np.concatenate([r.advantages for r in rows_of(batch)]).tolist())
 
 
 @quick

@@ -56,10 +56,13 @@ def test_every_algorithm_group_composes_into_the_settings_of_its_paper(group: st
             "gspo": ("grpo", "gspo_token", "sequence_mean", 3e-4, 4e-4, False),
             "dr_grpo": ("dr_grpo", "ppo_clip", "constant_length", 0.2, 0.28, False),
             "cispo": ("grpo", "cispo", "token_mean", 1.0, 0.28, False),
+            "dppo": ("grpo", "dppo_tv", "token_mean", 0.15, 0.15, False),
         }[group]
     )
     assert algorithm.kl is Kl.none
-    assert algorithm.correction.name == "truncate"
+    decoupled = (Ratio.proximal, Correction.truncate)
+    bypass = (Ratio.behaviour, Correction.none)
+    assert (algorithm.ratio, algorithm.correction) == (bypass if group == "dppo" else decoupled)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +74,8 @@ def test_every_algorithm_group_composes_into_the_settings_of_its_paper(group: st
         (["loss=policy_gradient", "clip_low=0.1"], ["algorithm.clip_low", "algorithm.loss="]),
         (["loss=sapo", "clip_high=0.3"], ["algorithm.clip_high", "algorithm.loss=sapo"]),
         (["loss=gspo_token", "dual_clip=3"], ["algorithm.dual_clip", "algorithm.loss=gspo_token"]),
+        (["loss=dppo_kl"], ["algorithm.loss=dppo_kl", "algorithm.ratio=behaviour"]),
+        (["algorithm=dppo", "dual_clip=3"], ["algorithm.dual_clip", "algorithm.loss=dppo_tv"]),
         (["correction=none", "tis_cap=3"], ["algorithm.tis_cap", "algorithm.correction=none"]),
         (["mask_high=3"], ["algorithm.mask_high", "algorithm.correction=truncate"]),
         (["kl_coefficient=0.1"], ["algorithm.kl_coefficient", "algorithm.kl=none"]),
@@ -100,7 +105,10 @@ def test_contradicting_settings_are_refused_with_both_names(
     leave out single tokens, or a group of one is compared with itself.
     """
     message = refusal(
-        *(each if "." in each.partition("=")[0] else f"algorithm.{each}" for each in overrides)
+        *(
+            each if "." in each.partition("=")[0] or "algorithm" in each else f"algorithm.{each}"
+            for each in overrides
+        )
     )
     for key in named:
         assert key in message
@@ -148,16 +156,19 @@ def test_every_advantage_has_the_function_of_its_name() -> None:
 )
 def test_a_loss_reads_every_setting_that_is_listed_for_it(loss: Loss, key: str) -> None:
     """Settings that are not listed are refused. Fails when one is listed and nothing reads it."""
-    ratios = torch.tensor([0.3, 0.9, 1.2, 8.0]).repeat(2).log()
+    anchor = torch.full((8,), 0.4).log()
     inputs = LossInputs(
-        logprobs=ratios,
-        anchor_logprobs=torch.zeros(8),
+        logprobs=anchor + torch.tensor([0.3, 0.9, 1.2, 2.0]).repeat(2).log(),
+        anchor_logprobs=anchor,
         advantages=torch.tensor([1.0, -1.0]).repeat_interleave(4),
-        behaviour_logprobs=torch.zeros(8),
+        behaviour_logprobs=anchor,
         responses=Responses.of([1] * 8),
     )
+    bypass = {"ratio": Ratio.behaviour, "correction": Correction.none}
     other = {key: 0.6 if key.startswith("clip") else 1.5}
-    plain, changed = (loss_function(AlgorithmConfig(loss=loss, **given)) for given in ({}, other))
+    plain, changed = (
+        loss_function(AlgorithmConfig(loss=loss, **bypass, **given)) for given in ({}, other)
+    )
     assert not torch.equal(changed(inputs).loss, plain(inputs).loss)
 
 
@@ -166,10 +177,11 @@ def test_the_objective_can_be_built_for_every_choice(choice: Enum) -> None:
     """Fails when a word of the schema is not one of the learner's."""
     overrides = [f"algorithm.{type(choice).__name__.lower()}={choice.name}"]
     overrides += ["algorithm.kl_coefficient=0.1"] * isinstance(choice, Kl)
-    overrides += ["algorithm.correction=none"] * (choice is Ratio.behaviour)
+    is_bypass = choice in (Ratio.behaviour, Loss.dppo_tv, Loss.dppo_kl)
+    overrides += ["algorithm.ratio=behaviour", "algorithm.correction=none"] * is_bypass
     objective = Objective(load_tiny(*overrides).algorithm)
     assert objective.needs_reference == isinstance(choice, Kl)
-    assert objective.needs_proximal == (choice is not Ratio.behaviour)
+    assert objective.needs_proximal != is_bypass
 
 
 def test_an_age_weight_function_is_called_once_per_age_and_weighs_tokens() -> None:

@@ -47,9 +47,11 @@ WRONG = [
     ("recipe=tiny_cp", f"there is no recipe tiny_cp; did you mean tiny_cpu? {RECIPES}"),
     ("+recipe=no_april",
      f"there is no recipe no_april; did you mean ablations/no_april? {RECIPES}"),
-    ("algorithm=ppo", "there is no algorithm ppo; Known: cispo, dapo, dr_grpo, grpo, gspo"),
-    ("algorithm=dappo",
-     "there is no algorithm dappo; did you mean dapo? Known: cispo, dapo, dr_grpo, grpo, gspo"),
+    ("algorithm=sft",
+     "there is no algorithm sft; Known: cispo, dapo, dppo, dr_grpo, grpo, gspo"),
+    ("algorithm=dapoo",
+     "there is no algorithm dapoo; did you mean dapo? Known: cispo, dapo, dppo, dr_grpo, grpo, "
+     "gspo"),
     ("+sweep=alphaa", "there is no sweep alphaa; did you mean alpha? Known: alpha"),
     # a value of another kind
     ("trainer.num_steps=abc", "trainer.num_steps must be a whole number, got abc"),

@@ -34,6 +34,8 @@ def objective(responses: Sequence[Response], settings: Settings, *, budget: int)
         values = values + settings["entropy_coefficient"] * response.logprobs**2 / 2
         values = values + settings["kl_coefficient"] * _divergence(response, settings["kl"])
         counts = torch.tensor(share) * _weight(w, settings) * _mask(w, settings)
+        left = float((response.behaviour - held).mean()) > (settings["opsm_threshold"] or math.inf)
+        counts = counts * float(not (left and response.advantage < 0))
         total = total + (counts * values).sum()
     return total
 
@@ -51,6 +53,12 @@ def token_losses(logprobs: Tensor, anchor: Tensor, a: float, *, settings: Settin
     if name == "sapo":
         tau = 1.0 if a > 0 else 1.05
         return -(4 / tau) * torch.sigmoid(tau * (r - 1)) * a
+    if name in ("dppo_tv", "dppo_kl"):
+        p, q = torch.exp(anchor), torch.exp(held)
+        kl = p * torch.log(p / q) + (1 - p) * torch.log((1 - p) / (1 - q))
+        distance = (q - p).abs() if name == "dppo_tv" else kl
+        threshold = settings["clip_high" if a > 0 else "clip_low"]
+        return -r * a * ~((distance > threshold) & (a * (q - p) > 0))
     if name == "gspo_token":
         s = s.detach() * torch.exp(logprobs) / torch.exp(held)
     ratio = r if name == "ppo_clip" else s

@@ -8,17 +8,28 @@ import plain_objective
 import pytest
 import torch
 from composed_config import load
-from learner_setup import Example, make_examples, plain_logprobs, plain_model, record_gradients
+from learner_setup import (
+    Example,
+    make_examples,
+    pack,
+    plain_logprobs,
+    plain_model,
+    record_gradients,
+)
 from plain_objective import Response
 
 from april_rl.assembly.packer import build_packer
 from april_rl.batch.packing import Batch
 from april_rl.config import TrainConfig
+from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.learner.objective import Objective
+from april_rl.learner.row import PackedRow
 from april_rl.runtime.worker_parts import build_learner
-from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
+from april_rl.types import Completion, FinishReason, Group, Prompt, Sample, SampleId, ScoredGroup
 
 pytestmark = pytest.mark.usefixtures("_group")
 
+CPU = torch.device("cpu")
 VERSION, BUDGET = 5, 70
 DECAY = 0.5
 DEFAULTS: dict[str, Any] = {
@@ -36,6 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "mask_low": 0.5,
     "mask_high": 5.0,
     "geometric_mask": None,
+    "opsm_threshold": None,
 }
 BYPASS = {"ratio": "behaviour", "correction": "none"}
 PENALTIES = {
@@ -78,8 +90,18 @@ CASES: dict[str, dict[str, Any]] = {
         "loss": "sapo",
         "geometric_mask": [0.8, 1.2],
     },
+    "dppo_tv": {**BYPASS, "loss": "dppo_tv", "clip_low": 0.001, "clip_high": 0.001},
+    "dppo_kl": {
+        **BYPASS,
+        "loss": "dppo_kl",
+        "clip_low": 1e-5,
+        "clip_high": 1e-5,
+        "geometric_mask": [0.8, 1.2],
+    },
     "policy_gradient": {"loss": "policy_gradient", "aggregation": "constant_length"},
     "policy_gradient, bypass": {"loss": "policy_gradient", "ratio": "behaviour", "tis_cap": 1.2},
+    "opsm": {"clip_low": 0.002, "clip_high": 0.002, "opsm_threshold": 0.001},
+    "opsm, bypass": {**BYPASS, "opsm_threshold": 0.01},
     "k2, entropy": {**PENALTIES, "kl": "k2", "correction": "mask", "mask_high": 1.4},
     "k3, entropy": {**PENALTIES, "kl": "k3", "geometric_mask": [0.9, 1.07]},
 }
@@ -112,7 +134,7 @@ def ages_of(example: Example) -> list[int]:
     return [2] * half + [1] * (example.num_response - half)
 
 
-def sample_of(example: Example, number: int) -> Sample:
+def sample_of(example: Example, number: int, reason: FinishReason) -> Sample:
     prompt_ids = example.token_ids[: example.num_prompt]
     prompt = Prompt(id=number, token_ids=prompt_ids, text="", answer="", source="")
     sample = Sample(prompt=prompt, index=0)
@@ -129,15 +151,17 @@ def sample_of(example: Example, number: int) -> Sample:
             context_version=VERSION - age,
             token_ids=response[part],
             logprobs=tuple(example.behaviour_logprobs[part].tolist()),
-            finish_reason="stop" if age == 1 else None,
+            finish_reason=reason if age == 1 else None,
         )
         sample = sample.with_span(completion)
     return sample
 
 
-def batch_of(config: TrainConfig, examples: Sequence[Example]) -> Batch:
+def batch_of(
+    config: TrainConfig, examples: Sequence[Example], *, reason: FinishReason = "stop"
+) -> Batch:
     """Each example as a group of one sample, in the real packer."""
-    samples = [sample_of(example, number) for number, example in enumerate(examples)]
+    samples = [sample_of(example, number, reason) for number, example in enumerate(examples)]
     groups = [
         ScoredGroup(group=Group(prompt=sample.prompt, samples=(sample,)), rewards=(0.0,))
         for sample in samples
@@ -202,7 +226,8 @@ def test_every_loss_correction_and_aggregation_has_the_gradient_of_plain_torch(p
     taken against weights that have already moved.
     """
     metrics = assert_same_update(path, CASES[name])
-    is_masking = CASES[name].get("correction") == "mask" or "geometric_mask" in CASES[name]
+    masks = {"geometric_mask", "opsm_threshold"}
+    is_masking = CASES[name].get("correction") == "mask" or bool(masks & CASES[name].keys())
     assert (0 < metrics["loss/masked_frac"] < 1) == is_masking
     assert (metrics["loss/is_weight_mean"] == 1.0) == (CASES[name].get("correction") == "none")
     assert ("loss/reference_kl" in metrics) == ("kl" in CASES[name])
@@ -218,6 +243,36 @@ def test_tokens_beyond_the_cap_get_no_gradient_in_any_aggregation(path, aggregat
     settings = {**PENALTIES, "kl": "k2", "aggregation": aggregation}
     overrides = ("rollout.on_stale=mask", "rollout.max_staleness=1")
     assert_same_update(path, settings, *overrides, cap=1)
+
+
+@pytest.mark.parametrize(("current", "is_masking"), [(-1.0, True), (0.0, False)])
+def test_opsm_looks_at_the_current_weights_and_not_at_the_proximal_ones(path, current, is_masking):
+    """Bad responses, one nat a token below the engine: now, or at the start of the update."""
+    row = PackedRow.of(pack(make_examples(path, noise=0.3, age=1), total=1), device=CPU)
+    objective = Objective(AlgorithmConfig(opsm_threshold=0.5))
+    row_loss = objective.of(
+        row,
+        row.behaviour_logprobs + current,
+        proximal=row.behaviour_logprobs - 1.0 - current,
+        reference=None,
+    )
+    is_bad = row.advantages < 0
+    assert 0 < is_bad.double().mean() < 1
+    assert row_loss.is_masked.tolist() == (is_bad & is_masking).tolist()
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_responses_that_were_cut_are_not_trained_with_mask_truncated(path, reason):
+    """Not a single one is left here: no weight moves, and nothing is NaN."""
+    config = config_of(path, {"mask_truncated": True, "aggregation": "sequence_mean"})
+    learner = build_learner(config, device="cpu")
+    before = [tensor.clone() for _, tensor in learner.weights()]
+    batch = batch_of(config, make_examples(path, noise=0.3, age=1), reason=reason)
+    metrics = learner.update(batch.of_rank(0)).read()
+    assert (metrics["loss/grad_norm"] > 0) == (reason == "stop")
+    after = [tensor for _, tensor in learner.weights()]
+    are_equal = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert are_equal == (reason == "length")
 
 
 @pytest.mark.parametrize("num_minibatches", [1, 2])

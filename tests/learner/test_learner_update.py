@@ -98,9 +98,10 @@ def test_every_loss_is_the_same_however_responses_are_spread_over_rows(path, los
     rank without work would have nothing to go backward from.
     """
     examples = make_examples(path, noise=0.3, age=1)
-    algorithm = AlgorithmConfig(
-        loss=loss, correction=Correction.sequence_truncate, geometric_mask=[0.9, 1.07]
-    )
+    given = {"correction": Correction.sequence_truncate}
+    if loss in (Loss.dppo_tv, Loss.dppo_kl):
+        given = {"ratio": Ratio.behaviour, "correction": Correction.none, "clip_low": 1e-4}
+    algorithm = AlgorithmConfig(loss=loss, geometric_mask=[0.9, 1.07], **given)
     whole, parts = (make_learner(path, algorithm=algorithm) for _ in "ab")
     bins = [examples[:1], examples[1:4], [], examples[4:]]
     expected = whole.update([pack_minibatch([examples])] * 2).read()

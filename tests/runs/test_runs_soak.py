@@ -8,7 +8,7 @@ from command_line import LEDGER_STATES, command, run, run_all, steps_of, write_t
 from equal_runs import SETTINGS, check_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine, pytest.mark.soak]
-ALGORITHMS = "algorithm=grpo,dapo,dr_grpo,gspo,cispo"
+ALGORITHMS = "algorithm=grpo,dapo,dr_grpo,gspo,cispo,dppo"
 SWEEPS = {
     "synchronous and one-shot": (
         ALGORITHMS,
