@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -87,11 +88,19 @@ def _try(model_type: str, what: str) -> str:
 
 def page(verdicts: Iterable[Verdict]) -> str:
     """Return the text of docs/models.md."""
-    rows = sorted(verdicts, key=lambda v: (list(Result).index(v.result), v.model_type))
-    counts = ", ".join(f"{sum(v.result is r for v in rows)} {r.value}" for r in Result)
-    return "\n".join(
-        [_HEAD.format(version=transformers.__version__, counts=counts), *map(str, rows), ""]
+    rows = sorted(
+        verdicts,
+        key=lambda v: (list(Result).index(v.result), v.engine != "right", v.model_type),
     )
+    counts = ", ".join(f"{sum(v.result is r for v in rows)} {r.value}" for r in Result)
+    works = [f"`{each.model_type}`" for each in rows if each.engine == "right"]
+    head = _HEAD.format(
+        version=transformers.__version__,
+        counts=counts,
+        num_works=len(works),
+        works=textwrap.fill(", ".join(works), width=100, break_on_hyphens=False),
+    )
+    return "\n".join([head, *map(str, rows), ""])
 
 
 def engine_cells(text: str) -> dict[str, dict[str, str]]:
@@ -101,6 +110,16 @@ def engine_cells(text: str) -> dict[str, dict[str, str]]:
 
 
 _HEAD = """# Models
+
+On a CPU, at tiny sizes, learner and engine were found right for {num_works} kinds of model. The
+`model_type` of yours is in its `config.json`:
+
+{works}.
+
+What the others lack is in the table, where these come first. An architecture that cannot be trained
+is refused at the start, with the reason.
+
+## How this was tried
 
 Written by `python tools/models_table.py`; do not edit. Every architecture that transformers
 {version} has a causal language model for, built tiny with random weights: {counts}.
@@ -134,6 +153,8 @@ right.
 Beside this table: `phimoe` and `qwen2_moe` with a sliding window shorter than their context are
 refused, for their code applies it by its mask alone; the published ones have none. Routers stay in
 evaluation mode: some sample their experts in training mode (`phimoe`).
+
+## Every architecture
 
 | model_type | learner | vLLM on a CPU | adapters alone | with, or why |
 |---|---|---|---|---|"""

@@ -1,4 +1,5 @@
-"""The private parts of vLLM that docs/vllm.md lists: each is there, with the signature we rely on.
+"""The private parts of vLLM that docs/contributing/vllm.md lists: each is there, with the
+signature we rely on.
 
 No engine starts. A part that vLLM lacks fails by its name; that page says where it is used and
 which test shows its behaviour.
@@ -16,7 +17,7 @@ from source_tree import PACKAGE, ROOT, tree_of
 
 import april_rl.engine  # noqa: F401 (sets vLLM up before it is imported)
 
-PAGE = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "contributing" / "vllm.md").read_text(encoding="utf-8")
 
 CLIENT = "vllm.v1.engine.core_client:InprocClient"
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -111,7 +112,7 @@ def part(path: str) -> object:
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError) as error:
-        pytest.fail(f"vLLM has no {path} any more ({error}): see docs/vllm.md")
+        pytest.fail(f"vLLM has no {path} any more ({error}): see docs/contributing/vllm.md")
 
 
 def has(owner: type, name: str) -> bool:
@@ -128,16 +129,18 @@ def has(owner: type, name: str) -> bool:
 
 def check_attribute(path: str, name: str) -> None:
     owner = part(path)
-    assert isinstance(owner, type), f"{path} is no class any more: see docs/vllm.md"
+    assert isinstance(owner, type), f"{path} is no class any more: see docs/contributing/vllm.md"
     if not has(owner, name):
-        pytest.fail(f"vLLM has no {path}.{name} any more: see docs/vllm.md")
+        pytest.fail(f"vLLM has no {path}.{name} any more: see docs/contributing/vllm.md")
 
 
 def check_signature(path: str, expected: str) -> None:
     function = part(path)
-    assert callable(function), f"{path} is no function any more: see docs/vllm.md"
+    assert callable(function), f"{path} is no function any more: see docs/contributing/vllm.md"
     found = " ".join(inspect.signature(function).parameters)
-    assert found == expected, f"{path} takes ({found}), not ({expected}): see docs/vllm.md"
+    assert found == expected, (
+        f"{path} takes ({found}), not ({expected}): see docs/contributing/vllm.md"
+    )
 
 
 @pytest.mark.parametrize("path", SIGNATURES)
@@ -160,23 +163,29 @@ def test_a_kernel_for_cpus_has_the_arguments_we_pass(name: str) -> None:
     try:
         schema = getattr(torch.ops._C, name).default._schema
     except AttributeError:
-        pytest.fail(f"vLLM has no torch.ops._C.{name} any more: see docs/vllm.md")
+        pytest.fail(f"vLLM has no torch.ops._C.{name} any more: see docs/contributing/vllm.md")
     found = " ".join(argument.name for argument in schema.arguments)
-    assert found == KERNELS[name], f"torch.ops._C.{name} takes ({found}): see docs/vllm.md"
+    assert found == KERNELS[name], (
+        f"torch.ops._C.{name} takes ({found}): see docs/contributing/vllm.md"
+    )
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "fused_add_rms_norm"])
 def test_an_operation_that_we_implement_is_there(name: str) -> None:
     from vllm import ir
 
-    assert name in dir(ir.ops), f"vLLM has no vllm.ir.ops.{name} any more: see docs/vllm.md"
+    assert name in dir(ir.ops), (
+        f"vLLM has no vllm.ir.ops.{name} any more: see docs/contributing/vllm.md"
+    )
 
 
 @pytest.mark.parametrize("name", ["VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER"])
 def test_vllm_reads_a_variable_that_we_set(name: str) -> None:
     from vllm import envs
 
-    assert name in envs.environment_variables, f"vLLM does not read {name}: see docs/vllm.md"
+    assert name in envs.environment_variables, (
+        f"vLLM does not read {name}: see docs/contributing/vllm.md"
+    )
 
 
 def test_a_part_that_is_gone_or_changed_fails_by_its_name() -> None:

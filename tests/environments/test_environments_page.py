@@ -1,4 +1,4 @@
-"""The environments of docs/environments.md, run as they are written there."""
+"""The environments and agents of docs/, run as they are written there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from april_rl.environments.calls import Calls
 from april_rl.environments.protocol import Context, Environment, StepResult, Turn
 from april_rl.types import SampleId
 
-PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("environments", "agents", "tools")]
+PAGE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 GUESS, CHECK, AGENT, CLERK = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 

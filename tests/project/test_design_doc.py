@@ -39,9 +39,9 @@ WRITTEN_BY_A_RUN = {
 }
 # Folders that the paths of a page may begin in, as it says.
 BASES = {
-    "docs/vllm.md": PACKAGE / "engine",
+    "docs/contributing/vllm.md": PACKAGE / "engine",
     "docs/multi_node.md": ROOT / "tools" / "cluster",
-    "docs/supervision.md": ROOT / "tests" / "supervision",
+    "docs/reliability.md": ROOT / "tests" / "supervision",
     "recipes/README.md": ROOT / "recipes",
 }
 # Of words that the glossary forbids: identifiers that mean something else, and why they may.
@@ -282,7 +282,7 @@ def test_commands_and_settings_on_the_pages_exist(page: str) -> None:
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/*.md"))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*.md"))
     # A figure is kept by its commit, without the script.
     if path.name not in ("experiments.md", "laboratory.md")
 )
@@ -297,7 +297,7 @@ def test_the_paths_and_links_of_a_page_exist(page: str) -> None:
     paths = [token for token in named(text) if _IS_PATH.fullmatch(token)]
     base = BASES.get(page, ROOT)
     assert [path for path in paths if not exists(path) and not (base / path).exists()] == []
-    written = re.findall(r"docs/\w+\.(?:md|png)", text)
+    written = re.findall(r"docs/[\w/]+\.(?:md|png)", text)
     assert [path for path in written if not exists(path)] == []
 
 
@@ -314,5 +314,5 @@ def test_no_page_has_a_placeholder() -> None:
 
 
 def test_every_page_is_linked_from_the_readme() -> None:
-    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert pages <= set(re.findall(r"\]\(([^)]+)\)", README))

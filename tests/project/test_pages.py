@@ -68,7 +68,7 @@ def test_the_checklist_for_gpus_has_the_lines_that_a_run_prints() -> None:
 
 
 MEASURED = ("experiments.md", "laboratory.md")  # figures with the commands of earlier commits
-PAGES = [page for of in ("README*.md", "docs/*.md", "recipes/**/*.md") for page in ROOT.glob(of)]
+PAGES = [page for of in ("README*.md", "docs/**/*.md", "recipes/**/*.md") for page in ROOT.glob(of)]
 _COMPOSED = re.compile(
     r"\s*(?:\w+=\S+ )*python -m april_rl(?:\.train| train| rehearse| profile| data| evaluate) (.*)"
 )

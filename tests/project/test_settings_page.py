@@ -68,7 +68,7 @@ def test_the_site_has_every_page_once() -> None:
     """Fails when a page is added to docs/ alone: nobody would find it on the site."""
     text = (ROOT / "tools" / "mkdocs.yml").read_text(encoding="utf-8")
     nav = yaml.safe_load(text[text.index("\nnav:") :])["nav"]
-    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("recipes/**/*.md")]
+    pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")]
     pages += [ROOT / name for name in COPIED if name.endswith(".md")]
     assert sorted(pages_in(nav)) == sorted(path.relative_to(ROOT).as_posix() for path in pages)
 
@@ -76,7 +76,7 @@ def test_the_site_has_every_page_once() -> None:
 def test_the_links_of_every_page_lead_to_files_of_the_site() -> None:
     """Anchors are checked by `make docs`."""
     wrong = []
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/**/*.md")]:
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")]:
         text = re.sub(r"^ *```.*?^ *```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
         links = re.findall(r"\]\(([^)#\s]+)[^)]*\)|(?:src|srcset)=\"([^\"]+)\"", text)
         for link in (first or second for first, second in links):
