@@ -11,6 +11,9 @@ from april_rl.planning.kv_room import kv_demand, planned_kv_tokens
 from april_rl.planning.memory_check import Room
 from april_rl.planning.memory_plan import GIB
 
+SMALL_GPUS = {"qwen3_0_6b_smoke": 24, "qwen3_0_6b_gsm8k": 24, "qwen3_4b_lora": 24}
+SMALL_GPUS |= {"qwen3_1_7b_gsm8k": 48, "qwen3_8b_lora": 48}
+
 
 def test_a_token_of_a_4b_model_takes_144_kib_and_its_weights_come_first():
     """Fails when values are forgotten beside keys, or the weights are not taken off the share."""
@@ -41,7 +44,7 @@ def test_two_gpus_of_one_engine_hold_the_weights_once_and_fp8_holds_twice():
 def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_set_up(name):
     config, layout = real_layout(load(f"+recipe={name}"))
     model = sizes_of(HUB[config.model.path], rank=config.lora.rank)
-    gpu = (24 if name == "qwen3_0_6b_smoke" else 80) * GIB
+    gpu = SMALL_GPUS.get(name, 80) * GIB
     room = Room(device=gpu, free=0.98 * gpu)
     inputs = decide_sleep_and_resume(config, layout, model=model, room=room).inputs
     planned = planned_kv_tokens(model, inputs, device_bytes=gpu)

@@ -24,6 +24,10 @@ FLAGSHIP = "+recipe=qwen3_4b_dapo"
 DIFFERENT = (
     pytest.param("tiny_cpu", marks=pytest.mark.soak),  # it trains the tiny task's model first
     "qwen3_0_6b_smoke",
+    pytest.param("qwen3_0_6b_gsm8k", marks=pytest.mark.soak),
+    pytest.param("qwen3_1_7b_gsm8k", marks=pytest.mark.soak),
+    "qwen3_4b_lora",
+    pytest.param("qwen3_8b_lora", marks=pytest.mark.soak),
     pytest.param("qwen3_4b_dapo", marks=pytest.mark.soak),  # other tests here find nothing in it
     pytest.param("paper/qwen3_4b_deepmath_gspo", marks=pytest.mark.soak),
     pytest.param("paper/r1_distill_1_5b_deepscaler_grpo", marks=pytest.mark.soak),
@@ -172,6 +176,7 @@ def test_the_share_of_long_responses_is_that_of_the_lognormal_lengths():
     ("model", "num_parameters"),
     [
         ("Qwen/Qwen3-0.6B", 0.596e9),
+        ("Qwen/Qwen3-1.7B", 1.72e9),
         ("Qwen/Qwen3-4B", 4.02e9),
         ("Qwen/Qwen3-8B", 8.19e9),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1.78e9),

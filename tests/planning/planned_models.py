@@ -56,6 +56,7 @@ HUB = {
     "Qwen/Qwen3.5-4B": "Qwen/Qwen3.5-4B",
     "Qwen/Qwen3-30B-A3B": "Qwen/Qwen3-30B-A3B",
     "Qwen/Qwen3-0.6B": "0.6B",
+    "Qwen/Qwen3-1.7B": "1.7B",
     "Qwen/Qwen3-4B": "4B",
     "Qwen/Qwen3-8B": "8B",
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": "R1-1.5B",
