@@ -188,21 +188,17 @@ def dppo(
     """-r A with r = π / μ, and 0 for a token that has left the trust region [T]; Qi et al. 2026
     (DPPO, arXiv 2602.04879), eq. 12.
 
-    μ is the engine's policy when it sampled the token, whatever the anchor: the paper finds that
-    the trust region must be around it, and the configuration refuses algorithm.ratio=proximal. A
-    token has left if the ratio went where A pushes it (above 1 for A > 0, below 1 for A < 0) and
-    the divergence is above `threshold_high` (A > 0) or `threshold_low` (A < 0). The paper has one
-    threshold: 0.15 with `binary_tv`, 0.05 with `binary_kl`. There is no bound of the ratio itself
-    (verl cuts it at 20): rare tokens may move far in ratio, likely ones not in probability.
-    Clipped: the tokens that have left.
+    μ is the engine's policy when it sampled the token, whatever the anchor; so the configuration
+    refuses algorithm.ratio=proximal. A token has left if its ratio went where A pushes it (above 1
+    for A > 0, below 1 for A < 0) and the divergence is above `threshold_high` (A > 0) or
+    `threshold_low` (A < 0). The paper has one threshold, 0.15 with `binary_tv` and 0.05 with
+    `binary_kl`, and no bound of the ratio (verl's is 20). Clipped: the tokens that have left.
     """
     log_ratio = inputs.logprobs - inputs.behaviour_logprobs
-    moved, advantages = log_ratio.detach(), inputs.advantages
     distance = divergence(inputs.logprobs.detach(), inputs.behaviour_logprobs)
-    is_above = (moved > 0) & (advantages > 0) & (distance > threshold_high)
-    is_below = (moved < 0) & (advantages < 0) & (distance > threshold_low)
-    has_left = is_above | is_below
-    return TokenLoss(-ratio_of(log_ratio).masked_fill(has_left, 0.0) * advantages, has_left)
+    threshold = torch.where(inputs.advantages > 0, threshold_high, threshold_low)
+    has_left = (log_ratio.detach() * inputs.advantages > 0) & (distance > threshold)
+    return TokenLoss(-ratio_of(log_ratio).masked_fill(has_left, 0.0) * inputs.advantages, has_left)
 
 
 def binary_tv(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
@@ -218,12 +214,9 @@ def binary_kl(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
 
     1 - π and 1 - μ are at least 1e-8, as in verl: float32 rounds probabilities near 1 to 1.
     """
-    mu = behaviour_logprobs.exp()
-    others, others_mu = (
-        (-torch.expm1(each)).clamp(min=1e-8) for each in (logprobs, behaviour_logprobs)
-    )
-    own = mu * (behaviour_logprobs - logprobs)
-    return own + others_mu * (others_mu.log() - others.log())
+    rest, rest_mu = ((-torch.expm1(p)).clamp(min=1e-8) for p in (logprobs, behaviour_logprobs))
+    own = behaviour_logprobs.exp() * (behaviour_logprobs - logprobs)
+    return own + rest_mu * (rest_mu.log() - rest.log())
 
 
 def _clip(

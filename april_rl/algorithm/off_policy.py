@@ -20,6 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from april_rl.algorithm.losses import LossInputs
 from april_rl.algorithm.ratio import ratio_of
 from april_rl.algorithm.responses import Responses
 from april_rl.config.algorithm import AlgorithmConfig
@@ -121,25 +122,17 @@ def geometric_mask(
     return responses.spread(_within(log_weights, low=low, high=high))
 
 
-def negative_mask(
-    logprobs: Tensor,
-    behaviour_logprobs: Tensor,
-    responses: Responses,
-    *,
-    advantages: Tensor,
-    threshold: float,
-) -> Tensor:
+def negative_mask(inputs: LossInputs, *, threshold: float) -> Tensor:
     """0 where A < 0 and the mean of log(engine / learner) over the response is above `threshold`,
     else 1 [T]; DeepSeek-AI 2025 (DeepSeek-V3.2, arXiv 2512.02556), section 3.1, "off-policy
     sequence masking".
 
-    A bad response that the policy has left teaches little and can make training unstable; a good
-    one is kept however far away it is. `logprobs` are those of the current weights, decoupled as
-    in bypass, so a response may be masked from the second minibatch on.
+    A bad response that the policy has left makes training unstable; a good one is kept however
+    far away it is. The learner means its current weights, decoupled as in bypass.
     """
-    divergence = responses.means((behaviour_logprobs - logprobs).detach())
-    has_left = responses.spread(divergence) > threshold
-    return (~(has_left & (advantages < 0))).to(logprobs.dtype)
+    log_ratio = (inputs.behaviour_logprobs - inputs.logprobs).detach()
+    has_left = inputs.responses.spread(inputs.responses.means(log_ratio)) > threshold
+    return (~(has_left & (inputs.advantages < 0))).to(log_ratio.dtype)
 
 
 def _within(log_weights: Tensor, *, low: float, high: float) -> Tensor:

@@ -80,13 +80,7 @@ class Objective:
         for mask in self._masks:
             masks = masks * mask(learner, behaviour, responses)
         if self._opsm_threshold is not None:
-            masks = masks * off_policy.negative_mask(
-                logprobs,
-                behaviour,
-                responses,
-                advantages=row.advantages,
-                threshold=self._opsm_threshold,
-            )
+            masks = masks * off_policy.negative_mask(inputs, threshold=self._opsm_threshold)
         values = token_loss.loss + self._penalties(logprobs, reference)
         return RowLoss(
             total=(row.loss_weights * weights * masks * values).sum(),

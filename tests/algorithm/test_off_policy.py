@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from april_rl.algorithm.losses import LossInputs
 from april_rl.algorithm.off_policy import (
     geometric_mask,
     masked_importance_weights,
@@ -121,13 +122,14 @@ def test_a_negative_mask_leaves_out_bad_responses_that_the_policy_has_left(drawn
     learner = behaviour - torch.tensor(gaps, dtype=torch.float64)
     advantages = [a for part, a in drawn for _ in part]
     means = [(math.fsum(part) / len(part), a) for part, a in drawn for _ in part]
-    found = negative_mask(
-        learner.requires_grad_(),
-        behaviour,
-        Responses.of([len(part) for part, _ in drawn]),
+    inputs = LossInputs(
+        logprobs=learner.requires_grad_(),
+        anchor_logprobs=behaviour,
         advantages=torch.tensor(advantages, dtype=torch.float64),
-        threshold=threshold,
+        behaviour_logprobs=behaviour,
+        responses=Responses.of([len(part) for part, _ in drawn]),
     )
+    found = negative_mask(inputs, threshold=threshold)
     assert not found.requires_grad
     for value, (mean, a) in zip(found.tolist(), means, strict=True):
         if abs(mean - threshold) > 1e-9:  # nearer, rounding decides
@@ -136,15 +138,14 @@ def test_a_negative_mask_leaves_out_bad_responses_that_the_policy_has_left(drawn
 
 def test_a_negative_mask_looks_at_each_tokens_own_advantage():
     """As with advantages of turns; the divergence is still that of the whole response."""
-    behaviour, learner = torch.zeros(3), torch.tensor([-3.0, 0.0, 0.0])
-    found = negative_mask(
-        learner,
-        behaviour,
-        Responses.of([3]),
+    inputs = LossInputs(
+        logprobs=torch.tensor([-3.0, 0.0, 0.0]),
+        anchor_logprobs=torch.zeros(3),
         advantages=torch.tensor([1.0, -1.0, 0.0]),
-        threshold=0.5,
+        behaviour_logprobs=torch.zeros(3),
+        responses=Responses.of([3]),
     )
-    assert found.tolist() == [1.0, 0.0, 1.0]
+    assert negative_mask(inputs, threshold=0.5).tolist() == [1.0, 0.0, 1.0]
 
 
 def test_an_overflowing_product_is_masked_or_capped_and_never_nan():
