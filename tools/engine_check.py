@@ -83,6 +83,7 @@ def engine_of(folder: Path, lora: LoraConfig | None = None) -> VllmEngine:
             dtype=ComputeDtype.float32,
             gpu_memory_utilization=0.2,
             cuda_graphs=False,
+            async_scheduling=False,
         ),
         model_path=str(folder),
         seed=0,

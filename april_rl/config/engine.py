@@ -41,13 +41,17 @@ class EngineConfig:
     # guess tokens ahead and keep the ones that the model would have sampled: same distribution
     speculation: Speculation = Speculation.none
     # schedule an engine step while the one before is computed, so that a GPU does not wait for
-    # Python; the samples are the same. On CPU it only costs time
-    async_scheduling: bool = False
+    # Python; the samples are the same. auto: on GPUs, without speculation; on CPU it costs time
+    async_scheduling: bool | str = "auto"
 
     def __post_init__(self) -> None:
         check_bounds("engine", self)
         require(
-            not self.async_scheduling or self.speculation is Speculation.none,
+            self.async_scheduling in (True, False, "auto"),
+            f"engine.async_scheduling must be true, false or auto, got {self.async_scheduling}",
+        )
+        require(
+            self.async_scheduling is not True or self.speculation is Speculation.none,
             "engine.async_scheduling=true does not go with engine.speculation="
             f"{self.speculation.value}, which guesses from tokens that are not there yet",
         )

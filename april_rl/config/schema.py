@@ -91,7 +91,8 @@ class RolloutConfig:
     max_response_tokens: int = within(">= 1", 16384)  # of a sample, all its turns together
     temperature: float = within("> 0", 1.0)  # of sampling
     drain_steps: int = within(">= 0", 0)  # number of last steps that open no new prompts
-    # engine steps between two decisions of the controller; auto: 8, more above 64 engines
+    # engine steps between two decisions of the controller; auto: 32, 8 where responses are short or
+    # have turns, more above 256 engines
     tick_steps: int | str = within(">= 1 or auto", "auto")
 
     def __post_init__(self) -> None:

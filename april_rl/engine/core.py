@@ -94,9 +94,8 @@ def lacks_memory(error: Exception) -> bool:
 def drain(core: InprocClient) -> Iterator[EngineCoreOutputs]:
     """Wait for the engine steps that are still being computed and yield their outputs.
 
-    With asynchronous scheduling vLLM returns before the last step is computed. No step may be under
-    way between two ticks: an abort must not lose tokens, and no step with old weights may meet new
-    ones.
+    With asynchronous scheduling vLLM returns before the last step is computed. Call it before
+    requests are aborted, which would lose that step's tokens, and before weights change.
     """
     steps, scheduler = core.engine_core.batch_queue, core.engine_core.scheduler
     while steps:

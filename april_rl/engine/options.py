@@ -31,6 +31,7 @@ def engine_args(
     except for the precision of the KV cache.
     """
     assert config.dtype is not ComputeDtype.auto, "vLLM would take that of the checkpoint"
+    assert isinstance(config.async_scheduling, bool), "vLLM would choose"
     return EngineArgs(
         model=model_path,
         seed=seed,

@@ -37,7 +37,9 @@ class Engine(Protocol):
         """
 
     def abort(self) -> Completions:
-        """Return one completion for every request not yet returned, and empty the engine."""
+        """Return one completion for every request not yet returned, and empty the engine. Some may
+        have finished in a step that was under way.
+        """
 
     def sleep(self) -> None:
         """Free memory for the learner, if it can; only while the engine is empty."""

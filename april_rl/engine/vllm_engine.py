@@ -119,6 +119,9 @@ class VllmEngine:
         nothing runs and nothing waits. `prefilled_tokens` excludes tokens from the prefix cache and
         is counted when a prefill ends. A request that does not fit the engine ends at once with
         `engine_error`.
+
+        With engine.async_scheduling the last step may still be computed when this returns, so that
+        a GPU has work until the next tick; its tokens come with that tick or with `abort`.
         """
         started = time.perf_counter()
         fitting = [each for each in submit if fits(each, max_model_len=self._max_model_len)]
@@ -136,8 +139,8 @@ class VllmEngine:
                 break
             self._parked.make_room()
             finished += self._take(self._core.get_output(), counts)
-        for outputs in drain(self._core):
-            finished += self._take(outputs, counts)
+        if not self._running:  # a step that was scheduled before its requests had ended
+            finished += self._drain(counts)
         _, num_waiting = self._scheduler.get_request_counts()
         return Tick(
             finished=Completions(finished),
@@ -156,13 +159,16 @@ class VllmEngine:
         )
 
     def abort(self) -> Completions:
-        """Return a completion with `finish_reason` None for every request that `advance` has not
-        returned; the engine is empty afterwards.
+        """Return a completion for every request that `advance` has not returned; the engine is
+        empty afterwards.
 
-        Running ones come first, with the tokens they have, then queued ones without tokens, each
-        part in the order of submission. With `keeps_parked` a request that continues such a sample
-        exactly needs no prefill (`Completion.context_version` says so).
+        First come those that finish in the step under way, whose work is in the counts of no tick.
+        The others have `finish_reason` None: running ones with the tokens they have, then queued
+        ones without tokens, each part in the order of submission. With `keeps_parked` a request
+        that continues such a sample exactly needs no prefill (`Completion.context_version` says
+        so).
         """
+        finished = list(self._drain(TickCounts()))
         if self._submitted:  # parked samples that were not submitted continue elsewhere, or never
             self._parked.release(but=self._submitted)
         self._submitted.clear()
@@ -174,7 +180,8 @@ class VllmEngine:
             self._core.abort_requests(list(self._running))
         self._running.clear()
         self._queue.clear()
-        return Completions(attempt.completion(self._policy_version, None) for attempt in attempts)
+        unfinished = (attempt.completion(self._policy_version, None) for attempt in attempts)
+        return Completions([*finished, *unfinished])
 
     def release_parked(self) -> None:
         """Free the KV cache of all aborted samples: they will be prefilled again."""
@@ -227,6 +234,7 @@ class VllmEngine:
     def _assert_empty(self) -> None:
         assert not self._running, "abort first: the engine has running requests"
         assert not self._queue, "abort first: the engine has queued requests"
+        assert not self._core.engine_core.batch_queue, "abort first: a step is under way"
 
     def _fill(self, slots: int) -> None:
         """Hand queued requests to vLLM while fewer than `slots` run."""
@@ -275,6 +283,11 @@ class VllmEngine:
             detokenize=False,
         )
         return self._device.with_seed(params, request)
+
+    def _drain(self, counts: TickCounts) -> Iterator[Completion]:
+        """Wait for the engine steps under way, and yield the completions that they finish."""
+        for outputs in drain(self._core):
+            yield from self._take(outputs, counts)
 
     def _take(self, outputs: EngineCoreOutputs, counts: TickCounts) -> Iterator[Completion]:
         """Take in the tokens of an engine step; yield the completions that it finished."""

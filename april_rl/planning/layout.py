@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import ComputeDtype, Device, Offload
+from april_rl.config.choices import ComputeDtype, Device, Offload, Speculation
 from april_rl.config.consistency import check_layout
+from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import LearnerConfig
 from april_rl.planning.errors import LayoutError
 from april_rl.planning.machine import num_gpus
@@ -85,7 +86,7 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
         config,
         runtime=replace(runtime, num_workers=workers, device=name),
         learner=_learner(config.learner, device),
-        engine=replace(config.engine, dtype=precision(config.engine.dtype, device)),
+        engine=_engine(config.engine, device),
     )
     try:
         check_layout(found)
@@ -122,6 +123,13 @@ def auto_choices(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
         keys = [k for k, (before, after) in asked.items() if before != after and after is dtype]
         if keys:
             yield f"{' and '.join(keys)}: {dtype.value}{reason if is_on_cpu else ''}"
+
+
+def _engine(engine: EngineConfig, device: str) -> EngineConfig:
+    schedules_ahead = engine.async_scheduling
+    if isinstance(schedules_ahead, str):
+        schedules_ahead = device == "cuda" and engine.speculation is Speculation.none
+    return replace(engine, dtype=precision(engine.dtype, device), async_scheduling=schedules_ahead)
 
 
 def _learner(learner: LearnerConfig, device: str) -> LearnerConfig:

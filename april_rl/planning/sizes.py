@@ -37,7 +37,11 @@ def tick_steps(config: TrainConfig, *, num_engines: int) -> int:
     rollout = config.rollout
     if not isinstance(rollout.tick_steps, str):
         return rollout.tick_steps
-    return auto_tick_steps(num_engines=num_engines, max_response_tokens=rollout.max_response_tokens)
+    return auto_tick_steps(
+        num_engines=num_engines,
+        max_response_tokens=rollout.max_response_tokens,
+        has_turns=config.environment.is_set,
+    )
 
 
 def context_length(config: TrainConfig, *, is_training: bool = True) -> tuple[int, str]:

@@ -20,8 +20,8 @@ from april_rl.types import Completion, SampleId
 # engines do not wait for the controller.
 _TICKS_IN_FLIGHT = 2
 
-# At most as many ticks per engine step as 64 engines with ticks of 8 steps have.
-_SHORTEST_TICK, _ENGINES_PER_STEP = 8, 8
+_SHORTEST_TICK, _USUAL_TICK = 8, 32
+_ENGINES_PER_STEP = 8  # with more of them a tick is longer: the controller takes in 8 per step
 _TICKS_PER_BUDGET = 64  # so that responses that use a part of the budget have several ticks
 
 # With fewer engines, an engine could run out of ticks while the controller waits for others.
@@ -31,16 +31,17 @@ _GATHERED_PART_OF_A_TICK, _LONGEST_GATHER_S = 1 / 4, 0.25
 _MEAN_WEIGHT = 0.05  # of a new length in the running mean
 
 
-def auto_tick_steps(*, num_engines: int, max_response_tokens: int) -> int:
+def auto_tick_steps(*, num_engines: int, max_response_tokens: int, has_turns: bool) -> int:
     """Return the number of engine steps per tick.
 
-    Each tick costs the controller the same, so ticks are longer with hundreds of engines. Longer
-    ticks delay the stop: after the last group, engines run until their current ticks end, with
-    tokens that are trained a step later. Slots need not wait for the end of a tick (`Slots`) as
-    long as responses have several ticks, so ticks are short when the budget is small.
+    Each tick costs the engine a pause and the controller some work, so ticks are long where the
+    budget allows, and longer with hundreds of engines. But after the last group engines run until
+    their current ticks end, with tokens that are trained a step later. Slots need not wait for the
+    end of a tick (`Slots`) as long as responses have several ticks, so ticks are short when the
+    budget is small; and with `has_turns`, since an environment gets a turn when its tick ends.
     """
-    longest = min(num_engines // _ENGINES_PER_STEP, max_response_tokens // _TICKS_PER_BUDGET)
-    return max(_SHORTEST_TICK, longest)
+    wanted = max(_SHORTEST_TICK if has_turns else _USUAL_TICK, num_engines // _ENGINES_PER_STEP)
+    return max(_SHORTEST_TICK, min(wanted, max_response_tokens // _TICKS_PER_BUDGET))
 
 
 @dataclass(slots=True)

@@ -33,11 +33,13 @@ def test_engines_are_built_for_the_most_that_auto_may_ask_for() -> None:
 
 
 def test_ticks_are_longer_with_hundreds_of_engines_and_as_long_as_asked_for() -> None:
-    """Fails when auto ignores the number of engines or the budget, or overrides a number."""
+    """Fails when auto ignores engines, budget or turns, or overrides a number."""
     large = ("rollout.max_response_tokens=4096", "learner.max_tokens=5000")
     auto = load("+recipe=tiny_cpu", "rollout.tick_steps=auto", *large)
     steps = [tick_steps(auto, num_engines=number) for number in (1, 8, 64, 128, 512, 10_000)]
-    assert steps == [8, 8, 8, 16, 64, 64]
+    assert steps == [32, 32, 32, 32, 64, 64]
+    turns = load("+recipe=tiny_tools_cpu", "rollout.tick_steps=auto", *large)
+    assert tick_steps(turns, num_engines=8) == 8
     short = load("+recipe=tiny_cpu", "rollout.tick_steps=auto", "rollout.max_response_tokens=256")
     assert tick_steps(short, num_engines=512) == 8
     assert tick_steps(load("+recipe=tiny_cpu", "rollout.tick_steps=3"), num_engines=512) == 3

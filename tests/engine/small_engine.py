@@ -20,6 +20,7 @@ SMALL = {
     "dtype": ComputeDtype.float32,
     "gpu_memory_utilization": 0.2,
     "cuda_graphs": False,
+    "async_scheduling": False,
 }
 
 

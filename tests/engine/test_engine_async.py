@@ -84,19 +84,43 @@ def test_the_tokens_equal_synchronous_scheduling(engine, expected):
         assert completion.logprobs == pytest.approx(same.logprobs, abs=1e-5)
 
 
+def is_computing(engine: VllmEngine) -> bool:
+    return bool(engine._core.engine_core.batch_queue)
+
+
+def test_ticks_with_a_step_between_them_give_the_tokens_of_one_call(engine, expected):
+    """Fails when a tick waits for its last step, or a request joins or ends wrongly beside it."""
+    engine.release_parked()
+    finished, submit, num_ticks = [], requests(), 0
+    while len(finished) < NUM_SAMPLES:
+        tick = engine.advance(submit, slots=SLOTS, max_steps=3)
+        finished += tick.finished
+        submit, num_ticks = [], num_ticks + 1
+        assert is_computing(engine) == (tick.num_running > 0)
+    assert num_ticks > 2 * BUDGET // 3
+    assert not engine.abort()
+    assert {c.sample_id: c.token_ids for c in finished} == {
+        c.sample_id: c.token_ids for c in expected.values()
+    }
+
+
 @pytest.mark.parametrize("steps", [1, 2, 7, 30])
 @pytest.mark.parametrize("kept", [True, False])
 def test_no_token_is_lost_at_an_abort_and_resumed_samples_continue(
     engine, expected, folder, steps, kept
 ):
-    """Fails when a step is in flight after a tick: its tokens would be lost, or come twice."""
+    """Fails when the step that is in flight after a tick is lost, or its tokens come twice."""
     engine.release_parked()
     first = engine.advance(requests(), slots=SLOTS, max_steps=steps)
-    assert not engine._core.engine_core.batch_queue
-    parked = {completion.sample_id: completion for completion in engine.abort()}
-    came = [*first.finished, *parked.values()]
-    assert sum(len(c.token_ids) for c in came) == first.generated_tokens
     assert first.engine_steps == steps
+    assert is_computing(engine)
+    aborted = engine.abort()
+    assert not is_computing(engine)
+    ended = [*first.finished, *(c for c in aborted if c.finish_reason is not None)]
+    parked = {c.sample_id: c for c in aborted if c.finish_reason is None}
+    assert len(ended) + len(parked) == NUM_SAMPLES
+    num_tokens = sum(len(c.token_ids) for c in (*ended, *parked.values()))
+    assert 0 < num_tokens - first.generated_tokens <= SLOTS
 
     weights = load_file(folder / "model.safetensors")
     weights.pop("lm_head.weight", None)
@@ -104,7 +128,7 @@ def test_no_token_is_lost_at_an_abort_and_resumed_samples_continue(
     if not kept:
         engine.release_parked()
     rest = engine.advance(requests(parked), slots=SLOTS, max_steps=10_000)
-    whole = {c.sample_id: c.token_ids for c in first.finished}
+    whole = {c.sample_id: c.token_ids for c in ended}
     whole |= {c.sample_id: parked[c.sample_id].token_ids + c.token_ids for c in rest.finished}
     assert whole == {c.sample_id: c.token_ids for c in expected.values()}
     assert (min(c.context_version for c in rest.finished) < engine.policy_version) == kept

@@ -59,7 +59,8 @@ def test_an_option_that_breaks_log_probabilities_is_refused_by_name(overrides, s
 
 def arguments(*, lora: LoraConfig | None = None, **settings: Any) -> EngineArgs:
     """Return the options that vLLM gets from an engine's settings on an accelerator."""
-    config = EngineConfig(**({"dtype": ComputeDtype.bfloat16} | settings))
+    settled = {"dtype": ComputeDtype.bfloat16, "async_scheduling": False}
+    config = EngineConfig(**(settled | settings))
     device = AcceleratorDevice(config, sleeps=False)
     sizes = {"max_model_len": 64, "max_num_seqs": 16, "lora": lora}
     return engine_args(config, device, model_path="some/model", seed=0, **sizes)

@@ -57,6 +57,20 @@ def test_auto_is_every_gpu_or_one_engine_on_cpu() -> None:
     assert layout_of(two, "runtime.num_workers=4", gpus=0) == ("cpu", 4, 2)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "expected"),
+    [
+        (("runtime.device=auto",), 1, True),
+        (("runtime.device=auto",), 0, False),
+        (("runtime.device=auto", "engine.speculation=ngram"), 1, False),
+        (("runtime.device=auto", "engine.async_scheduling=false"), 1, False),
+        (("engine.async_scheduling=true",), 0, True),
+    ],
+)
+def test_steps_are_scheduled_ahead_on_gpus_or_when_asked(overrides, gpus, expected) -> None:
+    assert settle_on(*overrides, gpus=gpus).engine.async_scheduling is expected
+
+
 def settle_on(*overrides: str, gpus: int) -> TrainConfig:
     return settle(load("+recipe=tiny_cpu", *overrides), gpus=gpus, where="this machine")[0]
 
