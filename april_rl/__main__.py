@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 from april_rl.commands import COMMANDS, run_command
 from april_rl.errors import RunError
@@ -21,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Without a command, or with --help, list the commands; return 2 for an unknown one.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if not {"", here := str(Path.cwd())} & {*sys.path}:
+        sys.path.insert(0, here)  # for modules of the user, as `python -m` does
     if arguments[:1] in ([_TRAIN], [_VERSION]):
         from april_rl.command_line import main as train
 

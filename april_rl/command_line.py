@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from april_rl.checkpointing.run_lock import RunOwnedError, own
+from april_rl.commands.early_checks import check_early
 from april_rl.config import TrainConfig, config_dir, register, to_config
 from april_rl.config.store import (
     ConfigError,
@@ -31,12 +32,9 @@ from april_rl.config.store import (
     without_folder,
 )
 from april_rl.config.wrong_settings import wrong_option
-from april_rl.data.files import check_files
 from april_rl.errors import RunError
-from april_rl.planning.versions import check_versions
 from april_rl.rollout.garbage_collection import garbage_collection_paused
 from april_rl.supervision.interrupts import EXIT_STATUS, Interrupts
-from april_rl.tiny.builtins import resolve_builtins
 from april_rl.tracking.labels import RunLabels, run_labels, versions
 from april_rl.types import OnStep
 
@@ -158,9 +156,7 @@ def run(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it when it is imported
     interrupts = Interrupts()
-    check_versions()
-    resolve_builtins(config)
-    check_files(config)
+    check_early(config)
     with garbage_collection_paused():
         from april_rl.assembly.run import assemble
         from april_rl.checkpointing.resume import load

@@ -8,6 +8,7 @@ from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
+from april_rl.data.files import of_held_out
 from april_rl.data.prompts import PromptTable
 from april_rl.evaluation.evaluator import CountingOutside, Evaluator
 from april_rl.evaluation.held_out import AnswerOf, HeldOut
@@ -43,10 +44,7 @@ def held_out_sets(config: TrainConfig, load: Load) -> dict[str, HeldOut]:
                 dataset=name,
             )
         except DataError as error:
-            raise DataError(
-                f"{error}\nThe set {name} is the recipe's, or the command line's, and reads its "
-                f"columns as data.* says; evaluation.sets.{name}=null leaves it out"
-            ) from error
+            raise of_held_out(error, name) from error
         prompts = table[: sampling.max_prompts or None]
         function = _deciding(config, name)
         found[name] = HeldOut(

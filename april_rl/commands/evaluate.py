@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from april_rl.commands.arguments import Arguments
+from april_rl.commands.early_checks import check_early
 from april_rl.config import TrainConfig, to_config
 from april_rl.config.store import ConfigError, as_plain, compose_overrides
 from april_rl.errors import RunError
@@ -189,11 +190,10 @@ def run_evaluation(
         _refuse_without_common_set(other, config)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
+    check_early(config, trains=False)
     from april_rl.commands.evaluation_run import EvaluationRun
-    from april_rl.tiny.builtins import resolve_builtins
 
     settings = _plain(composed)
-    resolve_builtins(config)
     with ExitStack() as stack:
         run = EvaluationRun(config, folder=folder, stack=stack, interrupts=interrupts)
         report = Report(settings=settings, sets=run.run())

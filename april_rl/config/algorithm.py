@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any
 
-from april_rl.config.checks import OWN_FUNCTION, check_bounds, require, within
+from april_rl.config.checks import check_bounds, require, require_function, within
 from april_rl.config.choices import (
     CORRECTION_SETTINGS,
     LOSS_SETTINGS,
@@ -111,17 +111,11 @@ class AlgorithmConfig:
             ("advantage", self.advantage, Advantage),
             ("loss", self.loss, Loss),
         ):
-            is_own = OWN_FUNCTION.fullmatch(value) is not None
-            require(
-                is_own or value in known.__members__,
-                f"algorithm.{key} must be module:function or one of "
-                f"{', '.join(known.__members__)}, got {value}",
-            )
-            own += [value] if is_own else []
-        require(
-            self.group_filter is None or OWN_FUNCTION.fullmatch(self.group_filter) is not None,
-            f"algorithm.group_filter must be null or module:function, got {self.group_filter}",
-        )
+            require_function(f"algorithm.{key}", value, known=list(known.__members__))
+            own += [] if value in known.__members__ else [value]
+        if self.group_filter:
+            form = "null or module:function"
+            require_function("algorithm.group_filter", self.group_filter, form=form)
         require(
             bool(own) or not self.args,
             "algorithm.args has no effect: algorithm.loss, algorithm.advantage and "

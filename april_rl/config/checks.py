@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import field, fields
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 OWN_FUNCTION = re.compile(r"[\w.]+:\w+")  # module:function
@@ -18,6 +19,26 @@ def require(condition: bool, message: str) -> None:
     """Raise ValueError with `message` unless `condition`."""
     if not condition:
         raise ValueError(message)
+
+
+def require_function(
+    key: str, value: str, *, form: str = "module:function", known: Sequence[str] = ()
+) -> None:
+    """Raise ValueError unless `value` names a function of the user's or is one of the `known`; the
+    message proposes the name that a path or a dotted name may have meant.
+    """
+    if value in known or (OWN_FUNCTION.fullmatch(value) and ".py:" not in value):
+        return
+    module = re.sub(r"\.py(?=$|:)", "", value).removeprefix("./").replace("/", ".")
+    module, _, name = module.replace(":", ".").rpartition(".")
+    if OWN_FUNCTION.fullmatch(f"{module}:{name}") and not value.endswith(".py"):
+        raise ValueError(f"{key} must be {form}, got {value}; did you mean {module}:{name}?")
+    choices = f"{form} or one of {', '.join(known)}" if known else form
+    near = get_close_matches(value, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    if not near and name.isidentifier():
+        hint = f"; write {module}{'.' if module else ''}{name}:NAME for one of yours"
+    raise ValueError(f"{key} must be {choices}, got {value}{hint}")
 
 
 def within(bounds: str, default: float | str | None) -> Any:  # noqa: ANN401 (the setting has it)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from april_rl.config.checks import OWN_FUNCTION, check_bounds, require, within
+from april_rl.config.checks import check_bounds, require, require_function, within
 from april_rl.config.choices import OnRestart
 
 
@@ -46,8 +46,8 @@ class EnvironmentConfig:
             ("function", "module:Class or module:function", self.function),
             ("agent", "module:function", self.agent),
         ):
-            is_named = not name or OWN_FUNCTION.fullmatch(name) is not None
-            require(is_named, f"environment.{key} must be {form}, got {name}")
+            if name:
+                require_function(f"environment.{key}", name, form=form)
         require(bool(self.address), "environment.address is empty; 127.0.0.1 is this machine alone")
         given = [name for name, value in self._kinds().items() if value]
         require(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.checkpoint import CheckpointConfig
-from april_rl.config.checks import OWN_FUNCTION, check_bounds, require, within
+from april_rl.config.checks import check_bounds, require, require_function, within
 from april_rl.config.choices import (
     ComputeDtype,
     Offload,
@@ -138,10 +138,8 @@ class LearnerConfig:
             self.fused in (True, False, "auto"),
             f"learner.fused must be true, false or auto, got {self.fused}",
         )
-        require(
-            self.age_weight is None or OWN_FUNCTION.fullmatch(self.age_weight) is not None,
-            f"learner.age_weight must be null or module:function, got {self.age_weight}",
-        )
+        if self.age_weight is not None:
+            require_function("learner.age_weight", self.age_weight, form="null or module:function")
         require(
             self.age_weight is None or self.age_decay == 1,
             f"learner.age_decay={self.age_decay:g} has no effect with learner.age_weight="

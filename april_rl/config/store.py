@@ -17,7 +17,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from april_rl.config.consistency import check_consistency
 from april_rl.config.schema import TrainConfig
@@ -138,12 +138,18 @@ def _store(name: str, path: Path) -> None:
     try:
         node = OmegaConf.load(path)
     except (OSError, YAMLError) as error:
-        where = " ".join(str(error).split())
-        _unusable_files[name] = f"{path} cannot be read: {where}"
+        _unusable_files[name] = f"{path}{_fault(error)}"
         return
     package = "_global_" if is_recipe else None
     _unusable_files.pop(name, None)
     ConfigStore.instance().store(group=group or None, name=leaf, node=node, package=package)
+
+
+def _fault(error: Exception) -> str:
+    """Return what is wrong with a file, behind its name; for a YAML file with the line."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        return f":{error.problem_mark.line + 1}: not valid YAML: {error.problem}"
+    return f" cannot be read: {' '.join(str(error).split())}"
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from april_rl.config.checks import OWN_FUNCTION, check_bounds, require, within
+from april_rl.config.checks import check_bounds, require, require_function, within
 from april_rl.config.choices import Extract, Template
 
 MISSING = "???"  # OmegaConf's marker for a value that the user must give
@@ -112,11 +112,7 @@ class DataConfig(PromptSetConfig):
 
     def __post_init__(self) -> None:
         check_bounds("data", self)
-        require(
-            self.sampler in SAMPLERS or OWN_FUNCTION.fullmatch(self.sampler) is not None,
-            f"data.sampler must be module:Class or one of {', '.join(SAMPLERS)}, got "
-            f"{self.sampler}",
-        )
+        require_function("data.sampler", self.sampler, form="module:Class", known=SAMPLERS)
         require(
             self.sampler != "shuffled" or not self.sampler_args,
             "data.sampler_args has no effect with data.sampler=shuffled; remove it",
@@ -261,16 +257,7 @@ def _check_name(section: str, name: str) -> None:
 
 
 def _check_function(key: str, function: str) -> None:
-    module, _, name = function.replace(".py:", ":").replace(":", ".").rpartition(".")
-    meant = f"{module}:{name}"
-    require(
-        function == meant or OWN_FUNCTION.fullmatch(meant) is None,
-        f"{key} must be module:function, got {function}; did you mean {meant}?",
-    )
-    require(
-        function in BUILTIN_REWARDS or OWN_FUNCTION.fullmatch(function) is not None,
-        f"{key} must be module:function or one of {', '.join(BUILTIN_REWARDS)}, got {function}",
-    )
+    require_function(key, function, known=BUILTIN_REWARDS)
 
 
 def _check_pattern(section: str, key: str, pattern: str | None) -> None:

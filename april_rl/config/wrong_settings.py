@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -27,7 +28,7 @@ _WORDS: dict[object, str] = {
     str: "text",
     NoneType: "null",
 }
-_HELP = "--cfg job prints every setting"
+_HELP = "python -m april_rl.train --cfg job prints every setting"
 LIST_OF_RECIPES = "python -m april_rl.train --help lists all recipes"
 # Settings that were removed, and what to do instead; for a section, its whole key.
 REMOVED: dict[str, str] = {
@@ -82,6 +83,8 @@ def _wrong_setting(error: OmegaConfBaseException, schema: type, overrides: Seque
         return unknown_setting(given.partition("=")[0].lstrip("+~") or key, schema)
     line = _first_line(error)
     _, _, value = given.partition("=") if given else line.rpartition("value: ")
+    if error_key := re.search(r"\[(\d+)\]$", key):  # an entry of a list
+        value = value.strip("[]").split(",")[int(error_key[1])].strip()
     got = f", got {value}" if given or value != line else f" ({line})"
     return f"{key} must be {expected_value(key, schema)}{got}"
 
@@ -211,7 +214,7 @@ def _unreadable(override: str, schema: type) -> str:
     if not has_value and name in keys(schema):
         return f"{name} has no value: write {name}=VALUE"
     if not has_value:
-        return f"{override} is not key=value; {_HELP}"
+        return f"{override} is not key=value; {_meant_by_path(override) or _HELP}"
     if name not in keys(schema) and "." in name and not name.startswith("hydra."):
         return unknown_setting(name, schema)
     escaped = value.replace('"', r"\"")
@@ -221,11 +224,23 @@ def _unreadable(override: str, schema: type) -> str:
     )
 
 
+def _meant_by_path(word: str) -> str:
+    """Return the settings that may have been meant by the path of a file or folder."""
+    path = Path(word)
+    if path.is_dir():
+        return f"a model is named by model.path={word}"
+    return f"data is named by data.path={word}" if path.is_file() else ""
+
+
 def _refused_override(error: Exception, schema: type) -> str:
     """Return what Hydra refuses without saying of which key, in one line."""
     line = _first_line(error)
     if line.startswith("Ambiguous value for argument"):
         return f"{line.split(chr(39))[1]} has several values: add --multirun, or [a,b] for a list"
+    if multiple := re.match(r"Multiple values for (\w+)\..*'override \w+: (.*)'", line):
+        return f"{multiple[1]}={multiple[2]} is a second {multiple[1]}; a command takes one"
+    if slash := re.match(r"In '.*': Could not override '.*/(.*)@.*", line):
+        return f"{_of_file(error)}write `override /{slash[1]}: NAME`, with the slash"
     if line.startswith("Could not delete from config"):
         return f"~{line.split(chr(39))[1]} removes nothing; {_HELP}"
     if line.startswith("Could not override") and "." in line.split("'")[1]:

@@ -11,6 +11,7 @@ import datasets
 import pyarrow as pa
 
 from april_rl.data.errors import DataError
+from april_rl.data.files import no_column
 from april_rl.data.json_faults import describe
 
 
@@ -65,7 +66,7 @@ def column_of(where: str, setting: str, features: Mapping[str, Any]) -> Column:
         return Column(setting, (column,))
     path = tuple(column.split("."))
     if path[0] not in features:
-        raise DataError(f"{where} has no column {setting}; there are {', '.join(features)}")
+        raise no_column(where, setting, features)
     inner: Any = features[path[0]]
     for depth, name in enumerate(path[1:], start=1):
         if isinstance(inner, datasets.List):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from april_rl.config import TrainConfig
+from april_rl.config.prompt_sets import evaluation_set, training_sets
+from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
 
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+_START_BYTES = 2**20  # of a JSON file, for its first row
 
 
 def is_file(path: str) -> bool:
@@ -15,19 +21,70 @@ def is_file(path: str) -> bool:
     return Path(path).suffix in FORMATS or Path(path).is_file()
 
 
-def check_files(config: TrainConfig) -> None:
-    """Raise DataError for a data file that is missing, empty, or of another kind."""
-    sources = {f"data.sources.{name}.path": one.path for name, one in config.data.sources.items()}
-    for key, path in (sources or {"data.path": config.data.path}).items():
-        if is_file(path):
-            check_file(path, where=f"{key}={path}")
-    for name, held_out in config.evaluation.sets.items():
-        key = f"evaluation.sets.{name}"
-        if is_file(held_out.path):
-            try:
-                check_file(held_out.path, where=f"{key}.path={held_out.path}")
-            except DataError as error:
-                raise DataError(f"{error}; {key}=null leaves it out") from error
+def check_files(config: TrainConfig, *, trains: bool = True, evaluates: bool = True) -> None:
+    """Raise DataError for a data file that is missing, empty or of another kind, or lacks a column
+    of the settings. A command that does not train, or does not evaluate, leaves those files out.
+    """
+    for name, chosen in training_sets(config.data).items() if trains else ():
+        _check(chosen, key=f"data.sources.{name}.path" if name else "data.path")
+    for name, held_out in config.evaluation.sets.items() if evaluates else ():
+        try:
+            _check(evaluation_set(config.data, held_out), key=f"evaluation.sets.{name}.path")
+        except DataError as error:
+            raise of_held_out(error, name) from error
+
+
+def of_held_out(error: DataError, name: str) -> DataError:
+    """Return an error about an evaluation set with the remedies for one."""
+    return DataError(
+        f"{error}\nThe set {name} is the recipe's, or the command line's, and reads its columns as "
+        f"data.* says; evaluation.sets.{name}=null leaves it out"
+    )
+
+
+def no_column(where: str, setting: str, names: Iterable[str]) -> DataError:
+    """Return the error for a file or set that lacks the column of `setting`, KEY=COLUMN."""
+    return DataError(f"{where} has no column {setting}; there are {', '.join(names)}")
+
+
+def _check(chosen: PromptSetConfig, *, key: str) -> None:
+    path, where = chosen.path, f"{key}={chosen.path}"
+    if not is_file(path):
+        return
+    check_file(path, where=where)
+    columns = {"prompt": chosen.prompt_column, "answer": chosen.answer_column}
+    names = _columns_of_parquet(path) if FORMATS[Path(path).suffix] == "parquet" else None
+    for kind, column in columns.items():
+        first = {column, column.partition(".")[0]}
+        lacking = _names_without(path, first) if names is None else names
+        if lacking and not first & {*lacking}:
+            raise no_column(where, f"data.{kind}_column={column}", lacking)
+
+
+def _columns_of_parquet(path: str) -> list[str]:
+    """Return the columns of a parquet file; none for a broken one, whose fault reading it names."""
+    import pyarrow.parquet
+
+    with suppress(pyarrow.ArrowException, OSError):
+        return list(pyarrow.parquet.read_schema(path).names)
+    return []
+
+
+def _names_without(path: str, wanted: set[str]) -> list[str]:
+    """Return the columns of the first row of a JSON file if no row can have one that is wanted,
+    otherwise nothing.
+    """
+    with Path(path).open("rb") as file:
+        start = file.read(_START_BYTES).decode(errors="ignore").lstrip("\ufeff \t\r\n[")
+        row: object = None
+        with suppress(json.JSONDecodeError):
+            row, _ = json.JSONDecoder().raw_decode(start)
+        if not isinstance(row, dict) or wanted & row.keys():
+            return []
+        file.seek(0)
+        written = [json.dumps(name).encode() for name in wanted]
+        is_there = any(name in line for line in file for name in written)
+    return [] if is_there or not all(map(str.isascii, wanted)) else list(row)
 
 
 def check_file(path: str, *, where: str) -> None:

@@ -4,13 +4,19 @@ raises.
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import inspect
+import re
 import resource
+import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any, Self, cast
 
 from april_rl.config.secrets import hint_at_forgotten
@@ -43,13 +49,65 @@ def import_object(path: str) -> object:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the user's module imports something that is missing
-        raise ModuleNotFoundError(
-            f"there is no module {error.name} in the folder of the command, on PYTHONPATH or "
-            "among the installed packages"
-        ) from None
+        raise _no_module(error.name) from None
     if name not in names:
-        raise TypeError(f"module {module} has no function {name!r}")
+        made = [each for each in names.values() if isinstance(each, type | FunctionType)]
+        own = [each.__name__ for each in made if each.__module__ == module]
+        raise _no_function(module, name, own)
     return cast(object, names[name])
+
+
+def check_named(path: str) -> None:
+    """Raise as `import_object` does for a module that does not exist, whose text is not Python, or
+    whose text does not have the name, without importing it: its imports may take long.
+    """
+    module, _, name = path.partition(":")
+    if module in sys.modules:
+        return
+    spec = _spec_of(module)
+    if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
+        return
+    source = Path(str(spec.origin)).read_bytes()
+    tree = ast.parse(source, str(spec.origin))
+    text = source.decode(errors="replace")
+    made = r"import \*|__getattr__|globals\(|setattr\(|vars\("  # names that stand nowhere
+    if re.search(rf"\b{re.escape(name)}\b|{made}", text):
+        return
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    raise _no_function(module, name, [each.name for each in tree.body if isinstance(each, kinds)])
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    """Return where a module is, without importing the packages that it is in; None for a part of
+    one that says itself where its parts are. Raise ModuleNotFoundError.
+    """
+    first, *parts = module.split(".")
+    found, name = importlib.util.find_spec(first), first
+    for part in parts:
+        if found is None or found.submodule_search_locations is None:
+            break
+        name = f"{name}.{part}"
+        found = PathFinder.find_spec(name, list(found.submodule_search_locations))
+    if found is None or name != module:
+        raise _no_module(name if found is None else module)
+    return found
+
+
+def _no_module(name: str) -> ModuleNotFoundError:
+    near = get_close_matches(name, [path.stem for path in Path().glob("*.py")], n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return ModuleNotFoundError(
+        f"there is no module {name} in the folder of the command, on PYTHONPATH or among the "
+        f"installed packages{hint}"
+    )
+
+
+def _no_function(module: str, name: str, own: Iterable[str]) -> TypeError:
+    """Return the error for a name that a module lacks, with functions and classes that it has."""
+    known = [each for each in own if not each.startswith("_")]
+    near = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(known[:8])}"
+    return TypeError(f"module {module} has no function {name!r}{hint if known else ''}")
 
 
 def check_args(
@@ -102,9 +160,11 @@ class Caught:
     ) -> bool:
         """Store the error's last line and its file and line, and suppress the error."""
         if error is not None:
-            last_line = traceback.format_exception_only(error)[-1].strip()
+            last_line, place = traceback.format_exception_only(error)[-1].strip(), _place(error, tb)
+            if not place and type(error) in (TypeError, ModuleNotFoundError):
+                last_line = str(error)  # of this package: a sentence
             hint = hint_at_forgotten(last_line)
-            self.message = f"{last_line}{_place(error, tb)}{_limit(error)}{hint}"
+            self.message = f"{last_line}{place}{_limit(error)}{hint}"
         return True
 
 
@@ -126,7 +186,7 @@ def _place(error: BaseException, tb: TracebackType | None) -> str:
     """
     if isinstance(error, SyntaxError):
         return f" ({error.filename}:{error.lineno})"
-    machinery = ("<frozen", importlib.__file__)
+    machinery = ("<frozen", importlib.__file__, inspect.__file__, ast.__file__)
     frames = [f for f in traceback.extract_tb(tb) if not f.filename.startswith(machinery)]
     if Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1]):
         return ""

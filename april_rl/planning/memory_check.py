@@ -139,9 +139,10 @@ def _changes(
     """Yield a changed setting as text, and the inputs with that change."""
     learner, engine, layout = inputs.learner, inputs.engine, inputs.layout
     if inputs.is_on_cpu:
-        half = engine.kv_cache_gib / 2
-        changed = replace(engine, kv_cache_gib=half)
-        yield f"engine.kv_cache_gib={half:g}", replace(inputs, engine=changed)
+        fitting = engine.kv_cache_gib - (phase.total - room.free) / GIB
+        if (fitting := math.floor(10 * fitting) / 10) > 0:
+            changed = replace(engine, kv_cache_gib=fitting)
+            yield f"engine.kv_cache_gib={fitting:g}", replace(inputs, engine=changed)
     else:
         away = replace(learner, offload=Offload.all)
         yield "learner.offload=all", replace(inputs, learner=away)

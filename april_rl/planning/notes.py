@@ -24,11 +24,7 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
     if algorithm.ratio is Ratio.proximal and is_one_update and bounds:
         *most, last = [f"algorithm.{key}" for key in bounds]
         keys = " and ".join([", ".join(most), last]) if most else last
-        yield (
-            "a batch is used for one optimizer step (trainer.num_minibatches=1), so every ratio is "
-            f"1: {keys} never act and loss/clip_frac stays 0. That is sound; for ratios that "
-            "differ, set num_minibatches=2, or algorithm.ratio=behaviour algorithm.correction=none"
-        )
+        yield (f"with trainer.num_minibatches=1 every ratio is 1: {keys} never act, which is sound")
     replay, has_proximal = config.learner.router_replay, algorithm.ratio is Ratio.proximal
     if replay.is_on and (is_one_update or not has_proximal):
         cause = "trainer.num_minibatches=1" if is_one_update else "algorithm.ratio=behaviour"

@@ -186,6 +186,8 @@ def load_reward(settings: RewardFunction, context: Context, *, state: str | None
     is_class = inspect.isclass(found)
     check_args(found, settings.args, given=() if is_class else LISTS)
     if is_class:
+        if "__call__" not in dir(found):
+            raise TypeError(f"has no method __call__(self, {', '.join(LISTS)})")
         reward = Reward(call=found(**settings.args))
     else:
         reward = Reward(call=found, args=settings.args)
@@ -213,9 +215,22 @@ def names_of_lists(function: Callable[..., object]) -> tuple[str, ...]:
     if not named.keys() >= set(LISTS):
         raise TypeError(
             f"takes ({', '.join(p.name for p in parameters)}), expected ({', '.join(LISTS)}) by "
-            "these names, and data columns by theirs"
+            f"these names, and data columns by theirs{_hint_at_trainer(named)}"
         )
     return tuple(named[name] for name in LISTS)
+
+
+def _hint_at_trainer(named: Collection[str]) -> str:
+    """Return how to call a reward that was written for TRL or verl; empty for another one."""
+    if "completions" in named:
+        return "; this is one of TRL's: its completions are responses here, a list of texts"
+    if "solution_str" in named:
+        return (
+            "; this is one of verl's, for one response: here lists come in and a list of numbers "
+            "goes out, return [compute_score(None, text, answer) for text, answer in "
+            "zip(responses, answers)]"
+        )
+    return ""
 
 
 def read_values(returned: object, num_expected: int) -> list[float | None] | str:

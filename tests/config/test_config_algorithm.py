@@ -195,10 +195,10 @@ def test_an_age_weight_function_is_called_once_per_age_and_weighs_tokens() -> No
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        ("no_such_module:weight", "cannot be loaded: ModuleNotFoundError"),
+        ("no_such_module:weight", "cannot be loaded: there is no module"),
         (
             "age_functions:missing",
-            "cannot be loaded: TypeError: module age_functions has no function 'missing'",
+            "cannot be loaded: module age_functions has no function 'missing'",
         ),
         ("age_functions:not_a_function", "has no function 'not_a_function'"),
         ("age_functions:fails_at_age_2", "the ages 0 to 3 as a test: ZeroDivisionError"),

@@ -107,9 +107,14 @@ def test_the_settings_of_a_run_of_an_older_version_can_be_read(tmp_path: Path) -
     ("name", "text", "message"),
     [
         ("tiny_cpu", "seed: 1", "tiny_cpu.yaml: there is a recipe/tiny_cpu already"),
-        ("broken", "seed: [1", "broken.yaml cannot be read: while parsing a flow sequence"),
+        ("broken", "seed: [1", "broken.yaml:1: not valid YAML: expected"),
         ("typo", "trainer: {num_step: 3}", "recipe/typo: trainer.num_step is not a setting; did"),
         ("kind", "trainer: {num_steps: abc}", "recipe/kind: trainer.num_steps must be a whole"),
+        (
+            "slash",
+            "defaults: [override algorithm: dapo]",
+            "recipe/slash: write `override /algorithm",
+        ),
         ("parent", "defaults: [tiny_cpuu]", "recipe/parent: there is no recipe tiny_cpuu; did"),
     ],
 )
@@ -139,7 +144,7 @@ def test_a_file_that_cannot_be_read_stops_only_the_runs_that_name_it(tmp_path, c
     monkeypatch.setattr(sys, "argv", ["april_rl.train", folder, "+recipe=heir"])
     with pytest.raises(SystemExit):
         main()
-    assert "/recipe/torn.yaml cannot be read: while parsing" in capsys.readouterr().err
+    assert "/recipe/torn.yaml:1: not valid YAML: " in capsys.readouterr().err
     (tmp_path / "recipe" / "torn.yaml").write_text("defaults: [tiny_cpu]\nseed: 8\n")
     assert print_config([folder, "+recipe=heir"], capsys, monkeypatch).seed == 8
 

@@ -12,7 +12,7 @@ from april_rl.command_line import main
 RECIPES = (
     "python -m april_rl.train --help lists all recipes; a recipe of yours needs --config-dir FOLDER"
 )
-HELP = "--cfg job prints every setting"
+HELP = "python -m april_rl.train --cfg job prints every setting"
 
 WRONG = [
     # a name that is not there
@@ -62,7 +62,7 @@ WRONG = [
     ("rollout.on_stale=skip", "rollout.on_stale must be finish or mask, got skip"),
     ("rollout.tick_steps=[1]", "rollout.tick_steps must be a whole number or auto, got [1]"),
     ("tracking.backends=[mlflow]", "tracking.backends[0] must be "
-     "wandb or trackio or tensorboard, got [mlflow]"),
+     "wandb or trackio or tensorboard, got mlflow"),
     ("lora.target_modules=q_proj",
      "lora.target_modules must be a list in brackets, each entry text or null, got q_proj"),
     ("data.path=[a,b]", "data.path must be text, got [a,b]"),
@@ -101,7 +101,13 @@ WRONG = [
      "my_rewards.exact; did you mean my_rewards:exact?"),
     ("reward.function=exakt", "reward.function must be module:function or one of math_verify, "
      "exact, last_number, format, length, code, judge, reward_model, reasoning_gym, environment, "
-     "got exakt"),
+     "got exakt; did you mean exact?"),
+    ("environment.agent=./agents/mine.py:run", "environment.agent must be module:function, got "
+     "./agents/mine.py:run; did you mean agents.mine:run?"),
+    ("learner.age_weight=ages.py", "learner.age_weight must be null or module:function, got "
+     "ages.py; write ages:NAME for one of yours"),
+    ("tracking.backends=[trackio,wandbb]", "tracking.backends[1] must be wandb or trackio or "
+     "tensorboard, got wandbb"),
     ("resume=", "resume must be auto, a path or null, got nothing"),
 ]  # fmt: skip
 

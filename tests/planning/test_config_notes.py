@@ -28,8 +28,7 @@ def test_with_one_update_per_batch_the_start_says_that_no_clip_acts(
 ) -> None:
     (line,) = notes(*overrides)
     assert named in line
-    for part in ("trainer.num_minibatches=1", "loss/clip_frac", "algorithm.ratio=behaviour"):
-        assert part in line
+    assert "trainer.num_minibatches=1" in line
 
 
 @pytest.mark.parametrize(

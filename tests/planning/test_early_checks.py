@@ -1,29 +1,40 @@
-"""Data files and versions of packages are checked before anything heavy is imported."""
+"""Files, columns, functions and versions are checked before anything heavy is imported."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+from source_tree import ROOT
 
+from april_rl.config import TrainConfig
+from april_rl.data.errors import DataError
+from april_rl.data.files import check_files
+from april_rl.outside.user_code import check_named
 from april_rl.planning.errors import PreflightError
 from april_rl.planning.versions import check_installed, check_versions
 
-TRAIN = """
+RUN = """
 import sys
-from april_rl.command_line import main
+from april_rl.__main__ import main
+status = 1
 try:
-    main()
+    status = main()
 finally:
     print(sorted({"torch", "ray", "vllm", "datasets", "transformers"} & sys.modules.keys()))
+sys.exit(status)
 """
+COMMANDS = ("train", "evaluate", "profile", "rehearse", "data")
 
 
-def start_training(folder: Path, override: str) -> subprocess.CompletedProcess[str]:
-    """Return a training that ends before it starts, and prints what it has imported."""
+def start(command: str, folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """Return a command that ends before it starts, and prints what it has imported."""
     return subprocess.run(
-        [sys.executable, "-c", TRAIN, "+recipe=tiny_cpu", "hydra.run.dir=run", override],
+        [sys.executable, "-c", RUN, command, "+recipe=tiny_cpu", *overrides],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(folder / "site")},
         capture_output=True,
@@ -44,16 +55,108 @@ def start_training(folder: Path, override: str) -> subprocess.CompletedProcess[s
 def test_a_data_file_is_checked_before_torch_is_imported(tmp_path: Path, override, message) -> None:
     (tmp_path / "rows.csv").write_text("prompt,answer\n")
     (tmp_path / "empty.jsonl").write_text("")
-    done = start_training(tmp_path, override)
+    done = start("train", tmp_path, override)
     assert message in done.stderr
     assert (done.returncode, done.stdout) == (1, "[]\n")
+
+
+SENTENCES = {
+    "reward.function=rewards:exac": "reward.function=rewards:exac cannot be loaded: module rewards "
+    "has no function 'exac'; did you mean exact?",
+    "data.answer_column=gold": "/problems/{file}.jsonl has no column data.answer_column=gold; "
+    "there are prompt, answer",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("override", SENTENCES)
+def test_every_command_answers_a_slip_alike_before_torch_is_imported(
+    command: str, override: str, tmp_path: Path
+) -> None:
+    (tmp_path / "rewards.py").write_text("import torch\n\ndef exact(responses): ...\n")
+    done = start(command, tmp_path, override)
+    file = "held_out" if command == "evaluate" else "train"
+    assert SENTENCES[override].format(file=file) in done.stderr
+    assert (done.returncode, done.stdout) == (1, "[]\n")
+
+
+def test_the_installed_command_finds_modules_in_the_folder_of_the_command(tmp_path: Path) -> None:
+    """Its `sys.path` begins with the folder of the script."""
+    write(tmp_path, "rewards.py", "def exact(responses): ...\n")
+    script = f"import sys; sys.path[0] = {str(ROOT)!r}\n{RUN}"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "data", "+recipe=tiny_cpu", "reward.function=rewards:exac"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "did you mean exact?" in done.stderr
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def check_columns(path: str, **columns: str) -> None:
+    config = TrainConfig()
+    config.data.path = path
+    for name, column in columns.items():
+        setattr(config.data, f"{name}_column", column)
+    check_files(config)
+
+
+ROW = {"prompt": "1+1", "extra": {"gold": "2"}}
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.parquet"])
+def test_a_column_that_no_row_has_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([ROW]), path)
+    else:
+        path.write_text(json.dumps([ROW] if path.suffix == ".json" else ROW))
+    check_columns(str(path), answer="extra.gold")
+    with pytest.raises(DataError, match=r"no column data.answer_column=answer; there are prompt"):
+        check_columns(str(path))
+
+
+def test_a_column_that_a_later_row_has_is_left_to_the_reader(tmp_path: Path) -> None:
+    later = '{"prompt": "1+1"}\n{"prompt": "1+2", "answer": "3"}\n'
+    check_columns(write(tmp_path, "rows.jsonl", later))
+    check_columns(write(tmp_path, "broken.jsonl", "{"))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("absent:f", "there is no module absent in the folder of the command"),
+        ("early.absent:f", "there is no module early.absent in the folder"),
+        ("early.part:Clas", "module early.part has no function 'Clas'; did you mean Class?"),
+        ("early.wrong:f", "invalid syntax"),
+    ],
+)
+def test_a_function_is_looked_up_without_its_import(tmp_path, monkeypatch, path, message) -> None:
+    package = tmp_path / "early"
+    package.mkdir()
+    write(package, "__init__.py", "raise AssertionError('imported')\n")
+    write(package, "part.py", "class Class: ...\n")
+    write(package, "wrong.py", "def f(:\n")
+    write(package, "star.py", "from os.path import *\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for fine in ("early.part:Class", "early.star:join", "math:sqrt"):
+        check_named(fine)
+    with pytest.raises((TypeError, ModuleNotFoundError, SyntaxError), match=message):
+        check_named(path)
 
 
 def test_a_version_is_checked_before_torch_is_imported(tmp_path: Path) -> None:
     about = tmp_path / "site" / "ray-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 1.0\n")
-    done = start_training(tmp_path, "seed=1")
+    done = start("rehearse", tmp_path, "seed=1")
     assert done.stderr.startswith("error: ray 1.0 is installed, needed is ")
     assert (done.returncode, done.stdout) == (1, "[]\n")
 

@@ -158,8 +158,8 @@ def test_on_cpu_the_host_holds_learner_and_engine_at_once():
     assert sum(whole.items[name] for name in names) == 18 * model.num_parameters
     assert whole.items["KV cache"] == 100 * GIB
     assert 2 * model.num_parameters < whole.items["gathered layers"] < 6 * model.num_parameters
-    nodes = [worker("a", host=whole.total - 1)]
-    with pytest.raises(PreflightError, match=r"a worker .* engine\.kv_cache_gib=50 lowers"):
+    nodes = [worker("a", host=whole.total - 20 * GIB)]
+    with pytest.raises(PreflightError, match=r"a worker .* engine\.kv_cache_gib=80 lowers"):
         check_memory(model, settings, nodes)
     assert check_memory(model, settings, [worker("a", host=whole.total + 1)])
 

@@ -234,13 +234,13 @@ def test_metrics_are_by_function_and_by_source():
 FAULTS = {
     "two": (
         {},
-        r"cannot be loaded: TypeError: takes \(prompts, responses\), expected \(prompts, "
+        r"cannot be loaded: takes \(prompts, responses\), expected \(prompts, "
         r"responses, answers\) by these names, and data columns by theirs$",
     ),
-    "of_trl": ({}, r"takes \(completions, prompts, target, kwargs\), expected \(prompts, "),
-    "of_verl": ({}, r"takes \(data_source, solution_str, ground_truth, extra_info\), expected "),
+    "of_trl": ({}, r"takes \(completions, .*; this is one of TRL's: its completions are"),
+    "of_verl": ({}, r"takes \(data_source, solution_str, .*; this is one of verl's, for one"),
     "of_openrlhf": ({}, r"takes \(queries, prompts, labels\), expected \(prompts, responses, "),
-    "rank": ({"top": 1}, "cannot be loaded: TypeError: has no argument 'top'; it takes none"),
+    "rank": ({"top": 1}, "cannot be loaded: has no argument 'top'; it takes none"),
     "with_columns": ({}, "raised LookupError: .* no column 'difficulty', when called once as a"),
     "unsure": (
         {},
@@ -267,7 +267,7 @@ def test_a_function_that_cannot_be_called_as_it_is_set_is_found_before_training(
 def test_the_message_about_one_of_several_functions_names_it():
     reward = RewardConfig(functions=functions(long={"function": "length", "args": {"tokens": 3}}))
     message = (
-        r"reward\.functions\.long\.function=length cannot be loaded: TypeError: has no argument "
+        r"reward\.functions\.long\.function=length cannot be loaded: has no argument "
         "'tokens'; it takes start_tokens, end_tokens"
     )
     with (
@@ -279,7 +279,7 @@ def test_the_message_about_one_of_several_functions_names_it():
 
 def test_a_built_in_without_an_argument_that_it_needs_says_which():
     reward = RewardConfig(function="length", args={"start_tokens": 3})
-    message = "reward.function=length cannot be loaded: TypeError: needs the argument end_tokens$"
+    message = "reward.function=length cannot be loaded: needs the argument end_tokens$"
     with (
         closing(RewardPool(reward, decode=characters)) as tried,
         pytest.raises(RewardError, match=message),

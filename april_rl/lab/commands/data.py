@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from april_rl.config import TrainConfig
+    from april_rl.lab.rehearsal.data_page import DataPage
 
 
 _USAGE = """usage: python -m april_rl data PATH... [+recipe=NAME] [data.KEY=VALUE ...] [write=FILE]
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _show(arguments: Sequence[str]) -> int:
+    from april_rl.commands.early_checks import check_early
+
     paths = [a for a in arguments if "=" not in a and not a.startswith(("+", "~"))]
     if options := [path for path in paths if path.startswith("-")]:
         print(
@@ -64,18 +67,30 @@ def _show(arguments: Sequence[str]) -> int:
     if targets and Path(targets[-1]).suffix not in _WRITABLE:
         print(f"error: {_WRITE}{targets[-1]} must end in .jsonl or .parquet", file=sys.stderr)
         return 2
+    if targets and not (folder := Path(targets[-1]).parent).is_dir():
+        print(f"error: {_WRITE}{targets[-1]}: there is no folder {folder}", file=sys.stderr)
+        return 2
+    for config in configs:
+        check_early(config)
     from april_rl.lab.rehearsal.data_page import DataPage
     from april_rl.planning.model import without_network_go_offline
-    from april_rl.tiny.builtins import resolve_builtins
 
     without_network_go_offline()
     for config in configs:
-        resolve_builtins(config)
         page = DataPage(config, say=lambda text: print(text, flush=True))
         page.show()
         if targets:
-            page.write(Path(targets[-1]))
+            _write(page, Path(targets[-1]))
     return 0
+
+
+def _write(page: DataPage, path: Path) -> None:
+    from april_rl.data.errors import DataError
+
+    try:
+        page.write(path)
+    except OSError as error:
+        raise DataError(f"{_WRITE}{path} cannot be written: {error.strerror}") from error
 
 
 def _configs(paths: Sequence[str], overrides: Sequence[str]) -> list[TrainConfig]:

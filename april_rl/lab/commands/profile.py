@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from april_rl.commands.arguments import Arguments
+from april_rl.commands.early_checks import check_early
 from april_rl.config import TrainConfig, to_config
 from april_rl.config.prompt_sets import training_sets
 from april_rl.config.store import ConfigError, compose_overrides
@@ -119,6 +120,7 @@ def _configure(settings: Sequence[str]) -> TrainConfig:
     config = to_config(
         compose_overrides([given for given in settings if not given.startswith(_OUTPUT)])
     )
+    check_early(config, evaluates=False)
     config.evaluation.max_response_tokens = 0  # that of training
     config.evaluation.sets = {
         name or _ALL: EvaluationSetConfig(path=chosen.path)
@@ -135,10 +137,8 @@ def _profile(
     interrupts = Interrupts()
     from april_rl.commands.evaluation_run import EvaluationRun
     from april_rl.planning.sizes import context_length
-    from april_rl.tiny.builtins import resolve_builtins
 
     context_length(config, is_training=False)  # before the tiny task's model is trained
-    resolve_builtins(config)
     with ExitStack() as stack:
         run = EvaluationRun(
             config,

@@ -48,6 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _rehearse(arguments: Sequence[str]) -> int:
+    from april_rl.commands.early_checks import check_early
     from april_rl.config.store import compose_overrides, to_config
     from april_rl.lab.rehearsal.assumptions import Assumptions
 
@@ -55,12 +56,11 @@ def _rehearse(arguments: Sequence[str]) -> int:
     rest = [a for a in arguments if a.partition("=")[0] not in ("output", "quick")]
     assumed, overrides = Assumptions.of(rest)
     config = to_config(compose_overrides(overrides))
+    check_early(config)
     folder = Path(own.get("output") or f"outputs/rehearsal/{config.name}-{_now()}")
     folder.mkdir(parents=True, exist_ok=True)
     from april_rl.lab.rehearsal.rehearsal import Rehearsal
-    from april_rl.tiny.builtins import resolve_builtins
 
-    resolve_builtins(config)
     with (folder / "report.txt").open("w", encoding="utf-8") as report:
 
         def say(text: str) -> None:

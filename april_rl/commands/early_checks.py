@@ -1,0 +1,45 @@
+"""What every command checks before it imports anything heavy, to answer slips at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from april_rl.config import TrainConfig
+from april_rl.data.files import check_files
+from april_rl.errors import RunError
+from april_rl.outside.user_code import Caught, check_named
+from april_rl.planning.versions import check_versions
+from april_rl.rewards.functions import reward_functions
+from april_rl.tiny.builtins import resolve_builtins
+
+
+def check_early(config: TrainConfig, *, trains: bool = True, evaluates: bool = True) -> None:
+    """Replace the builtin paths of `config`, and raise RunError for a version that does not fit, a
+    data file or column that is missing, or a function of the user's that is not there. A command
+    that does not train, or does not evaluate, leaves out what only that needs.
+    """
+    check_versions()
+    resolve_builtins(config)
+    check_files(config, trains=trains, evaluates=evaluates)
+    for key, function in _functions(config, trains=trains):
+        if ":" not in function:
+            continue  # a built-in
+        with Caught() as caught:
+            check_named(function)
+        if caught.message:
+            raise RunError(f"{key}={function} cannot be loaded: {caught.message}")
+
+
+def _functions(config: TrainConfig, *, trains: bool) -> Iterator[tuple[str, str]]:
+    """Yield the key and the name of every function and class."""
+    for each in reward_functions(config.reward):
+        yield each.key, each.function
+    yield "environment.function", config.environment.function
+    yield "environment.agent", config.environment.agent
+    if trains:
+        algorithm = config.algorithm
+        yield "algorithm.loss", algorithm.loss
+        yield "algorithm.advantage", algorithm.advantage
+        yield "algorithm.group_filter", algorithm.group_filter or ""
+        yield "learner.age_weight", config.learner.age_weight or ""
+        yield "data.sampler", config.data.sampler
