@@ -44,7 +44,7 @@ def test_a_run_trains_an_agent_that_restarts_episodes(tmp_path: Path) -> None:
     """
     (tmp_path / "forgetful.py").write_text(FORGETFUL)
     own = ("environment.agent=forgetful:run", "environment.max_turns=5")
-    few = ("trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
+    few = ("runtime.ray=false", "trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
     more = ("environment.max_observation_tokens=600", "runtime.ray=false")
     done = run(command(None, tmp_path / "run", *AGENT, *own, *few, *more), tmp_path)
     assert done.returncode == 0, done.stderr

@@ -251,6 +251,7 @@ def test_a_sweep_over_alpha_starts_from_an_export_on_a_mixture(two_workers, firs
         f"+data.sources.sums={{path: {two_workers.folder / 'sums.jsonl'}, weight: 3}}",
         f"+data.sources.asked={{path: {two_workers.folder / 'sums.jsonl'}, instruction: '?'}}",
         "tracking.save_samples_every=1",
+        "runtime.ray=false",
     )
     done = run([*swept, "--multirun"], tmp_path)
     assert done.returncode == 1

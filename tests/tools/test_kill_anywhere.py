@@ -33,6 +33,7 @@ def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(
         "reward.num_processes=1",
         "trainer.num_groups=4",
         "rollout.group_size=4",
+        "rollout.max_response_tokens=64",
     ]
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "kill_anywhere.py"), *args],
