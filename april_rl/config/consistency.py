@@ -292,8 +292,15 @@ def _check_engine(config: TrainConfig) -> None:
 
 
 def _check_reward_sources(config: TrainConfig) -> None:
-    """Check that reward functions name existing data sets, and that every set is scored."""
+    """Check that reward functions name existing data sets, that every set is scored, and that there
+    are several functions where they are weighed against each other.
+    """
     functions = config.reward.functions
+    require(
+        len(functions) >= 2 or config.algorithm.advantage != Advantage.gdpo,
+        "algorithm.advantage=gdpo scales each of reward.functions alone and needs two or more, got "
+        f"{len(functions)}: add one, or take algorithm.advantage=grpo",
+    )
     known = {*config.data.sources, *config.evaluation.sets}
     for name, function in functions.items():
         unknown = sorted(set(function.sources or ()) - known)
