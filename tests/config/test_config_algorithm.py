@@ -74,6 +74,10 @@ def test_every_algorithm_group_composes_into_the_settings_of_its_paper(group: st
         (["loss=policy_gradient", "clip_low=0.1"], ["algorithm.clip_low", "algorithm.loss="]),
         (["loss=sapo", "clip_high=0.3"], ["algorithm.clip_high", "algorithm.loss=sapo"]),
         (["loss=gspo_token", "dual_clip=3"], ["algorithm.dual_clip", "algorithm.loss=gspo_token"]),
+        (
+            ["loss=policy_gradient", "trainer.num_passes=2"],
+            ["trainer.num_passes=2", "algorithm.loss=policy_gradient", "algorithm.ratio=behaviour"],
+        ),
         (["loss=dppo_kl"], ["algorithm.loss=dppo_kl", "algorithm.ratio=behaviour"]),
         (["algorithm=dppo", "dual_clip=3"], ["algorithm.dual_clip", "algorithm.loss=dppo_tv"]),
         (["correction=none", "tis_cap=3"], ["algorithm.tis_cap", "algorithm.correction=none"]),
@@ -126,7 +130,11 @@ def test_contradicting_settings_are_refused_with_both_names(
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["algorithm.loss=policy_gradient", "algorithm.ratio=behaviour"],
+        [
+            "algorithm.loss=policy_gradient",
+            "algorithm.ratio=behaviour",
+            "trainer.num_passes=2",
+        ],
         [
             "algorithm.ratio=behaviour",
             "algorithm.correction=none",

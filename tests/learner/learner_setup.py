@@ -93,6 +93,7 @@ def make_learner(
     seed: int = 0,
     device: str = "cpu",
     num_steps: int = 10,
+    num_passes: int = 1,
     on_forward: Callable[[], None] | None = None,
     **changes: Any,
 ) -> Learner:
@@ -113,6 +114,7 @@ def make_learner(
         temperature=TEMPERATURE,
         seed=seed,
         num_optimizer_steps=num_steps,
+        num_passes=num_passes,
         on_forward=on_forward,
     )
 
@@ -208,13 +210,14 @@ def plain_update(
     minibatches: Sequence[Sequence[Example]],
     *,
     ratio: str = "proximal",
+    num_passes: int = 1,
     max_grad_norm: float = MAX_GRAD_NORM,
 ) -> list[float]:
     """Make the update in plain torch, one sequence at a time; return the gradient norms."""
     with torch.no_grad():
         start = [[plain_logprobs(model, e) for e in examples] for examples in minibatches]
     norms = []
-    for examples, proximals in zip(minibatches, start, strict=True):
+    for examples, proximals in num_passes * list(zip(minibatches, start, strict=True)):
         optimizer.zero_grad()
         total = num_tokens([examples])
         for example, proximal in zip(examples, proximals, strict=True):

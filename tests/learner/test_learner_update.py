@@ -60,17 +60,21 @@ def test_three_updates_equal_plain_torch(either_path):
         torch.testing.assert_close(learner_logprobs(learner, examples), expected, **CLOSE)
 
 
+@pytest.mark.parametrize(("num_minibatches", "num_passes"), [(2, 1), (1, 2), (2, 3)])
 @pytest.mark.parametrize("ratio", ["proximal", "behaviour"])
-def test_two_minibatches_are_two_steps_with_the_same_proximal_logprobs(path, ratio):
+def test_minibatches_and_passes_are_steps_with_the_same_proximal_logprobs(
+    path, ratio, num_minibatches, num_passes
+):
+    """Planted bugs: the first minibatch has a ratio of 1 in every pass; there is a single pass."""
     examples = make_examples(path, noise=0.3, age=1)
-    minibatches = [examples[:3], examples[3:]]
+    minibatches = [examples[number::num_minibatches] for number in range(num_minibatches)]
     model = plain_model(path)
-    plain_update(model, plain_adamw(model), minibatches, ratio=ratio)
+    plain_update(model, plain_adamw(model), minibatches, ratio=ratio, num_passes=num_passes)
     algorithm = ALGORITHM
     if ratio == "behaviour":
         bypass = {"ratio": Ratio.behaviour, "correction": Correction.none, "tis_cap": 2.0}
         algorithm = replace(ALGORITHM, **bypass)
-    learner = make_learner(path, algorithm=algorithm)
+    learner = make_learner(path, algorithm=algorithm, num_passes=num_passes)
     metrics = learner.update([pack_minibatch([part]) for part in minibatches]).read()
     expected = all_plain_logprobs(model, examples)
     torch.testing.assert_close(learner_logprobs(learner, examples), expected, **CLOSE)
@@ -244,6 +248,30 @@ def test_an_update_that_stops_at_its_second_minibatch_says_so_and_is_an_update_w
         learner.update([pack_minibatch([part]) for part in (good, bad, good)])
     other.update([pack_minibatch([good])])
     assert are_equal(weights_of(learner), weights_of(other))
+
+
+@pytest.mark.parametrize("ratio", ["proximal", "behaviour"])
+def test_several_passes_compare_each_token_with_the_engine_once_and_train_it_in_each(path, ratio):
+    """Planted bug: the first minibatch is compared beforehand and in its own pass."""
+    algorithm = ALGORITHM
+    if ratio == "behaviour":
+        bypass = {"ratio": Ratio.behaviour, "correction": Correction.none, "tis_cap": 2.0}
+        algorithm = replace(ALGORITHM, **bypass)
+    examples = make_examples(path, noise=0.01, age=0)
+    learner = make_learner(path, algorithm=algorithm, num_passes=3)
+    metrics = learner.update([pack_minibatch([examples])])
+    once = num_tokens([examples])
+    compared, trained = metrics[MEAN], metrics["loss/entropy"]
+    assert (compared.weight, trained.weight) == (once, 3 * once)
+
+
+def test_an_update_that_stops_in_its_second_pass_says_so(path):
+    """The first step makes the weights so large that the next loss is not finite."""
+    learner = make_learner(path, lr=1e30, num_passes=2)
+    parts = [pack_minibatch([make_examples(path, noise=0.0, age=0)])]
+    said = "minibatch 1 of 1 in pass 2 was not finite; 1 optimizer step was applied: the"
+    with pytest.raises(NonFiniteError, match=said):
+        learner.update(parts)
 
 
 @pytest.mark.parametrize(
