@@ -46,6 +46,10 @@ class AlgorithmConfig:
     # weight of the KL term in the loss; > 0 unless kl=none
     kl_coefficient: float = within(">= 0", 0.0)
     entropy_coefficient: float = within(">= 0", 0.0)  # weight of the entropy bonus; 0: off
+    # nats, Skywork-OR1's adaptive entropy control: after a step whose mean entropy is below it,
+    # entropy_coefficient grows by 0.005; after any other step it falls by that, not below 0, and
+    # after one above it the next step has no bonus; null: entropy_coefficient is constant
+    entropy_target: float | None = within("> 0", None)
     correction: Correction = Correction.truncate  # importance weights between engine and learner
     # for truncate and sequence_truncate: upper bound of a weight
     tis_cap: float = within(">= 1", 2.0)

@@ -25,6 +25,8 @@ NAMES: dict[str, dict[str, str]] = {
         "delta": "algorithm.dual_clip",
         "beta": "algorithm.kl_coefficient",
         "entropy_coef": "algorithm.entropy_coefficient",
+        "use_adaptive_entropy": "algorithm.entropy_target",
+        "entropy_target": "algorithm.entropy_target",
         "vllm_importance_sampling_correction": "algorithm.correction",
         "vllm_importance_sampling_clip_max": "algorithm.tis_cap",
         "off_policy_mask_threshold": "algorithm.opsm_threshold",

@@ -138,7 +138,8 @@ class Learner:
         finally:
             self._optimizer.zero_grad()
             return_cached_memory(self._device)
-        return merge([*steps, statistics.metrics(), mismatch.metrics()])
+        adapted = self._adapt_entropy_bonus(statistics)
+        return merge([*steps, statistics.metrics(), mismatch.metrics(), adapted])
 
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
         """Return log-probabilities [T] of the next token in nats, at the sampling temperature,
@@ -216,6 +217,7 @@ class Learner:
             mesh=mesh,
             masters=self._masters,
             moments=self._moments,
+            entropy_bonus=self._objective.entropy_bonus,
         )
 
     def _build_reference(
@@ -268,6 +270,16 @@ class Learner:
                 row, logprobs=seen[-1], entropy=entropy, row_loss=loss, reference=reference
             )
         return _Pass(loss=torch.stack(losses).sum(), logprobs=seen)
+
+    def _adapt_entropy_bonus(self, statistics: TokenStatistics) -> Metrics:
+        """Set the weight that the entropy bonus has in the next update; return this one's."""
+        bonus = self._objective.entropy_bonus
+        if not bonus.is_adapted:
+            return Metrics()
+        weight, entropy = bonus.weight, statistics.mean_entropy()
+        if entropy is not None:
+            bonus.adapt(entropy)
+        return Metrics({"loss/entropy_coefficient": weight})
 
     def _check_mismatch(
         self,

@@ -211,6 +211,7 @@ def plain_update(
     *,
     ratio: str = "proximal",
     num_passes: int = 1,
+    entropy_weight: float = 0.0,
     max_grad_norm: float = MAX_GRAD_NORM,
 ) -> list[float]:
     """Make the update in plain torch, one sequence at a time; return the gradient norms."""
@@ -224,10 +225,12 @@ def plain_update(
             behaviour = torch.from_numpy(example.behaviour_logprobs)
             anchor = proximal if ratio == "proximal" else behaviour
             weight = torch.exp(anchor - behaviour).clamp(max=TIS_CAP)
-            r = torch.exp(plain_logprobs(model, example) - anchor)
+            logprobs = plain_logprobs(model, example)
+            r = torch.exp(logprobs - anchor)
             clipped = r.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
             gain = torch.minimum(r * example.advantage, clipped * example.advantage)
-            (-(weight * gain).sum() / total).backward()
+            bonus = entropy_weight * logprobs**2 / 2
+            ((weight * (bonus - gain)).sum() / total).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
         norms.append(norm.item())
         optimizer.step()

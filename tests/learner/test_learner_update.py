@@ -25,6 +25,7 @@ from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Correction, Loss, Ratio, Schedule
 from april_rl.config.schema import OptimizerConfig
 from april_rl.learner.learner import Learner
+from april_rl.learner.objective import EntropyBonus
 from april_rl.learner.optimizer import Optimizer, lr_factor
 from april_rl.learner.update_errors import MEAN, MismatchError, MismatchWarning, NonFiniteError
 from april_rl.metrics import Mean, Metrics
@@ -114,6 +115,39 @@ def test_every_loss_is_the_same_however_responses_are_spread_over_rows(path, los
     torch.testing.assert_close(
         learner_logprobs(parts, examples), learner_logprobs(whole, examples), **CLOSE
     )
+
+
+def test_the_entropy_bonus_follows_its_target_from_update_to_update(path):
+    """Against plain torch with the weights written down; every entropy is below the target. Planted
+    bugs: the weight changes before its update; the first update has a bonus.
+    """
+    algorithm = replace(ALGORITHM, entropy_target=10.0, entropy_coefficient=2.0)
+    learner, model = make_learner(path, algorithm=algorithm), plain_model(path)
+    optimizer = plain_adamw(model)
+    for seed, weight in enumerate([0.0, 2.005, 2.01]):
+        examples = make_examples(path, noise=0.3, age=1, seed=seed)
+        [norm] = plain_update(model, optimizer, [examples], entropy_weight=weight)
+        metrics = learner.update([pack_minibatch([examples])]).read()
+        assert metrics["loss/entropy_coefficient"] == pytest.approx(weight)
+        assert metrics["loss/grad_norm"] == pytest.approx(norm, rel=1e-3)
+    expected = all_plain_logprobs(model, examples)
+    torch.testing.assert_close(learner_logprobs(learner, examples), expected, **CLOSE)
+
+
+def test_the_coefficient_of_the_entropy_bonus_moves_by_a_step_and_acts_below_the_target():
+    """The rule, entropy by entropy. Planted bugs: the bonus acts above the target; the coefficient
+    falls below 0, or begins again at its setting.
+    """
+    bonus = EntropyBonus(AlgorithmConfig(entropy_target=1.0, entropy_coefficient=0.01))
+    assert bonus.weight == 0.0
+    weights = []
+    for entropy in (0.5, 0.9, 1.5, 0.9, 1.0, *[2.0] * 9, 0.9, 0.9):
+        bonus.adapt(entropy)
+        weights.append(bonus.weight)
+    expected = [0.015, 0.02, 0.0, 0.02, 0.015, *[0.0] * 9, 0.005, 0.01]
+    assert weights == pytest.approx(expected)
+    constant = EntropyBonus(AlgorithmConfig(entropy_coefficient=0.3))
+    assert (constant.weight, constant.is_adapted, constant.save()) == (0.3, False, {})
 
 
 def test_loss_metrics_equal_their_definitions(path):
