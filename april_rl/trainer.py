@@ -276,7 +276,7 @@ class Trainer:
             np.array(scored.rewards) + penalty([s.num_tokens for s in scored.group.samples])
             for scored in collection.groups
         ]
-        return self._parts.advantages([each.group.samples for each in collection.groups], rewards)
+        return self._parts.advantages(collection.groups, rewards)
 
     def _reward_metrics(self, collection: Collection) -> Metrics:
         flat = sum(not group.has_signal for group in collection.groups)

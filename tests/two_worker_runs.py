@@ -12,7 +12,7 @@ from command_line import command, run, write_task
 from equal_runs import SETTINGS
 
 TWO_WORKERS = ("runtime.num_workers=2", "evaluation.max_prompts=2")
-# Two engines, in two runs: DAPO with a reference and two optimizer steps a batch.
+# Two engines, in two runs: DAPO with a reference and two passes of two minibatches over a batch.
 DATA_PARALLEL = (
     *TWO_WORKERS,
     *SETTINGS,
@@ -21,6 +21,9 @@ DATA_PARALLEL = (
     "algorithm.kl=k3",
     "algorithm.kl_coefficient=0.05",
     "trainer.num_minibatches=2",
+    "trainer.num_passes=2",
+    "optimizer.schedule=linear",
+    "algorithm.entropy_target=10",
     "learner.offload=all",
     "checkpoint.every_steps=2",
     "checkpoint.export_every_steps=2",

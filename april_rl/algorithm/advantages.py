@@ -6,13 +6,14 @@ reward: a group with a failed reward has been dropped before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from april_rl.config.choices import Advantage
-from april_rl.types import Observation, Sample, differ
+from april_rl.config.task import RewardConfig
+from april_rl.types import Observation, Parts, Sample, ScoredGroup, differ
 
 STD_EPS = 1e-6  # keeps a group of almost equal rewards finite
 
@@ -23,10 +24,10 @@ GroupAdvantages = Callable[[ArrayLike], Floats]
 # The same for all groups of a step, of their rewards and response tokens, for estimators that need
 # the whole batch.
 BatchAdvantages = Callable[[Sequence[ArrayLike], Sequence[Sequence[int]]], list[Floats]]
-# Samples and rewards [G] of all groups of a step to the advantage of every sample, or of its tokens
-# [R].
+# All groups of a step and their rewards less the overlong penalty [G] to the advantage of every
+# sample, or of its tokens [R].
 Advantages = Callable[
-    [Sequence[Sequence[Sample]], Sequence[ArrayLike]], Sequence[Sequence[float | Floats]]
+    [Sequence[ScoredGroup], Sequence[ArrayLike]], Sequence[Sequence[float | Floats]]
 ]
 
 
@@ -96,6 +97,31 @@ def reinforce_pp_baseline(
     """
     centred = [dr_grpo(group) for group in groups]
     return _split(_over_tokens(np.concatenate(centred), num_tokens), like=centred)
+
+
+def gdpo(groups: Sequence[Sequence[Parts]], weights: Mapping[str, float]) -> list[Floats]:
+    """(s - mean) / (std + 1e-6), by group [G], over all samples of the batch; s is the sum over the
+    reward functions of weight · `grpo` of the function's values; Liu et al. 2026 (GDPO), section
+    3.1.
+
+    A function has the influence of its weight, whatever the spread of its values, and two samples
+    of equal reward differ if one is better by one function and one by another. Mean and standard
+    deviation of the batch count every sample once, as in the paper and TRL; verl counts it once for
+    each of its tokens. `algorithm.dynamic_sampling` still compares rewards, so it drops a group of
+    equal ones.
+    """
+    sums = [_sum_of_scaled(group, weights) for group in groups]
+    return _split(_scale(_centre(np.concatenate(sums))), like=sums)
+
+
+def _sum_of_scaled(group: Sequence[Parts], weights: Mapping[str, float]) -> Floats:
+    """Return the weighted sum [G] over the functions that have scored every sample of a group."""
+    values = [dict(parts) for parts in group]
+    total = np.zeros(len(values))
+    for name, weight in weights.items():
+        if all(name in of_sample for of_sample in values):
+            total += weight * grpo([of_sample[name] for of_sample in values])
+    return total
 
 
 def grpo_by_turn(
@@ -190,26 +216,29 @@ ADVANTAGES: dict[Advantage, BatchAdvantages] = {
 }
 
 
-def advantages_of(choice: str, *, environment_weight: Callable[[str], float]) -> Advantages:
-    """Return the built-in estimator of that name; `environment_weight` gives the weight of the
-    environment's rewards in the reward of a data set.
-    """
+def advantages_of(choice: str, reward: RewardConfig) -> Advantages:
+    """Return the built-in estimator of that name, for rewards that are made as `reward` says."""
     if choice == Advantage.grpo_by_turn:
-        return lambda samples, rewards: [
+        return lambda groups, rewards: [
             grpo_by_turn(
-                group, of_group, environment_weight=environment_weight(group[0].prompt.dataset)
+                scored.group.samples,
+                of_group,
+                environment_weight=reward.environment_weight(scored.group.prompt.dataset),
             )
-            for group, of_group in zip(samples, rewards, strict=True)
+            for scored, of_group in zip(groups, rewards, strict=True)
+        ]
+    if choice == Advantage.gdpo:
+        weights = {name: function.weight for name, function in reward.functions.items()}
+        return lambda groups, _rewards: [
+            of_group.tolist() for of_group in gdpo([scored.parts for scored in groups], weights)
         ]
     estimator = ADVANTAGES[Advantage(choice)]
 
-    def of_samples(
-        samples: Sequence[Sequence[Sample]], rewards: Sequence[ArrayLike]
-    ) -> list[list[float]]:
-        num_tokens = [[sample.num_tokens for sample in group] for group in samples]
-        return [group.tolist() for group in estimator(rewards, num_tokens)]
+    def of_groups(groups: Sequence[ScoredGroup], rewards: Sequence[ArrayLike]) -> list[list[float]]:
+        num_tokens = [[sample.num_tokens for sample in scored.group.samples] for scored in groups]
+        return [of_group.tolist() for of_group in estimator(rewards, num_tokens)]
 
-    return of_samples
+    return of_groups
 
 
 def soft_overlong_penalty(

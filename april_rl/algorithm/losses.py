@@ -13,8 +13,8 @@ What differs from the algorithms of the papers, and where it is decided:
   do not have, because tokens may be older than the policy;
 - the mean is over all trained tokens of the step, as in DAPO (algorithm.aggregation);
 - GRPO's KL term (algorithm.kl) and DAPO's overlong penalty are off unless set;
-- a batch is used for one optimizer step (trainer.num_minibatches=1): ratios to the proximal policy
-  are 1, and no bound acts.
+- a batch is used for one optimizer step (trainer.num_minibatches=1, trainer.num_passes=1): ratios
+  to the proximal policy are 1, and no bound acts.
 
 docs/coming_from.md compares with TRL, verl and slime.
 """

@@ -159,9 +159,8 @@ def _read_prompts(
 
 
 def _advantages(config: TrainConfig) -> Advantages:
-    return load_advantages(config.algorithm) or advantages_of(
-        config.algorithm.advantage, environment_weight=config.reward.environment_weight
-    )
+    own = load_advantages(config.algorithm)
+    return own or advantages_of(config.algorithm.advantage, config.reward)
 
 
 def _show(lines: Iterable[str], view: View) -> None:

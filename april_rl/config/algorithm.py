@@ -25,7 +25,8 @@ from april_rl.config.choices import (
 class AlgorithmConfig:
     """From rewards to per-token loss."""
 
-    # grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, grpo_by_turn, or module:function
+    # grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, gdpo, grpo_by_turn, or
+    # module:function
     advantage: str = Advantage.grpo.value
     # ppo_clip, gspo, gspo_token, cispo, sapo, dppo_tv, dppo_kl, policy_gradient, or module:function
     loss: str = Loss.ppo_clip.value
@@ -45,6 +46,10 @@ class AlgorithmConfig:
     # weight of the KL term in the loss; > 0 unless kl=none
     kl_coefficient: float = within(">= 0", 0.0)
     entropy_coefficient: float = within(">= 0", 0.0)  # weight of the entropy bonus; 0: off
+    # nats, Skywork-OR1's adaptive entropy control: after a step whose mean entropy is below it,
+    # entropy_coefficient grows by 0.005; after any other step it falls by that, not below 0, and
+    # after one above it the next step has no bonus; null: entropy_coefficient is constant
+    entropy_target: float | None = within("> 0", None)
     correction: Correction = Correction.truncate  # importance weights between engine and learner
     # for truncate and sequence_truncate: upper bound of a weight
     tis_cap: float = within(">= 1", 2.0)
@@ -103,6 +108,13 @@ class AlgorithmConfig:
             self.overlong_buffer_frac > 0 or self.overlong_penalty == 0.5,
             f"algorithm.overlong_penalty={self.overlong_penalty:g} has no effect with "
             "algorithm.overlong_buffer_frac=0; remove it",
+        )
+
+        require(
+            self.overlong_buffer_frac == 0 or self.advantage != Advantage.gdpo,
+            f"algorithm.overlong_buffer_frac={self.overlong_buffer_frac:g} changes the reward, and "
+            "algorithm.advantage=gdpo reads the value of each reward function instead: set it to "
+            "0, and give reward.functions one with function: length",
         )
 
     def _check_own_functions(self) -> None:

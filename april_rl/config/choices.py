@@ -48,6 +48,7 @@ class Advantage(StrEnum):
     rloo = "rloo"  # reward - mean of the others of the group
     reinforce_pp = "reinforce_pp"  # (reward - mean) / standard deviation over the batch's tokens
     reinforce_pp_baseline = "reinforce_pp_baseline"  # dr_grpo, then reinforce_pp
+    gdpo = "gdpo"  # grpo for each of reward.functions, their sum by weight, scaled over the batch
     grpo_by_turn = "grpo_by_turn"  # grpo over the rewards of turns; a token has those still to come
 
 

@@ -222,11 +222,19 @@ def _check_evaluation(config: TrainConfig) -> None:
 
 def _check_steps(config: TrainConfig) -> None:
     num_steps, drain = config.trainer.num_steps, config.rollout.drain_steps
-    num_updates, warmup = num_steps * config.trainer.num_minibatches, config.optimizer.warmup_steps
+    num_updates, warmup = config.trainer.num_optimizer_steps, config.optimizer.warmup_steps
     require(
         warmup < num_updates,
-        f"optimizer.warmup_steps must be < trainer.num_steps * trainer.num_minibatches "
-        f"({num_updates} optimizer steps), got {warmup}",
+        "optimizer.warmup_steps must be < trainer.num_steps * trainer.num_minibatches * "
+        f"trainer.num_passes ({num_updates} optimizer steps), got {warmup}",
+    )
+    algorithm, num_passes = config.algorithm, config.trainer.num_passes
+    is_current = algorithm.ratio is Ratio.behaviour and algorithm.correction is not Correction.none
+    require(
+        num_passes == 1 or algorithm.loss != Loss.policy_gradient or is_current,
+        f"trainer.num_passes={num_passes} trains tokens again after the policy has moved, and "
+        "algorithm.loss=policy_gradient has no ratio that accounts for that: take a loss with a "
+        "ratio, such as ppo_clip, or algorithm.ratio=behaviour with algorithm.correction=truncate",
     )
     require(
         drain < num_steps,
@@ -292,8 +300,15 @@ def _check_engine(config: TrainConfig) -> None:
 
 
 def _check_reward_sources(config: TrainConfig) -> None:
-    """Check that reward functions name existing data sets, and that every set is scored."""
+    """Check that reward functions name existing data sets, that every set is scored, and that there
+    are several functions where they are weighed against each other.
+    """
     functions = config.reward.functions
+    require(
+        len(functions) >= 2 or config.algorithm.advantage != Advantage.gdpo,
+        "algorithm.advantage=gdpo scales each of reward.functions alone and needs two or more, got "
+        f"{len(functions)}: add one, or take algorithm.advantage=grpo",
+    )
     known = {*config.data.sources, *config.evaluation.sets}
     for name, function in functions.items():
         unknown = sorted(set(function.sources or ()) - known)

@@ -45,7 +45,8 @@ class OptimizerConfig:
     eps: float = within("> 0", 1e-8)  # added to the root of that mean
     weight_decay: float = within(">= 0", 0.01)  # for matrices; norms and biases do not decay
     max_grad_norm: float = within("> 0", 1.0)  # a longer gradient is scaled down to it
-    # optimizer steps (trainer.num_minibatches a step) of a linear rise from lr / warmup_steps
+    # optimizer steps (trainer.num_minibatches · trainer.num_passes a step) of a linear rise from
+    # lr / warmup_steps
     warmup_steps: int = within(">= 0", 0)
     schedule: Schedule = Schedule.constant  # over trainer.num_steps, after the warm-up
 
@@ -59,7 +60,9 @@ class TrainerConfig:
 
     num_steps: int = within(">= 1", 100)  # policy versions that the run trains
     num_groups: int = within(">= 1", 32)  # N, groups trained in a step
-    num_minibatches: int = within(">= 1", 1)  # optimizer steps for each batch
+    num_minibatches: int = within(">= 1", 1)  # optimizer steps of a pass over a batch
+    # passes over each batch, GRPO's μ; every ratio is to the policy before the first one
+    num_passes: int = within(">= 1", 1)
     # hours after which the run writes a checkpoint and ends, counted from each start; 0: no limit
     max_hours: float = within(">= 0", 0.0)
     # steps in a row whose loss or gradient is not finite: they are skipped, the last ends the run
@@ -72,6 +75,11 @@ class TrainerConfig:
             f"trainer.num_minibatches must be <= trainer.num_groups ({self.num_groups}), "
             f"got {self.num_minibatches}",
         )
+
+    @property
+    def num_optimizer_steps(self) -> int:
+        """Return the optimizer steps of the whole run."""
+        return self.num_steps * self.num_minibatches * self.num_passes
 
 
 @dataclass(slots=True, kw_only=True)

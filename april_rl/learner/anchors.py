@@ -36,20 +36,22 @@ class Anchors:
         routers: Routers,
         reference: Reference | OwnReference | None,
         needs_proximal: bool,
+        num_passes: int,
     ) -> None:
-        """Use the trained `policy` and its `routers`."""
+        """Use the trained `policy` and its `routers` for updates of `num_passes` passes."""
         self._policy, self._routers, self._reference = policy, routers, reference
-        self._needs_proximal = needs_proximal
+        self._needs_proximal, self._num_passes = needs_proximal, num_passes
 
     def of(self, rows: Sequence[Sequence[PackedRow]], mismatch: Mismatch) -> list[list[Anchor]]:
         """Return the anchor of every row of each minibatch; add log-probabilities to `mismatch`.
 
-        The first minibatch's own forward pass gives its proximal log-probabilities. A collective.
+        The own forward pass of the first minibatch gives its proximal log-probabilities, unless
+        there is a second pass over the rows. A collective.
         """
-        later = rows[1:] if self._needs_proximal else ()
         anchors = [[Anchor() for _ in part] for part in rows]
-        for number, part in enumerate(later, start=1):
-            anchors[number] = [self._proximal(row, mismatch) for row in part]
+        first = 0 if self._num_passes > 1 else 1
+        for number in range(first, len(rows)) if self._needs_proximal else ():
+            anchors[number] = [self._proximal(row, mismatch) for row in rows[number]]
         if self._reference is None:
             return anchors
         return [

@@ -65,14 +65,16 @@ class Learner:
         temperature: float,
         seed: int,
         num_optimizer_steps: int,
+        num_passes: int = 1,
         on_forward: Callable[[], None] | None = None,
     ) -> None:
         """Load this rank's shard; a collective.
 
         `temperature` is the sampling temperature, `seed` initialises the adapters,
-        `num_optimizer_steps` counts the whole run. With `lora.rank` > 0 only adapters are trained,
-        of a model frozen in `compute_dtype`. `on_forward` is called after each forward pass, as a
-        sign of progress. Raise CheckpointError when `model_path` cannot be loaded.
+        `num_optimizer_steps` counts the whole run and `num_passes` the passes of an update. With
+        `lora.rank` > 0 only adapters are trained, of a model frozen in `compute_dtype`.
+        `on_forward` is called after each forward pass, as a sign of progress. Raise CheckpointError
+        when `model_path` cannot be loaded.
         """
         self._device = torch.device(device)
         self._folder = local_folder(model_path)
@@ -99,15 +101,10 @@ class Learner:
         moments = tuple if config.offload is Offload.none else self._optimizer.moments
         self._masters = Offloadable(masters, device=self._device)
         self._moments = Offloadable(moments, device=self._device)
-        self._state = TrainingState(
-            self._policy,
-            self._optimizer,
-            mesh=mesh,
-            masters=self._masters,
-            moments=self._moments,
-        )
         self._objective, self._max_mismatch = objective, config.max_mismatch
+        self._state = self._build_state(mesh)
         self._num_updates, self._model_path = 0, model_path
+        self._num_passes = num_passes
         self._reference = self._build_reference(mesh, temperature, fused=config.fused is True)
         if on_forward is not None and isinstance(self._reference, Reference):
             self._reference.on_forward(on_forward)
@@ -115,11 +112,11 @@ class Learner:
         self._anchors = self._build_anchors()
 
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
-        """Take one optimizer step per minibatch; return this rank's metrics, to merge over ranks.
-        A collective; all ranks have the same number of micro-batches in each minibatch. The loss is
-        a sum over the tokens of all ranks. Raises MismatchError before the first step when engine
-        and learner differ by several times `max_mismatch` on tokens of the current weights, and
-        NonFiniteError when a loss or gradient is not finite: that minibatch and those after it
+        """Take one optimizer step per minibatch and pass; return this rank's metrics, to merge over
+        ranks. A collective; all ranks have the same number of micro-batches in each minibatch. The
+        loss is a sum over the tokens of all ranks. Raises MismatchError before the first step when
+        engine and learner differ by several times `max_mismatch` on tokens of the current weights,
+        and NonFiniteError when a loss or gradient is not finite: that minibatch and those after it
         change nothing, the optimizer steps before it stay. No gradient outlives the call.
         """
         self._num_updates += 1
@@ -130,18 +127,19 @@ class Learner:
         anchors = self._anchors.of(rows, mismatch)
         steps: list[Metrics] = []
         try:
-            for part, part_anchors in zip(rows, anchors, strict=True):
+            for part, part_anchors in self._num_passes * [*zip(rows, anchors, strict=True)]:
                 self._optimizer.zero_grad()
                 done = self._accumulate(part, part_anchors, statistics)
                 if not steps:
-                    self._check_mismatch(part, done, mismatch)
+                    self._check_mismatch(part, part_anchors, done, mismatch)
                 steps.append(self._step(done.loss))
         except NonFiniteError as error:
             raise error.after(len(steps), num_minibatches=len(rows)) from error
         finally:
             self._optimizer.zero_grad()
             return_cached_memory(self._device)
-        return merge([*steps, statistics.metrics(), mismatch.metrics()])
+        adapted = self._adapt_entropy_bonus(statistics)
+        return merge([*steps, statistics.metrics(), mismatch.metrics(), adapted])
 
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
         """Return log-probabilities [T] of the next token in nats, at the sampling temperature,
@@ -212,6 +210,16 @@ class Learner:
         self._masters.reload()
         self._moments.reload()
 
+    def _build_state(self, mesh: DeviceMesh) -> TrainingState:
+        return TrainingState(
+            self._policy,
+            self._optimizer,
+            mesh=mesh,
+            masters=self._masters,
+            moments=self._moments,
+            entropy_bonus=self._objective.entropy_bonus,
+        )
+
     def _build_reference(
         self, mesh: DeviceMesh, temperature: float, *, fused: bool
     ) -> Reference | OwnReference | None:
@@ -235,6 +243,7 @@ class Learner:
             routers=self._routers,
             reference=self._reference,
             needs_proximal=self._objective.needs_proximal,
+            num_passes=self._num_passes,
         )
 
     @torch.no_grad()
@@ -262,10 +271,29 @@ class Learner:
             )
         return _Pass(loss=torch.stack(losses).sum(), logprobs=seen)
 
-    def _check_mismatch(self, rows: Sequence[PackedRow], done: _Pass, mismatch: Mismatch) -> None:
-        """Add the first minibatch to the comparison with the engine; raise MismatchError."""
-        for row, logprobs in zip(rows, done.logprobs, strict=True):
-            mismatch.add(row, logprobs)
+    def _adapt_entropy_bonus(self, statistics: TokenStatistics) -> Metrics:
+        """Set the weight that the entropy bonus has in the next update; return this one's."""
+        bonus = self._objective.entropy_bonus
+        if not bonus.is_adapted:
+            return Metrics()
+        weight, entropy = bonus.weight, statistics.mean_entropy()
+        if entropy is not None:
+            bonus.adapt(entropy)
+        return Metrics({"loss/entropy_coefficient": weight})
+
+    def _check_mismatch(
+        self,
+        rows: Sequence[PackedRow],
+        anchors: Sequence[Anchor],
+        done: _Pass,
+        mismatch: Mismatch,
+    ) -> None:
+        """Add the first minibatch to the comparison with the engine, unless its anchors were; raise
+        MismatchError.
+        """
+        for row, anchor, logprobs in zip(rows, anchors, done.logprobs, strict=True):
+            if anchor.proximal is None:
+                mismatch.add(row, logprobs)
         model_type, has_synced = self._policy.model_type, self._num_updates > 1
         mismatch.check(self._max_mismatch, model_type=model_type, has_synced=has_synced)
 

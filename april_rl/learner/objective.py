@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,10 +32,57 @@ class RowLoss:
     metrics: Mapping[str, Tensor]  # [N] each, of a loss of the user's
 
 
-class Objective:
-    """Σ loss weight · w · m · (loss + entropy_coefficient · e + kl_coefficient · k) over tokens.
+class EntropyBonus:
+    """The weight of the entropy bonus: constant, or adapted once a step to algorithm.entropy_target
+    (He et al. 2025, Skywork-OR1, adaptive entropy control).
 
-    e is the entropy bonus (`sampled_negative_entropy`), k the divergence from the frozen reference.
+    A coefficient grows by DELTA after a step whose mean entropy is below the target, and falls by
+    DELTA after every other one, not below 0. The next step's weight is the coefficient if that
+    entropy is not above the target, else 0; so is the weight of the first step. The entropy of the
+    step itself, which the paper takes, would cost a forward pass before each update.
+    """
+
+    DELTA = 0.005  # the paper's
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        self._target, self._coefficient = config.entropy_target, config.entropy_coefficient
+        self._entropy: float | None = None  # nats, of the last step; None before the first one
+
+    @property
+    def is_adapted(self) -> bool:
+        return self._target is not None
+
+    @property
+    def weight(self) -> float:
+        if self._target is None:
+            return self._coefficient
+        is_low = self._entropy is not None and self._entropy <= self._target
+        return self._coefficient if is_low else 0.0
+
+    def adapt(self, entropy: float) -> None:
+        """Set the weight of the next step; `entropy` is the mean of this one over all ranks."""
+        assert self._target is not None
+        self._entropy = entropy
+        change = self.DELTA if entropy < self._target else -self.DELTA
+        self._coefficient = max(0.0, self._coefficient + change)
+
+    def save(self) -> dict[str, float | None]:
+        """Return what a resumed run needs, as plain data; nothing where the weight is constant."""
+        if not self.is_adapted:
+            return {}
+        return {"coefficient": self._coefficient, "entropy": self._entropy}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `save` returned; from the settings if that is nothing."""
+        if self.is_adapted and state:
+            self._coefficient, self._entropy = state["coefficient"], state["entropy"]
+
+
+class Objective:
+    """Σ loss weight · w · m · (loss + entropy weight · e + kl_coefficient · k) over tokens.
+
+    e is the entropy bonus (`sampled_negative_entropy`) and `EntropyBonus` its weight, k the
+    divergence from the frozen reference.
     """
 
     def __init__(self, config: AlgorithmConfig, *, loss: LossFunction | None = None) -> None:
@@ -51,7 +99,7 @@ class Objective:
         self._weights = off_policy.importance_weights(config)
         self._masks = off_policy.masks(config)
         self._opsm_threshold = config.opsm_threshold
-        self._entropy_coefficient = config.entropy_coefficient
+        self.entropy_bonus = EntropyBonus(config)
         self._kl_coefficient = config.kl_coefficient
         self._kl = estimator(config.kl)
         self.needs_proximal = not self._is_bypass
@@ -93,8 +141,8 @@ class Objective:
     def _penalties(self, logprobs: Tensor, reference: Tensor | None) -> Tensor | float:
         """Return the terms that are added to the loss of each token."""
         penalties: Tensor | float = 0.0
-        if self._entropy_coefficient:
-            penalties = self._entropy_coefficient * sampled_negative_entropy(logprobs)
+        if self.entropy_bonus.weight:
+            penalties = self.entropy_bonus.weight * sampled_negative_entropy(logprobs)
         if self._kl is not None and reference is not None:
             penalties = penalties + self._kl_coefficient * self._kl(logprobs, reference)
         return penalties

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from april_rl.algorithm.kl import k3
@@ -76,6 +77,15 @@ class TokenStatistics:
             self._ratio_max = torch.maximum(self._ratio_max, largest)
             bins = (ratio / _RATIO_BIN).nan_to_num().clamp(max=_RATIO_BINS - 1).long()
             self._ratio_counts.index_add_(0, bins, is_trained.to(torch.float64))
+
+    def mean_entropy(self) -> float | None:
+        """Return the mean entropy over the tokens of all ranks in nats; None if there are none. A
+        collective.
+        """
+        sums = torch.stack([self._sums[_MEANS.index("loss/entropy")], self._count])
+        dist.all_reduce(sums)
+        total, count = sums.tolist()
+        return total / count if count else None
 
     def metrics(self) -> Metrics:
         """Return loss/* of this rank, mergeable over ranks; empty when no token was trained."""

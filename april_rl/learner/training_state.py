@@ -27,6 +27,7 @@ from april_rl.errors import RunError
 from april_rl.learner.model.names import Box
 from april_rl.learner.model.offload import Offloadable
 from april_rl.learner.model.shards import local_shard, overlap, within
+from april_rl.learner.objective import EntropyBonus
 from april_rl.learner.optimizer import Optimizer
 from april_rl.learner.policy import Policy
 
@@ -52,6 +53,7 @@ class Snapshot(NamedTuple):
     rank: int
     shards: Mapping[str, Shard]  # empty when another rank writes the same shards
     num_optimizer_steps: int
+    entropy_bonus: Mapping[str, float | None]  # as `EntropyBonus.save` returns it
 
     @property
     def file_names(self) -> list[str]:
@@ -64,7 +66,10 @@ class Snapshot(NamedTuple):
         if self.shards:
             _write_shards(self.shards, folder / _FILE.format(self.rank))
         if self.rank == 0:
-            counters = {"num_optimizer_steps": self.num_optimizer_steps}
+            counters = {
+                "num_optimizer_steps": self.num_optimizer_steps,
+                "entropy_bonus": dict(self.entropy_bonus),
+            }
             (folder / _COUNTERS).write_text(json.dumps(counters) + "\n", encoding="utf-8")
         paths = [folder / name for name in self.file_names]
         for path in paths:
@@ -84,8 +89,10 @@ class TrainingState:
         mesh: DeviceMesh,
         masters: Offloadable,
         moments: Offloadable,
+        entropy_bonus: EntropyBonus,
     ) -> None:
         self._policy, self._optimizer = policy, optimizer
+        self._entropy_bonus = entropy_bonus
         self._masters, self._moments = masters, moments
         has_copies = mesh.ndim == 2  # of several copies of the weights, only the first is written
         self._is_written = not has_copies or mesh.get_local_rank("replicate") == 0
@@ -98,7 +105,8 @@ class TrainingState:
             for name, tensor, holder in (self._tensors() if self._is_written else ())
         }
         shards = {name: shard for name, shard in shards.items() if shard.values.numel()}
-        return Snapshot(dist.get_rank(), shards, self._optimizer.num_steps)
+        num_steps, bonus = self._optimizer.num_steps, self._entropy_bonus.save()
+        return Snapshot(dist.get_rank(), shards, num_steps, bonus)
 
     def load(self, folder: Path) -> None:
         """Continue from the state in `folder`, which any number of ranks may have written.
@@ -116,6 +124,7 @@ class TrainingState:
         self._masters.reload()
         self._moments.reload()
         self._optimizer.continue_after(num_steps)
+        self._entropy_bonus.restore(counters.get("entropy_bonus", {}))
         shards = {
             name: Shard(*local_shard(tensor), tensor.shape) for name, tensor, _ in self._tensors()
         }

@@ -19,10 +19,14 @@ class NonFiniteError(RunError):
     """A loss or gradient is infinite or NaN; an optimizer step would destroy the weights."""
 
     def after(self, num_steps: int, *, num_minibatches: int) -> NonFiniteError:
-        """Return the error with what the update had applied: `num_steps` optimizer steps."""
+        """Return the error with what the update had applied: `num_steps` optimizer steps, of which
+        a pass has `num_minibatches`.
+        """
         applied = {0: "the weights were not changed", 1: "1 optimizer step was applied"}
+        num_passes, number = divmod(num_steps, num_minibatches)
+        in_pass = f" in pass {num_passes + 1}" if num_passes else ""
         return NonFiniteError(
-            f"minibatch {num_steps + 1} of {num_minibatches} was not finite; "
+            f"minibatch {number + 1} of {num_minibatches}{in_pass} was not finite; "
             f"{applied.get(num_steps, f'{num_steps} optimizer steps were applied')}: {self}"
         )
 

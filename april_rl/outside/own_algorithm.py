@@ -37,9 +37,10 @@ def load_advantages(config: AlgorithmConfig) -> Advantages | None:
     estimate = load_own(config, "advantage", config.advantage, num_given=2)
 
     def checked(
-        samples: Sequence[Sequence[Sample]], rewards: Sequence[ArrayLike]
+        groups: Sequence[ScoredGroup], rewards: Sequence[ArrayLike]
     ) -> Sequence[Sequence[float | Floats]]:
         wrong, found = "", []
+        samples = [scored.group.samples for scored in groups]
         with Caught() as caught:
             returned = estimate(samples, rewards)
             found = [[np.asarray(each, np.float64) for each in group] for group in returned]

@@ -20,7 +20,7 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
     """
     algorithm = config.algorithm
     bounds = LOSS_SETTINGS.get(algorithm.loss, ())
-    is_one_update = config.trainer.num_minibatches == 1
+    is_one_update = config.trainer.num_minibatches * config.trainer.num_passes == 1
     if algorithm.ratio is Ratio.proximal and is_one_update and bounds:
         *most, last = [f"algorithm.{key}" for key in bounds]
         keys = " and ".join([", ".join(most), last]) if most else last

@@ -52,7 +52,8 @@ def build_learner(
         device=device,
         temperature=config.rollout.temperature,
         seed=config.seed,
-        num_optimizer_steps=config.trainer.num_steps * config.trainer.num_minibatches,
+        num_optimizer_steps=config.trainer.num_optimizer_steps,
+        num_passes=config.trainer.num_passes,
         on_forward=on_forward,
     )
 

@@ -144,6 +144,7 @@ _LOSS = _stage(
     ),
     more=(
         "masked_frac | share | trained tokens that a response or token mask leaves out",
+        "entropy_coefficient | weight | of the entropy bonus, with algorithm.entropy_target",
         "reference_kl | nats | KL(learner ‖ frozen reference), where the run has a reference",
         "own/* | any | metrics of a loss of yours, averaged over the trained tokens",
         "lr | rate | learning rate, averaged over the optimizer steps",

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from april_rl.algorithm.advantages import (
     advantages_of,
     by_group,
     dr_grpo,
+    gdpo,
     grpo,
     grpo_by_turn,
     reinforce_pp,
@@ -20,7 +22,8 @@ from april_rl.algorithm.advantages import (
     soft_overlong_penalty,
 )
 from april_rl.config.choices import Advantage
-from april_rl.types import Completion, Observation, Prompt, Sample, Span
+from april_rl.config.task import RewardConfig, RewardFunctionConfig
+from april_rl.types import Completion, Group, Observation, Prompt, Sample, ScoredGroup, Span
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=16)
 BATCH = {
@@ -90,11 +93,10 @@ def test_over_the_batch_equal_rewards_have_exactly_zero_advantage(estimator):
 
 def test_the_tokens_of_a_batch_match_its_samples():
     """Tokens of environments do not count. Planted bug: the length with observations."""
-    samples = [[episode((2, "stop"), 0.0), episode((5, "stop"), 0.0, index=1)]]
+    samples = [episode((2, "stop"), 0.0), episode((5, "stop"), 0.0, index=1)]
     expected = over_tokens([1.0, 0.0], [2, 5])
-    [found] = advantages_of(Advantage.reinforce_pp, environment_weight=lambda _: 1.0)(
-        samples, [[1.0, 0.0]]
-    )
+    estimator = advantages_of(Advantage.reinforce_pp, RewardConfig())
+    [found] = estimator([scored(samples)], [[1.0, 0.0]])
     assert found == pytest.approx(expected)
 
 
@@ -139,7 +141,70 @@ def test_an_overlong_buffer_of_zero_turns_the_penalty_off():
     assert penalty.tolist() == [0.0, 0.0, 0.0]
 
 
+# Advantages of several reward functions.
+
+
+def gdpo_by_loops(groups: list[list[dict[str, float]]], weights: dict[str, float]) -> list[float]:
+    """The formula of the paper, a sample at a time; a value for each sample of all groups."""
+    sums = []
+    for group in groups:
+        for sample in group:
+            total = 0.0
+            for name, value in sample.items():
+                of_group = [other[name] for other in group]
+                scale = statistics.stdev(of_group) + 1e-6
+                total += weights[name] * (value - statistics.fmean(of_group)) / scale
+            sums.append(total)
+    mean, scale = statistics.fmean(sums), statistics.stdev(sums) + 1e-6
+    return [(total - mean) / scale for total in sums]
+
+
+def test_gdpo_scales_each_function_by_group_and_their_weighted_sum_over_the_batch():
+    """Groups of different size, a function that does not score the second one, and responses of
+    different length. Planted bugs: the sum of the weighted values is scaled; a function without its
+    weight; the sum is scaled by group; mean and spread over tokens.
+    """
+    rng = np.random.default_rng(0)
+    names = [["right", "short", "form"]] * 4 + [["right", "form"]] * 2 + [["form", "right"]] * 5
+    drawn = [{name: float(rng.normal(scale=5.0)) for name in of_sample} for of_sample in names]
+    groups = [drawn[:4], drawn[4:6], drawn[6:]]
+    weights = {"right": 1.0, "form": 0.25, "short": -0.5}
+    reward = RewardConfig(
+        functions={
+            name: RewardFunctionConfig(function="length", weight=weight)
+            for name, weight in weights.items()
+        }
+    )
+    built = [
+        [episode((2 + 3 * number, "stop"), 0.0, index=number) for number in range(len(group))]
+        for group in groups
+    ]
+    found = advantages_of(Advantage.gdpo, reward)(
+        [scored(samples, group) for samples, group in zip(built, groups, strict=True)],
+        [[0.0] * len(group) for group in groups],
+    )
+    assert [len(of_group) for of_group in found] == [4, 2, 5]
+    assert np.concatenate(found) == pytest.approx(gdpo_by_loops(groups, weights), rel=1e-12)
+
+
+def test_gdpo_tells_apart_samples_of_equal_reward_and_ignores_a_function_without_spread():
+    """The first function is right for one sample and the second for another. All equal: zeros."""
+    parts = [(("a", 1.0), ("b", 0.0)), (("a", 0.0), ("b", 1.0)), (("a", 0.0), ("b", 0.0))]
+    [found] = gdpo([parts], {"a": 1.0, "b": 0.5})
+    assert found[0] > found[1] > found[2]
+    for flat in ([parts[0]] * 3, [()] * 3):
+        assert [each.tolist() for each in gdpo([flat], {"a": 1.0, "b": 0.5})] == [[0.0] * 3]
+
+
 # Advantages of turns.
+
+
+def scored(samples: list[Sample], parts: Sequence[dict[str, float]] = ()) -> ScoredGroup:
+    return ScoredGroup(
+        group=Group(prompt=samples[0].prompt, samples=tuple(samples)),
+        rewards=(0.0,) * len(samples),
+        parts=tuple(tuple(values.items()) for values in parts),
+    )
 
 
 def episode(*spans: tuple[int, str | None] | float, index: int = 0) -> Sample:
@@ -194,8 +259,9 @@ def test_equal_earnings_in_later_turns_give_equal_advantages_there_with_any_weig
         for number, first in enumerate([1.0, 0.0])
     ]
     rewards = [weight * sample.environment_reward for sample in samples]
-    estimator = advantages_of(Advantage.grpo_by_turn, environment_weight={"": weight}.__getitem__)
-    [[one, other]] = estimator([samples], [rewards])
+    function = RewardFunctionConfig(function="environment", weight=weight)
+    reward = RewardConfig(functions={"game": function})
+    [[one, other]] = advantages_of(Advantage.grpo_by_turn, reward)([scored(samples)], [rewards])
     assert one[2:] == pytest.approx(other[2:], abs=1e-9)
     scale = statistics.stdev([1.0, 0.25, 0.5, 0.0, 0.25, 0.5])
     assert one[0] - other[0] == pytest.approx(math.copysign(1 / scale, weight), rel=1e-3)
@@ -209,7 +275,7 @@ def test_samples_of_one_turn_have_the_advantages_of_grpo(samples):
         for number, (tokens, reward) in enumerate(samples)
     ]
     rewards = [reward for _, reward in samples]
-    by_turn = advantages_of(Advantage.grpo_by_turn, environment_weight=lambda _: 1.0)
-    [found] = by_turn([built], [rewards])
+    by_turn = advantages_of(Advantage.grpo_by_turn, RewardConfig(function="environment"))
+    [found] = by_turn([scored(built)], [rewards])
     for sample, of_tokens, expected in zip(built, found, grpo(rewards), strict=True):
         assert of_tokens == pytest.approx([expected] * sample.num_tokens)

@@ -14,7 +14,10 @@ from april_rl.learner.own_loss import load_loss
 from april_rl.outside.own_algorithm import OwnFunctionError, load_advantages, load_group_filter
 from april_rl.types import Group, ScoredGroup
 
-SAMPLES = [[whole_sample(PROMPT, i, (7,) * (i + 1)) for i in range(3)]]
+GROUP = Group(
+    prompt=PROMPT, samples=tuple(whole_sample(PROMPT, i, (7,) * (i + 1)) for i in range(3))
+)
+SCORED = [ScoredGroup(group=GROUP, rewards=(0.0, 1.0, 2.0))]
 INPUTS = LossInputs(
     logprobs=torch.tensor([-1.0, -0.5, -3.0]),
     anchor_logprobs=torch.tensor([-1.0, -0.4, -4.5]),
@@ -51,16 +54,15 @@ def test_advantages_are_one_for_each_sample_or_each_token() -> None:
     by_token = load_advantages(of(advantage="own_functions:by_token"))
     assert signs is not None
     assert by_token is not None
-    assert signs(SAMPLES, [[0.0, 1.0, 2.0]]) == [[-2.0, 0.0, 2.0]]
-    assert [each.tolist() for each in by_token(SAMPLES, [[0.0] * 3])[0]] == [[0], [0, 1], [0, 1, 2]]  # type: ignore[union-attr]
+    assert signs(SCORED, [[0.0, 1.0, 2.0]]) == [[-2.0, 0.0, 2.0]]
+    assert [each.tolist() for each in by_token(SCORED, [[0.0] * 3])[0]] == [[0], [0, 1], [0, 1, 2]]  # type: ignore[union-attr]
 
 
 def test_a_group_filter_sees_the_scored_group() -> None:
     keep = load_group_filter(of(group_filter="own_functions:is_mixed", args={"least": 2}))
     assert keep is not None
-    group = Group(prompt=PROMPT, samples=tuple(SAMPLES[0]))
     few, mixed, all_right = (0.0, 0.0, 1.0), (0.0, 1.0, 1.0), (1.0, 1.0, 1.0)
-    scored = [ScoredGroup(group=group, rewards=rewards) for rewards in (few, mixed, all_right)]
+    scored = [ScoredGroup(group=GROUP, rewards=rewards) for rewards in (few, mixed, all_right)]
     assert [keep(each) for each in scored] == [False, True, False]
 
 
@@ -101,7 +103,7 @@ def test_wrong_advantages_end_the_step_with_a_sentence(function: str, sentence: 
     estimate = load_advantages(of(advantage=f"own_functions:{function}"))
     assert estimate is not None
     with pytest.raises(OwnFunctionError, match=sentence):
-        estimate(SAMPLES, [[0.0, 1.0, 2.0]])
+        estimate(SCORED, [[0.0, 1.0, 2.0]])
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_the_frozen_keys_are_there() -> None:
 OUT_OF_RANGE = """
     algorithm.overlong_buffer_frac=1.1 algorithm.overlong_penalty=inf algorithm.clip_low=1
     algorithm.tis_cap=0.5 algorithm.tis_cap=inf algorithm.dual_clip=1 algorithm.opsm_threshold=0
-    algorithm.entropy_coefficient=-0.1
+    algorithm.entropy_coefficient=-0.1 algorithm.entropy_target=0
     algorithm.mask_low=1 algorithm.mask_high=inf algorithm.geometric_mask=[0.5]
     algorithm.geometric_mask=[1.2,2] algorithm.geometric_mask=[0.5,inf]
     algorithm.geometric_mask=[nan,2] data.path= data.plain_template=nothing
@@ -72,7 +72,7 @@ OUT_OF_RANGE = """
     rollout.group_size=1 rollout.max_staleness=-1 rollout.tick_steps=0 rollout.tick_steps=often
     rollout.temperature=0 rollout.temperature=inf rollout.drain_steps=100 runtime.num_workers=0
     seed=-1 seed=4294967296 tracking.save_samples_every=-1 trainer.num_steps=0
-    trainer.num_minibatches=1000 trainer.max_bad_steps=0
+    trainer.num_minibatches=1000 trainer.num_passes=0 trainer.max_bad_steps=0
 """
 
 

@@ -74,6 +74,10 @@ def test_every_algorithm_group_composes_into_the_settings_of_its_paper(group: st
         (["loss=policy_gradient", "clip_low=0.1"], ["algorithm.clip_low", "algorithm.loss="]),
         (["loss=sapo", "clip_high=0.3"], ["algorithm.clip_high", "algorithm.loss=sapo"]),
         (["loss=gspo_token", "dual_clip=3"], ["algorithm.dual_clip", "algorithm.loss=gspo_token"]),
+        (
+            ["loss=policy_gradient", "trainer.num_passes=2"],
+            ["trainer.num_passes=2", "algorithm.loss=policy_gradient", "algorithm.ratio=behaviour"],
+        ),
         (["loss=dppo_kl"], ["algorithm.loss=dppo_kl", "algorithm.ratio=behaviour"]),
         (["algorithm=dppo", "dual_clip=3"], ["algorithm.dual_clip", "algorithm.loss=dppo_tv"]),
         (["correction=none", "tis_cap=3"], ["algorithm.tis_cap", "algorithm.correction=none"]),
@@ -96,6 +100,15 @@ def test_every_algorithm_group_composes_into_the_settings_of_its_paper(group: st
             ["learner.age_weight=a:b", "learner.age_decay=0.5"],
             ["learner.age_weight", "learner.age_decay=0.5"],
         ),
+        (["advantage=gdpo"], ["algorithm.advantage=gdpo", "reward.functions", "got 0"]),
+        (
+            ["advantage=gdpo", "reward.functions={right: {function: exact}}"],
+            ["algorithm.advantage=gdpo", "got 1: add one, or take algorithm.advantage=grpo"],
+        ),
+        (
+            ["advantage=gdpo", "overlong_buffer_frac=0.5"],
+            ["algorithm.overlong_buffer_frac=0.5", "algorithm.advantage=gdpo", "set it to 0"],
+        ),
     ],
 )
 def test_contradicting_settings_are_refused_with_both_names(
@@ -117,7 +130,11 @@ def test_contradicting_settings_are_refused_with_both_names(
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["algorithm.loss=policy_gradient", "algorithm.ratio=behaviour"],
+        [
+            "algorithm.loss=policy_gradient",
+            "algorithm.ratio=behaviour",
+            "trainer.num_passes=2",
+        ],
         [
             "algorithm.ratio=behaviour",
             "algorithm.correction=none",
@@ -139,7 +156,7 @@ def test_settings_that_fit_together_are_accepted(overrides: list[str]) -> None:
 
 def test_every_advantage_has_the_function_of_its_name() -> None:
     """Estimators over the batch get the whole of it. Fails when two are exchanged."""
-    assert ADVANTAGES.keys() == set(Advantage) - {Advantage.grpo_by_turn}
+    assert ADVANTAGES.keys() == set(Advantage) - {Advantage.gdpo, Advantage.grpo_by_turn}
     groups = [[1.0, 0.0], [0.0, 0.0, 3.0]]
     for choice, estimator in ADVANTAGES.items():
         function = getattr(advantages, choice.name)

@@ -45,12 +45,13 @@ def test_the_bounds_of_a_range_are_accepted() -> None:
         "+recipe=tiny_cpu",
         "seed=4294967295",
         "rollout.drain_steps=99",
-        "optimizer.warmup_steps=199",
+        "optimizer.warmup_steps=599",
         "trainer.num_minibatches=2",
+        "trainer.num_passes=3",
         "algorithm.overlong_buffer_frac=1",
     )
     assert (config.seed, config.rollout.drain_steps) == (2**32 - 1, config.trainer.num_steps - 1)
-    assert config.optimizer.warmup_steps == 2 * config.trainer.num_steps - 1
+    assert config.trainer.num_optimizer_steps == 6 * config.trainer.num_steps == 600
     assert config.algorithm.overlong_buffer_frac == 1
 
 

@@ -93,6 +93,7 @@ def make_learner(
     seed: int = 0,
     device: str = "cpu",
     num_steps: int = 10,
+    num_passes: int = 1,
     on_forward: Callable[[], None] | None = None,
     **changes: Any,
 ) -> Learner:
@@ -113,6 +114,7 @@ def make_learner(
         temperature=TEMPERATURE,
         seed=seed,
         num_optimizer_steps=num_steps,
+        num_passes=num_passes,
         on_forward=on_forward,
     )
 
@@ -208,23 +210,27 @@ def plain_update(
     minibatches: Sequence[Sequence[Example]],
     *,
     ratio: str = "proximal",
+    num_passes: int = 1,
+    entropy_weight: float = 0.0,
     max_grad_norm: float = MAX_GRAD_NORM,
 ) -> list[float]:
     """Make the update in plain torch, one sequence at a time; return the gradient norms."""
     with torch.no_grad():
         start = [[plain_logprobs(model, e) for e in examples] for examples in minibatches]
     norms = []
-    for examples, proximals in zip(minibatches, start, strict=True):
+    for examples, proximals in num_passes * list(zip(minibatches, start, strict=True)):
         optimizer.zero_grad()
         total = num_tokens([examples])
         for example, proximal in zip(examples, proximals, strict=True):
             behaviour = torch.from_numpy(example.behaviour_logprobs)
             anchor = proximal if ratio == "proximal" else behaviour
             weight = torch.exp(anchor - behaviour).clamp(max=TIS_CAP)
-            r = torch.exp(plain_logprobs(model, example) - anchor)
+            logprobs = plain_logprobs(model, example)
+            r = torch.exp(logprobs - anchor)
             clipped = r.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
             gain = torch.minimum(r * example.advantage, clipped * example.advantage)
-            (-(weight * gain).sum() / total).backward()
+            bonus = entropy_weight * logprobs**2 / 2
+            ((weight * (bonus - gain)).sum() / total).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
         norms.append(norm.item())
         optimizer.step()

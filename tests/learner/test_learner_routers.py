@@ -217,6 +217,17 @@ def test_a_later_minibatch_repeats_the_experts_of_its_proximal_pass(qwen, lora):
     assert all(map(torch.equal, chain(*before), chain(*after)))
 
 
+def test_a_second_pass_repeats_the_experts_of_the_first_minibatch(qwen):
+    """Its proximal pass is the one before the update. Fails when its own first pass replaces it."""
+    learner = make_learner(qwen, lr=0.1, router_replay=RouterReplay.learner, num_passes=2)
+    seen: list[Choices] = []
+    learner._policy.register_forward_hook(lambda *_: seen.append(learner._routers.last_choices()))
+    learner.update(two_minibatches())
+    assert len(seen) == 4 + 2 * 4, "two rows of each minibatch, beforehand and in each pass"
+    for pass_of_both in (seen[4:8], seen[8:]):
+        assert all(map(torch.equal, chain(*seen[:4]), chain(*pass_of_both)))
+
+
 def test_recomputed_activations_have_the_repeated_experts(qwen):
     """Fails when the backward pass chooses again: its gradients would be another function's."""
     steps = []

@@ -25,6 +25,7 @@ from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Correction, Loss, Ratio, Schedule
 from april_rl.config.schema import OptimizerConfig
 from april_rl.learner.learner import Learner
+from april_rl.learner.objective import EntropyBonus
 from april_rl.learner.optimizer import Optimizer, lr_factor
 from april_rl.learner.update_errors import MEAN, MismatchError, MismatchWarning, NonFiniteError
 from april_rl.metrics import Mean, Metrics
@@ -60,17 +61,21 @@ def test_three_updates_equal_plain_torch(either_path):
         torch.testing.assert_close(learner_logprobs(learner, examples), expected, **CLOSE)
 
 
+@pytest.mark.parametrize(("num_minibatches", "num_passes"), [(2, 1), (1, 2), (2, 3)])
 @pytest.mark.parametrize("ratio", ["proximal", "behaviour"])
-def test_two_minibatches_are_two_steps_with_the_same_proximal_logprobs(path, ratio):
+def test_minibatches_and_passes_are_steps_with_the_same_proximal_logprobs(
+    path, ratio, num_minibatches, num_passes
+):
+    """Planted bugs: the first minibatch has a ratio of 1 in every pass; there is a single pass."""
     examples = make_examples(path, noise=0.3, age=1)
-    minibatches = [examples[:3], examples[3:]]
+    minibatches = [examples[number::num_minibatches] for number in range(num_minibatches)]
     model = plain_model(path)
-    plain_update(model, plain_adamw(model), minibatches, ratio=ratio)
+    plain_update(model, plain_adamw(model), minibatches, ratio=ratio, num_passes=num_passes)
     algorithm = ALGORITHM
     if ratio == "behaviour":
         bypass = {"ratio": Ratio.behaviour, "correction": Correction.none, "tis_cap": 2.0}
         algorithm = replace(ALGORITHM, **bypass)
-    learner = make_learner(path, algorithm=algorithm)
+    learner = make_learner(path, algorithm=algorithm, num_passes=num_passes)
     metrics = learner.update([pack_minibatch([part]) for part in minibatches]).read()
     expected = all_plain_logprobs(model, examples)
     torch.testing.assert_close(learner_logprobs(learner, examples), expected, **CLOSE)
@@ -110,6 +115,39 @@ def test_every_loss_is_the_same_however_responses_are_spread_over_rows(path, los
     torch.testing.assert_close(
         learner_logprobs(parts, examples), learner_logprobs(whole, examples), **CLOSE
     )
+
+
+def test_the_entropy_bonus_follows_its_target_from_update_to_update(path):
+    """Against plain torch with the weights written down; every entropy is below the target. Planted
+    bugs: the weight changes before its update; the first update has a bonus.
+    """
+    algorithm = replace(ALGORITHM, entropy_target=10.0, entropy_coefficient=2.0)
+    learner, model = make_learner(path, algorithm=algorithm), plain_model(path)
+    optimizer = plain_adamw(model)
+    for seed, weight in enumerate([0.0, 2.005, 2.01]):
+        examples = make_examples(path, noise=0.3, age=1, seed=seed)
+        [norm] = plain_update(model, optimizer, [examples], entropy_weight=weight)
+        metrics = learner.update([pack_minibatch([examples])]).read()
+        assert metrics["loss/entropy_coefficient"] == pytest.approx(weight)
+        assert metrics["loss/grad_norm"] == pytest.approx(norm, rel=1e-3)
+    expected = all_plain_logprobs(model, examples)
+    torch.testing.assert_close(learner_logprobs(learner, examples), expected, **CLOSE)
+
+
+def test_the_coefficient_of_the_entropy_bonus_moves_by_a_step_and_acts_below_the_target():
+    """The rule, entropy by entropy. Planted bugs: the bonus acts above the target; the coefficient
+    falls below 0, or begins again at its setting.
+    """
+    bonus = EntropyBonus(AlgorithmConfig(entropy_target=1.0, entropy_coefficient=0.01))
+    assert bonus.weight == 0.0
+    weights = []
+    for entropy in (0.5, 0.9, 1.5, 0.9, 1.0, *[2.0] * 9, 0.9, 0.9):
+        bonus.adapt(entropy)
+        weights.append(bonus.weight)
+    expected = [0.015, 0.02, 0.0, 0.02, 0.015, *[0.0] * 9, 0.005, 0.01]
+    assert weights == pytest.approx(expected)
+    constant = EntropyBonus(AlgorithmConfig(entropy_coefficient=0.3))
+    assert (constant.weight, constant.is_adapted, constant.save()) == (0.3, False, {})
 
 
 def test_loss_metrics_equal_their_definitions(path):
@@ -244,6 +282,30 @@ def test_an_update_that_stops_at_its_second_minibatch_says_so_and_is_an_update_w
         learner.update([pack_minibatch([part]) for part in (good, bad, good)])
     other.update([pack_minibatch([good])])
     assert are_equal(weights_of(learner), weights_of(other))
+
+
+@pytest.mark.parametrize("ratio", ["proximal", "behaviour"])
+def test_several_passes_compare_each_token_with_the_engine_once_and_train_it_in_each(path, ratio):
+    """Planted bug: the first minibatch is compared beforehand and in its own pass."""
+    algorithm = ALGORITHM
+    if ratio == "behaviour":
+        bypass = {"ratio": Ratio.behaviour, "correction": Correction.none, "tis_cap": 2.0}
+        algorithm = replace(ALGORITHM, **bypass)
+    examples = make_examples(path, noise=0.01, age=0)
+    learner = make_learner(path, algorithm=algorithm, num_passes=3)
+    metrics = learner.update([pack_minibatch([examples])])
+    once = num_tokens([examples])
+    compared, trained = metrics[MEAN], metrics["loss/entropy"]
+    assert (compared.weight, trained.weight) == (once, 3 * once)
+
+
+def test_an_update_that_stops_in_its_second_pass_says_so(path):
+    """The first step makes the weights so large that the next loss is not finite."""
+    learner = make_learner(path, lr=1e30, num_passes=2)
+    parts = [pack_minibatch([make_examples(path, noise=0.0, age=0)])]
+    said = "minibatch 1 of 1 in pass 2 was not finite; 1 optimizer step was applied: the"
+    with pytest.raises(NonFiniteError, match=said):
+        learner.update(parts)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,22 @@
 import json
 import os
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from forked_ranks import run_ranks
-from learner_setup import group_of_one, make_examples, make_learner, num_tokens, pack, write_model
+from learner_setup import (
+    ALGORITHM,
+    group_of_one,
+    make_examples,
+    make_learner,
+    num_tokens,
+    pack,
+    write_model,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -19,11 +28,14 @@ from april_rl.config.lora import LoraConfig
 from april_rl.learner.learner import Learner
 from april_rl.learner.training_state import TrainingStateError
 
+# The entropy is always below the target.
+TARGETED = replace(ALGORITHM, entropy_target=10.0, entropy_coefficient=2.0)
 VARIANTS = {
     "adamw": {},
     "offloaded": {"offload": Offload.all},
     "schedule": {"schedule": Schedule.cosine, "warmup_steps": 2},
     "lora": {"lora": LoraConfig(rank=4, alpha=8.0)},
+    "entropy target": {"algorithm": TARGETED},
 }
 
 
@@ -49,8 +61,8 @@ def whole(learner: Learner) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
 def test_resumed_training_is_equal_to_the_last_bit(path, tmp_path, changes):
-    """Fails when a moment, the count of steps or the learning rate's schedule is not restored, or a
-    tensor is read from where it was before it moved to the host.
+    """Fails when a moment, the count of steps, the learning rate's schedule or the entropy bonus is
+    not restored, or a tensor is read from where it was before it moved to the host.
     """
     with group_of_one():
         learner = make_learner(path, **changes)
@@ -72,10 +84,12 @@ def _run_rank(rank: int, path: str, folder: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    learner = make_learner(path)
+    learner = make_learner(path, algorithm=TARGETED)
     learner.load_state(Path(folder, "one"))
     loss = update(learner, path, 1)
-    learner.snapshot().write(Path(folder, "two"))
+    snapshot = learner.snapshot()
+    snapshot.write(Path(folder, "two"))
+    Path(folder, f"bonus_{rank}").write_text(json.dumps(snapshot.entropy_bonus))
     Path(folder, "loss").write_text(str(loss))
     dist.barrier()
     os._exit(0)  # gloo's threads may outlive the interpreter
@@ -104,17 +118,22 @@ def test_files_of_checkpoints_and_exports_have_the_mode_of_any_new_file(path, tm
 
 def test_the_number_of_ranks_may_change(path, tmp_path):
     """One rank, then two, then one: the losses are those of one rank throughout. Fails when a box
-    of a shard is wrong, or a rank reads what another one holds.
+    of a shard is wrong, a rank reads what another one holds, or each adapts to its own entropy.
     """
     with group_of_one():
-        learner = make_learner(path)
+        learner = make_learner(path, algorithm=TARGETED)
         expected = [update(learner, path, 0)]
         learner.snapshot().write(tmp_path / "one")
-        expected += [update(learner, path, seed) for seed in (1, 2)]
+        expected.append(update(learner, path, 1))
+        bonus = learner.snapshot().entropy_bonus
+        expected.append(update(learner, path, 2))
     run_ranks(_run_rank, path, str(tmp_path), num_ranks=2)
     assert len(list((tmp_path / "two").glob("rank_*.safetensors"))) == 2
+    for rank in range(2):
+        found = json.loads((tmp_path / f"bonus_{rank}").read_text())
+        assert found == pytest.approx(bonus, abs=1e-5)
     with group_of_one():
-        again = make_learner(path)
+        again = make_learner(path, algorithm=TARGETED)
         again.load_state(tmp_path / "two")
         losses = [float((tmp_path / "loss").read_text()), update(again, path, 2)]
     assert losses == pytest.approx(expected[1:], abs=1e-5)

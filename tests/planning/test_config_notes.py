@@ -35,6 +35,7 @@ def test_with_one_update_per_batch_the_start_says_that_no_clip_acts(
     "overrides",
     [
         ["trainer.num_minibatches=2"],
+        ["trainer.num_passes=2", "learner.router_replay=learner"],
         ["algorithm.ratio=behaviour", "algorithm.correction=none"],
         ["algorithm.loss=policy_gradient"],
     ],

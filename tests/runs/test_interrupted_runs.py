@@ -2,6 +2,7 @@
 soon they end, with what message, and with no process left.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import psutil
 import pytest
 import yaml
@@ -98,9 +100,14 @@ def task(tmp_path_factory) -> Path:
 
 def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
     """SIGINT to the whole foreground group, as a terminal sends it, while steps are running. Fails
-    when what was generated is not in a checkpoint. The run trains with CISPO.
+    when what was generated is not in a checkpoint. The run trains with CISPO and GDPO.
     """
-    cispo = ("algorithm=cispo", "trainer.num_minibatches=2")
+    even = "even: {function: reward_functions:even_length}"
+    short = "short: {function: length, weight: 0.5, args: {start_tokens: 0, end_tokens: 96}}"
+    cispo = (
+        *("algorithm=cispo", "trainer.num_minibatches=2", "algorithm.advantage=gdpo"),
+        *("reward.function=math_verify", f"reward.functions={{{even}, {short}}}"),
+    )
     with endless_run(task, task / "run", *cispo) as run:
         run.wait_until(lambda: len(run.rows()) >= 3)
         said = refused_by_the_program(task, run.run_dir, *cispo, "resume=auto")
@@ -121,6 +128,7 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
     algorithm = yaml.safe_load((run.run_dir / "config.yaml").read_text())["algorithm"]
     assert (algorithm["loss"], algorithm["clip_low"]) == ("cispo", 1.0)
     assert all(row["loss/ratio_max"] > 1 for row in steps_of(run.run_dir))
+    check_gdpo(run.run_dir)
     before = content_of(run.run_dir)
     for wrong, message in (
         ("seed=7", "seed=7 is not the seed of the saved prompt stream"),
@@ -131,6 +139,22 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
     message = refused_by_the_program(task, run.run_dir, *too_large)
     assert "this run does not fit into memory" in message
     assert content_of(run.run_dir) == before, "a refused resume changes nothing"
+
+
+def check_gdpo(run_dir: Path) -> None:
+    """The advantages of the first step, four groups of four, follow from the parts of its rewards.
+    Fails when they do not arrive, or have lost their weights.
+    """
+    lines = (run_dir / "samples" / "step_00001.jsonl").read_text().splitlines()
+    samples = [json.loads(line) for line in lines]
+    sums = np.zeros((4, 4))
+    for name, weight in (("even", 1.0), ("short", 0.5)):
+        values = np.reshape([sample["reward_parts"][name] for sample in samples], (4, 4))
+        centred = values - values.mean(axis=1, keepdims=True)
+        sums += weight * centred / (values.std(axis=1, ddof=1, keepdims=True) + 1e-6)
+    expected = (sums / sums.std(ddof=1)).ravel()
+    assert [sample["advantage"] for sample in samples] == pytest.approx(expected, abs=1e-4)
+    assert np.ptp(expected) > 1
 
 
 def refused_by_the_program(task: Path, run_dir: Path, *overrides: str) -> str:

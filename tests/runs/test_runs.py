@@ -194,6 +194,22 @@ def test_a_reference_and_two_minibatches_show_in_the_loss(first):
     assert all(row["loss/ratio_max"] > 1 for row in steps)
 
 
+def test_the_entropy_bonus_grows_while_the_entropy_is_below_its_target(two_workers, first):
+    """Ten nats are more than the vocabulary allows. Fails when a resumed run begins again at 0."""
+    for run_dir in (first, two_workers.dir_of("second")):
+        found = [row["loss/entropy_coefficient"] for row in steps_of(run_dir)]
+        assert found == pytest.approx([0.0, 0.005, 0.01, 0.015, 0.02])
+
+
+def test_every_pass_over_a_batch_is_an_optimizer_step_of_the_schedule(first):
+    """Five steps of two minibatches and two passes; linear, so that the means of a step's rates
+    are. Fails when the schedule or the learner does not know of the second pass.
+    """
+    rates = [row["loss/lr"] for row in steps_of(first)]
+    expected = [1e-3 * (1 - (4 * step + 1.5) / 20) for step in range(5)]
+    assert rates == pytest.approx(expected)
+
+
 def test_tokens_beyond_the_staleness_cap_are_masked(together):
     """The cap is one step. Fails when a step waits for the scores that come after three, or when
     such tokens are trained.

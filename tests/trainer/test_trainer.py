@@ -165,8 +165,7 @@ def run(
                 seed=0,
             ),
             held_out={held_out.name: held_out} if held_out else {},
-            advantages=advantages
-            or advantages_of(Advantage.grpo, environment_weight=lambda _: 1.0),
+            advantages=advantages or advantages_of(Advantage.grpo, config.reward),
         )
 
     with Trainer(
@@ -200,10 +199,11 @@ def test_the_advantages_of_a_step_are_one_call_with_every_group_less_its_penalti
     """
     calls = []
 
-    def advantages(samples, groups):
-        assert [[each.is_finished for each in group] for group in samples] == [[True] * 2] * 2
-        calls.append([list(rewards) for rewards in groups])
-        return [grpo(rewards) for rewards in groups]
+    def advantages(groups, penalized):
+        finished = [[each.is_finished for each in scored.group.samples] for scored in groups]
+        assert finished == [[True] * 2] * 2
+        calls.append([list(rewards) for rewards in penalized])
+        return [grpo(rewards) for rewards in penalized]
 
     penalties = AlgorithmConfig(overlong_buffer_frac=1.0, overlong_penalty=1000.0)
     config = replace(settings(num_steps=2), algorithm=penalties)

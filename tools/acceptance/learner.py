@@ -112,12 +112,8 @@ def _rows(config: TrainConfig, num_groups: int, median_tokens: float) -> list[Mi
         )
 
     groups = [_group(prompts.take(), tokens) for _ in range(num_groups)]
-    estimator = advantages_of(
-        config.algorithm.advantage, environment_weight=config.reward.environment_weight
-    )
-    advantages = estimator(
-        [group.group.samples for group in groups], [group.rewards for group in groups]
-    )
+    estimator = advantages_of(config.algorithm.advantage, config.reward)
+    advantages = estimator(groups, [group.rewards for group in groups])
     packer = build_packer(config, num_ranks=1, hidden_size=model.hidden_size)
     [rows] = packer.pack(groups, advantages, policy_version=0).of_rank(0)
     return list(rows)

@@ -76,7 +76,8 @@ def check_overlong_penalty(config: TrainConfig, *, reward_span: float) -> Findin
 
 def check_one_update(config: TrainConfig) -> Finding | None:
     """Find clipping that never acts, because a batch is used for one update."""
-    if config.trainer.num_minibatches > 1 or config.algorithm.ratio is not Ratio.proximal:
+    num_updates = config.trainer.num_minibatches * config.trainer.num_passes
+    if num_updates > 1 or config.algorithm.ratio is not Ratio.proximal:
         return None
     return Finding(
         name="one_update",
