@@ -132,7 +132,9 @@ class Offload(Enum):
     """Part of the learner that moves to host memory while the engine generates."""
 
     none = "none"
-    optimizer = "optimizer"  # optimizer state, 8 bytes a parameter, on the GPU for steps only
+    optimizer = (
+        "optimizer"  # optimizer state, 8 bytes a parameter, on the GPU layer by layer in steps
+    )
     all = "all"  # float32 master weights too: 12 bytes a parameter
 
 

@@ -95,12 +95,15 @@ class Learner:
         )
         if on_forward is not None:
             self._policy.register_forward_hook(lambda *_: on_forward())
-        trained = self._policy.trained_parameters()
-        self._optimizer = Optimizer(optimizer, trained, num_steps=num_optimizer_steps)
+        self._optimizer = Optimizer(
+            optimizer,
+            self._policy.trained_units(),
+            num_steps=num_optimizer_steps,
+            device=self._device,
+            is_offloaded=config.offload is not Offload.none,
+        )
         masters = self._policy.parameters if config.offload is Offload.all else tuple
-        moments = tuple if config.offload is Offload.none else self._optimizer.moments
         self._masters = Offloadable(masters, device=self._device)
-        self._moments = Offloadable(moments, device=self._device)
         self._objective, self._max_mismatch = objective, config.max_mismatch
         self._state = self._build_state(mesh)
         self._num_updates, self._model_path = 0, model_path
@@ -202,13 +205,13 @@ class Learner:
         """Move the state chosen by `learner.offload` to the host and free unused device memory."""
         self._policy.reshard_all()
         self._masters.offload()
-        self._moments.offload()
+        self._optimizer.offload()
         return_cached_memory(self._device)
 
     def reload(self) -> None:
         """Bring back what `offload` moved; optional, for the other methods do so themselves."""
         self._masters.reload()
-        self._moments.reload()
+        self._optimizer.reload()
 
     def _build_state(self, mesh: DeviceMesh) -> TrainingState:
         return TrainingState(
@@ -216,7 +219,6 @@ class Learner:
             self._optimizer,
             mesh=mesh,
             masters=self._masters,
-            moments=self._moments,
             entropy_bonus=self._objective.entropy_bonus,
         )
 
@@ -305,11 +307,7 @@ class Learner:
                 f"the loss is {total.item()}. Check the step's rewards and advantages, and the "
                 "metrics mismatch/* and loss/* of earlier steps"
             )
-        self._moments.reload()
-        try:
-            report = self._optimizer.step()
-        finally:
-            self._moments.offload()  # the next minibatch needs this memory for its activations
+        report = self._optimizer.step()
         return Metrics(
             {"loss/total": total.item(), "loss/grad_norm": report.grad_norm, "loss/lr": report.lr}
         )

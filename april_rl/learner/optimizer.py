@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LambdaLR
 
 from april_rl.config.choices import Schedule
 from april_rl.config.schema import OptimizerConfig
+from april_rl.learner.model.offload import Offloadable
 from april_rl.learner.update_errors import NonFiniteError
+
+Fill = Callable[[nn.Parameter, "Moments"], None]
+
+
+class Moments(NamedTuple):
+    """AdamW's two moments of a parameter."""
+
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
 
 
 class StepReport(NamedTuple):
@@ -43,71 +52,70 @@ def lr_factor(step: int, *, warmup_steps: int, num_steps: int, schedule: Schedul
 
 
 class Optimizer:
-    """AdamW with a learning-rate schedule and gradient clipping; refuses non-finite gradients."""
+    """AdamW with a learning-rate schedule and gradient clipping; refuses non-finite gradients.
+
+    Optimizer state that is offloaded comes to the device unit by unit during a step, so that the
+    state of one unit at a time is there.
+    """
 
     def __init__(
-        self, config: OptimizerConfig, parameters: Iterable[nn.Parameter], *, num_steps: int
+        self,
+        config: OptimizerConfig,
+        units: Sequence[Sequence[nn.Parameter]],
+        *,
+        num_steps: int,
+        device: torch.device,
+        is_offloaded: bool = False,
     ) -> None:
-        """Build AdamW over the `parameters` of the sharded model.
+        """Build AdamW over the parameters of the sharded model, given by FSDP unit.
 
         `num_steps` counts the optimizer steps of the whole run, for the schedule. Weight decay
         applies to matrices only, not to norms and biases, as is usual.
         """
-        self._parameters = list(parameters)
-        matrices = [p for p in self._parameters if p.dim() >= 2]
-        vectors = [p for p in self._parameters if p.dim() < 2]
-        groups = [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
+        self._config, self._num_run_steps, self._num_steps = config, num_steps, 0
+        self._parameters = list(chain.from_iterable(units))
+        pieces = units if is_offloaded else [self._parameters]
+        self._pieces = [
+            _Piece(piece, config, device=device, is_offloaded=is_offloaded) for piece in pieces
         ]
-        self._max_grad_norm = config.max_grad_norm
-        self._adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            fused=True,
-        )
-        self._factor = partial(
-            lr_factor,
-            warmup_steps=config.warmup_steps,
-            num_steps=num_steps,
-            schedule=config.schedule,
-        )
-        self._schedule = LambdaLR(self._adamw, self._factor)
+        self._piece_of = {p: piece for piece in self._pieces for p in piece.parameters}
 
     def zero_grad(self) -> None:
-        self._adamw.zero_grad(set_to_none=True)
+        """Drop the gradients of all parameters, which frees their memory."""
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def moments(self) -> Iterator[Tensor]:
         """Yield the optimizer state of every parameter: AdamW's two moments and a step count.
 
         Yields nothing before the first step, and the same tensors from then on.
         """
-        for of_parameter in self._adamw.state.values():
-            yield from of_parameter.values()
+        for piece in self._pieces:
+            yield from piece.tensors()
+
+    def offload(self) -> None:
+        """Move the optimizer state to the host, if this optimizer offloads it."""
+        for piece in self._pieces:
+            piece.state.offload()
+
+    def reload(self) -> None:
+        """Bring the whole optimizer state to the device."""
+        for piece in self._pieces:
+            piece.state.reload()
 
     @property
     def num_steps(self) -> int:
-        return self._schedule.last_epoch
+        return self._num_steps
 
-    def moments_of(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor] | None:
-        """Return AdamW's two moments of a parameter, or None before the first step."""
-        state = self._adamw.state.get(parameter)
-        return (state["exp_avg"], state["exp_avg_sq"]) if state else None
+    def host_copy(self, parameter: nn.Parameter) -> Moments | None:
+        """Return a host copy of a parameter's local moments, or None before the first step."""
+        return self._piece_of[parameter].host_copy(parameter)
 
-    def continue_after(self, num_steps: int) -> None:
-        """Continue after `num_steps` steps; the caller fills the moments, which start at zero."""
-        for parameter in self._parameters if num_steps else ():
-            self._adamw.state[parameter] = {
-                "step": torch.tensor(float(num_steps), device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-        for group in self._adamw.param_groups:
-            group["lr"] = group["initial_lr"]
-        # The constructor takes one step itself, which brings last_epoch to `num_steps`.
-        self._schedule = LambdaLR(self._adamw, self._factor, last_epoch=num_steps - 1)
+    def continue_after(self, num_steps: int, fill: Fill) -> None:
+        """Continue after `num_steps` steps; `fill` writes the moments of each parameter."""
+        self._num_steps = num_steps
+        for piece in self._pieces if num_steps else ():
+            piece.continue_after(num_steps, fill)
 
     def step(self) -> StepReport:
         """Clip the gradients and update the weights.
@@ -115,16 +123,77 @@ class Optimizer:
         Raises NonFiniteError, with weights and optimizer state unchanged, when the gradient norm
         over all ranks is not finite.
         """
-        grad_norm = _value(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
-        if not math.isfinite(grad_norm):
+        norm = _value(nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm))
+        if not math.isfinite(norm):
             raise NonFiniteError(
-                f"the gradient norm is {grad_norm}. Lower optimizer.lr, or set "
+                f"the gradient norm is {norm}. Lower optimizer.lr, or set "
                 "learner.compute_dtype=float32 to see whether precision is the cause"
             )
-        lr = self._schedule.get_last_lr()[0]
+        lr = self._config.lr * lr_factor(
+            self._num_steps,
+            warmup_steps=self._config.warmup_steps,
+            num_steps=self._num_run_steps,
+            schedule=self._config.schedule,
+        )
+        for piece in self._pieces:
+            piece.step(lr)
+        self._num_steps += 1
+        return StepReport(grad_norm=norm, lr=lr)
+
+
+class _Piece:
+    """AdamW over parameters whose optimizer state moves between host and device together."""
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        config: OptimizerConfig,
+        *,
+        device: torch.device,
+        is_offloaded: bool,
+    ) -> None:
+        self.parameters = parameters
+        groups = [
+            {
+                "params": [p for p in parameters if p.dim() >= 2],
+                "weight_decay": config.weight_decay,
+            },
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        self._adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            fused=True,
+        )
+        self.state = Offloadable(self.tensors if is_offloaded else tuple, device=device)
+
+    def tensors(self) -> Iterator[Tensor]:
+        for of_parameter in self._adamw.state.values():
+            yield from of_parameter.values()
+
+    def host_copy(self, parameter: nn.Parameter) -> Moments | None:
+        state = self._adamw.state.get(parameter)
+        if not state:
+            return None
+        return Moments(*(self.state.host_copy(state[name]) for name in Moments._fields))
+
+    def continue_after(self, num_steps: int, fill: Fill) -> None:
+        self.state.reload()
+        for parameter in self.parameters:
+            moments = Moments(torch.zeros_like(parameter), torch.zeros_like(parameter))
+            count = torch.tensor(float(num_steps), device=parameter.device)
+            self._adamw.state[parameter] = {"step": count, **moments._asdict()}
+            fill(parameter, moments)
+        self.state.offload()
+
+    def step(self, lr: float) -> None:
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self.state.reload()
         self._adamw.step()
-        self._schedule.step()
-        return StepReport(grad_norm=grad_norm, lr=float(lr))
+        self.state.offload()
 
 
 def _value(norm: Tensor) -> float:

@@ -7,6 +7,7 @@ mean the same tensors. Master weights are float32; computation has its own dtype
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import cast
 
@@ -186,6 +187,13 @@ class Policy(nn.Module):
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the optimizer updates: the adapters if any, else all."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    def trained_units(self) -> list[list[nn.Parameter]]:
+        """Return the trained parameters in their order, cut where another FSDP unit begins."""
+        layer_of = {
+            p: index for index, layer in enumerate(self._layers) for p in layer.parameters()
+        }
+        return [list(unit) for _, unit in groupby(self.trained_parameters(), key=layer_of.get)]
 
     def reshard_all(self) -> None:
         """Reshard all units: parameters become the master shards again, not gathered casts."""

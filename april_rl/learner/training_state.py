@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from april_rl.checkpointing.file_mode import mode_of_new_files
@@ -28,7 +28,7 @@ from april_rl.learner.model.names import Box
 from april_rl.learner.model.offload import Offloadable
 from april_rl.learner.model.shards import local_shard, overlap, within
 from april_rl.learner.objective import EntropyBonus
-from april_rl.learner.optimizer import Optimizer
+from april_rl.learner.optimizer import Moments, Optimizer
 from april_rl.learner.policy import Policy
 
 _FILE, _COUNTERS = "rank_{:05d}.safetensors", "optimizer.json"
@@ -88,22 +88,17 @@ class TrainingState:
         *,
         mesh: DeviceMesh,
         masters: Offloadable,
-        moments: Offloadable,
         entropy_bonus: EntropyBonus,
     ) -> None:
-        self._policy, self._optimizer = policy, optimizer
+        self._policy, self._optimizer, self._masters = policy, optimizer, masters
         self._entropy_bonus = entropy_bonus
-        self._masters, self._moments = masters, moments
         has_copies = mesh.ndim == 2  # of several copies of the weights, only the first is written
         self._is_written = not has_copies or mesh.get_local_rank("replicate") == 0
 
     def snapshot(self) -> Snapshot:
         """Copy the training state to the host and return the copy."""
         self._policy.reshard_all()
-        shards = {
-            name: Shard(holder.host_copy(tensor), local_shard(tensor)[1], tensor.shape)
-            for name, tensor, holder in (self._tensors() if self._is_written else ())
-        }
+        shards = dict(self._copies() if self._is_written else ())
         shards = {name: shard for name, shard in shards.items() if shard.values.numel()}
         num_steps, bonus = self._optimizer.num_steps, self._entropy_bonus.save()
         return Snapshot(dist.get_rank(), shards, num_steps, bonus)
@@ -122,24 +117,33 @@ class TrainingState:
             ) from error
         self._policy.reshard_all()
         self._masters.reload()
-        self._moments.reload()
-        self._optimizer.continue_after(num_steps)
         self._entropy_bonus.restore(counters.get("entropy_bonus", {}))
-        shards = {
-            name: Shard(*local_shard(tensor), tensor.shape) for name, tensor, _ in self._tensors()
-        }
-        read_shards(shards, folder)
+        names = {parameter: name for name, parameter in self._trained()}
+        kinds = ("master", *(Moments._fields if num_steps else ()))
+        with ExitStack() as stack:
+            saved = _Saved(folder, stack)
+            saved.check({f"{k}.{name}": list(p.shape) for p, name in names.items() for k in kinds})
+            for parameter, name in names.items():
+                saved.fill(f"master.{name}", parameter)
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor, Offloadable]]:
-        """Yield the name, the tensor and the `Offloadable` that may have moved it to the host."""
-        for name, parameter in self._policy.named_parameters():
-            if not parameter.requires_grad:
-                continue
-            yield f"master.{name}", parameter, self._masters
-            moments = self._optimizer.moments_of(parameter)
-            if moments is not None:
-                yield f"exp_avg.{name}", moments[0], self._moments
-                yield f"exp_avg_sq.{name}", moments[1], self._moments
+            def fill(parameter: nn.Parameter, moments: Moments) -> None:
+                for kind, tensor in moments._asdict().items():
+                    saved.fill(f"{kind}.{names[parameter]}", tensor)
+
+            self._optimizer.continue_after(num_steps, fill)
+
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        named = self._policy.named_parameters()
+        return ((name, parameter) for name, parameter in named if parameter.requires_grad)
+
+    def _copies(self) -> Iterator[tuple[str, Shard]]:
+        """Yield the name and a host copy of each shard of master weights and moments."""
+        for name, parameter in self._trained():
+            box, shape = local_shard(parameter)[1], parameter.shape
+            yield f"master.{name}", Shard(self._masters.host_copy(parameter), box, shape)
+            moments = self._optimizer.host_copy(parameter)
+            for kind, values in moments._asdict().items() if moments else ():
+                yield f"{kind}.{name}", Shard(values, box, shape)
 
 
 def _write_shards(shards: Mapping[str, Shard], path: Path) -> None:
@@ -151,23 +155,40 @@ def _write_shards(shards: Mapping[str, Shard], path: Path) -> None:
         save_file(values, path, metadata=metadata)
 
 
-def read_shards(shards: Mapping[str, Shard], folder: Path) -> None:
-    """Fill the values of `shards` from the files that any number of ranks have written.
+class _Saved:
+    """The files of shards in a folder, which any number of ranks may have written."""
 
-    Raises TrainingStateError when the files hold other tensors or shapes than the model, when they
-    lack a part of a shard, or when one cannot be read.
-    """
-    with ExitStack() as stack:
-        files = [_Opened(path, stack) for path in sorted(folder.glob("rank_*.safetensors"))]
-        _check_names(shards, files, folder)
-        for name, shard in shards.items():
-            num_found = sum(file.copy_into(shard, name) for file in files)
-            if num_found != shard.values.numel():
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._files = [_Opened(path, stack) for path in sorted(folder.glob("rank_*.safetensors"))]
+
+    def check(self, wanted: Mapping[str, list[int]]) -> None:
+        """Raise TrainingStateError unless the files hold tensors of these names and shapes."""
+        shapes: dict[str, list[int]] = {}
+        for file in self._files:
+            shapes |= file.shapes
+        if not shapes:
+            raise TrainingStateError(
+                f"{self._folder} has no learner files (rank_*.safetensors); resume from another "
+                "checkpoint"
+            )
+        for name in sorted(wanted.keys() | shapes.keys()):
+            if wanted.get(name) != shapes.get(name):
                 raise TrainingStateError(
-                    f"{folder}: {shard.values.numel() - num_found} of the {shard.values.numel()} "
-                    f"numbers of {name} that this worker needs are missing from its files; resume "
-                    "from another checkpoint"
+                    f"{self._folder} is of another model: {name} has shape "
+                    f"{shapes.get(name, 'none')} there and {wanted.get(name, 'none')} in the model "
+                    "that model.path and lora.* describe; resume with the settings of that run"
                 )
+
+    def fill(self, name: str, tensor: Tensor) -> None:
+        """Fill the local values of `tensor`; raise TrainingStateError if the files lack some."""
+        shard = Shard(*local_shard(tensor), tensor.shape)
+        num_missing = shard.values.numel() - sum(f.copy_into(shard, name) for f in self._files)
+        if num_missing:
+            raise TrainingStateError(
+                f"{self._folder}: {num_missing} of the {shard.values.numel()} numbers of {name} "
+                "that this worker needs are missing from its files; resume from another checkpoint"
+            )
 
 
 class _Opened:
@@ -203,21 +224,3 @@ class _Opened:
             ) from error
         shard.values[within(common, shard.box)].copy_(source)
         return source.numel()
-
-
-def _check_names(shards: Mapping[str, Shard], files: Iterable[_Opened], folder: Path) -> None:
-    shapes: dict[str, list[int]] = {}
-    for file in files:
-        shapes |= file.shapes
-    wanted = {name: list(shard.shape) for name, shard in shards.items()}
-    if not shapes:
-        raise TrainingStateError(
-            f"{folder} has no learner files (rank_*.safetensors); resume from another checkpoint"
-        )
-    for name in sorted(wanted.keys() | shapes.keys()):
-        if wanted.get(name) != shapes.get(name):
-            raise TrainingStateError(
-                f"{folder} is of another model: {name} has shape "
-                f"{shapes.get(name, 'none')} there and {wanted.get(name, 'none')} in the model "
-                "that model.path and lora.* describe; resume with the settings of that run"
-            )

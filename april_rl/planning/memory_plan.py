@@ -136,12 +136,16 @@ class _Sizes:
         return Phase(name="backward", items=items)
 
     def optimizer_step(self) -> Phase:
-        """Return the optimizer step: no activations, but everything else of each parameter."""
+        """Return the optimizer step: no activations, but everything else of each parameter. Of
+        offloaded optimizer state, the part of one FSDP unit at a time is there.
+        """
+        stays = self._inputs.learner.offload is Offload.none
+        unit = _MOMENTS * self._model.largest_unit / self._inputs.shard_size
         return Phase(
             name="optimizer",
             items={
                 "master weights": self._masters(),
-                "optimizer state": self._moments(),
+                "optimizer state": self._moments() if stays else unit,
                 "gradients": self._gradients(),
                 **self._resting(),
                 **self._collectives(),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from learner_setup import Example, learner_logprobs, make_examples, make_learner, pack_minibatch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from april_rl.config.choices import Offload
 from april_rl.learner.learner import Learner
@@ -50,7 +51,9 @@ def floats_alive() -> dict[int, int]:
 @pytest.mark.parametrize("offload", list(Offload))
 def test_updates_with_an_offload_between_them_equal_updates_without(either_path, offload):
     """To the last bit: three updates of two steps, weights sent and log-probabilities taken while
-    everything is away. Fails when something comes back too late, twice, or to the wrong tensor.
+    everything is away, and moments at the end. The plain learner steps all parameters at once, the
+    other one unit by unit; gradients are clipped and weights decay. Fails when something comes back
+    too late, twice, or to the wrong tensor, or when a unit is stepped twice or not at all.
     """
     plain, other = make_learner(either_path), make_learner(either_path, offload=offload)
     for seed in range(3):
@@ -64,6 +67,11 @@ def test_updates_with_an_offload_between_them_equal_updates_without(either_path,
         other.offload()
         other.offload()
         assert torch.equal(learner_logprobs(other, examples), learner_logprobs(plain, examples))
+    expected = plain.snapshot().shards
+    shards = other.snapshot().shards
+    assert shards.keys() == expected.keys()
+    for name, shard in shards.items():
+        assert torch.equal(shard.values, expected[name].values), name
 
 
 @pytest.mark.parametrize(
@@ -109,6 +117,33 @@ def test_offloaded_moments_are_on_the_device_only_during_optimizer_steps(either_
     expected = 0 if offload is Offload.optimizer else 2 * size + 4 * len(masters(learner))
     assert seen[-1] == expected
     assert set(seen) == {0, expected}
+
+
+def largest_unit(learner: Learner) -> int:
+    """Return the bytes of the moments and step counts of the largest FSDP unit."""
+    return max(
+        sum(8 * p.to_local().numel() + 4 for p in unit)  # type: ignore[attr-defined]
+        for unit in learner._policy.trained_units()
+    )
+
+
+def test_offloaded_moments_are_on_the_device_for_one_unit_at_a_time(either_path):
+    """In optimizer steps, and when a state is loaded. Fails when the whole optimizer state is on
+    the device at any of these moments.
+    """
+    learner = make_learner(either_path, offload=Offload.optimizer)
+    seen: list[int] = []
+    hook = register_optimizer_step_post_hook(lambda *_: seen.append(bytes_of(moments(learner))))
+    for _ in range(2):
+        update(learner, make_examples(either_path, noise=0.3, age=1))
+    hook.remove()
+    assert len(seen) == 4 * len(learner._policy.trained_units())
+    assert 0 < max(seen) <= largest_unit(learner)
+    loaded = make_learner(either_path, offload=Offload.optimizer)
+    seen.clear()
+    loaded._optimizer.continue_after(3, lambda *_: seen.append(bytes_of(moments(loaded))))
+    assert 0 < max(seen) <= largest_unit(loaded)
+    assert bytes_of(moments(loaded)) == 0
 
 
 def test_an_offloaded_learner_keeps_nothing_else_on_the_device(either_path):

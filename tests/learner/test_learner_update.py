@@ -193,7 +193,7 @@ def test_norms_and_biases_do_not_decay():
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     config = OptimizerConfig(weight_decay=0.5, lr=0.1)
-    Optimizer(config, parameters, num_steps=1).step()
+    Optimizer(config, [parameters], num_steps=1, device=torch.device("cpu")).step()
     torch.testing.assert_close(layer.weight, before[0] * (1 - 0.1 * 0.5))
     assert are_equal(list(parameters[1:]), before[1:])
 

@@ -49,7 +49,7 @@ def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate():
 
 
 def test_offloaded_tensors_are_in_host_memory_and_return_for_their_phase():
-    """Moments are away in a backward pass, and there for an optimizer step."""
+    """Moments are away in a backward pass, and in an optimizer step one FSDP unit's are there."""
     model = sizes_of("8B")
     moments = model.num_parameters
     assert phase(model, "host").items["optimizer state"] == 0
@@ -58,7 +58,12 @@ def test_offloaded_tensors_are_in_host_memory_and_return_for_their_phase():
     assert phase(model, "rollout", **away).items["optimizer state"] == 0
     assert phase(model, "rollout", **away).items["master weights"] == moments / 2
     assert phase(model, "backward", **away).items["optimizer state"] == 0
-    assert phase(model, "optimizer", **away).items["optimizer state"] == moments
+    unit = 8 * 151936 * 4096 + 8 * 4096  # the output layer and the last norm
+    assert phase(model, "optimizer").items["optimizer state"] == moments
+    assert phase(model, "optimizer", **away).items["optimizer state"] == unit / 8
+    adapted = sizes_of("8B", rank=16)
+    in_layers = 8 * adapted.num_trained / adapted.num_layers
+    assert phase(adapted, "optimizer", **away).items["optimizer state"] == in_layers / 8
 
 
 def test_the_engines_share_is_of_the_whole_gpu_and_its_weights_are_within_it():

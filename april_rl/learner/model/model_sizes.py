@@ -60,7 +60,7 @@ def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
         has_states=has_known_mixers(causal_lm),
         has_known_routers=has_known_routers(causal_lm),
         num_parameters=num_parameters,
-        num_trained=sum(p.numel() for p in causal_lm.parameters() if p.requires_grad),
+        num_trained=_count_trained(causal_lm),
         has_adapters=lora.rank > 0,
         num_layers=len(layers),
         hidden_size=embedding.get_parameter("weight").shape[1],
@@ -69,6 +69,7 @@ def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
         layer_parameters=max(map(_count, layers)),
         root_parameters=num_parameters - in_layers - own_unit,
         embedding_unit=own_unit,
+        largest_unit=max(_trained_by_unit(causal_lm, layers)),
         kv_numbers=kept.kv_numbers,
         activation_bytes=activations / _TOKENS,
         checkpointed_bytes=(inputs + layer) / _TOKENS,
@@ -141,3 +142,16 @@ class _FlashAttention(torch.autograd.Function):
 
 def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _count_trained(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def _trained_by_unit(causal_lm: PreTrainedModel, layers: Sequence[nn.Module]) -> list[int]:
+    """Return the trained parameters of each layer, of an embedding that is a unit, of the root."""
+    embedding: nn.Module = causal_lm.get_input_embeddings()
+    units = list(map(_count_trained, layers))
+    if not causal_lm.config.tie_word_embeddings:
+        units.append(_count_trained(embedding))
+    return [*units, _count_trained(causal_lm) - sum(units)]

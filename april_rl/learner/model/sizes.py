@@ -30,6 +30,7 @@ class ModelSizes:
     layer_parameters: int  # of the largest layer, with all its experts
     root_parameters: int  # of the FSDP unit that holds the output layer
     embedding_unit: int  # parameters of an embedding that is a unit of its own; tied ones are not
+    largest_unit: int  # trained parameters of the largest FSDP unit
     kv_numbers: int  # keys and values of a token in all layers
     activation_bytes: float  # that autograd keeps for a token, in bfloat16
     checkpointed_bytes: float  # with checkpointing: kept, and of the layer computed again
