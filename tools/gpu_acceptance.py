@@ -33,12 +33,12 @@ os.environ |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "COLU
 PARTS: tuple[Part, ...] = (  # in order of value
     Part("environment", "environment", 1, parts.environment, needs_engine=False),
     Part("gpu_tests", "GPU tests", 4, parts.gpu_tests, needs_engine=False),
+    Part("learner", "learner: MFU, compiled functions, offload", 4, parts.learner, False),
+    Part("async", "asynchronous scheduling and ticks", 6, runs.asynchronous),
     Part("sync", "weight sync", 2, runs.sync),
     Part("smoke", "ten steps of qwen3_0_6b_smoke", 4, runs.smoke),
     Part("alpha", "over-sampling: α 1, 1.5 and 2 on a long tail", 5, runs.alpha),
-    Part("learner", "learner: MFU and offload", 2, parts.learner, needs_engine=False),
     Part("graphs", "CUDA graphs against eager", 4, runs.graphs),
-    Part("async", "asynchronous scheduling", 4, runs.asynchronous),
     Part("keep", "keep against re-prefill", 5, runs.keep),
     Part("workers", "all devices against one", 4, runs.workers),
 )

@@ -7,16 +7,21 @@ is refused changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
+from april_rl.checkpointing.checkpointer import CONFIG
 from april_rl.checkpointing.folder import set_aside_later
 from april_rl.checkpointing.resume import AUTO, Resumed
 from april_rl.config import TrainConfig
 from april_rl.tracking.labels import RunLabels
 from april_rl.tracking.terminal import View
-from april_rl.tracking.tracker import Tracker, check_unused
+from april_rl.tracking.tracker import Tracker, check_unused, config_text
+
+_UNTOLD = ("resume", "run_dir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class RunDirectory:
         )
         if resumed is not None:
             view.message(f"resumed from {resumed.path}, after step {resumed.manifest.step}")
+            if changes := changes_since(resumed.path, self.shown):
+                view.message(f"changed since that checkpoint: {', '.join(changes)}")
         elif config.resume == AUTO:
             view.message("resume=auto found no unfinished run to continue: this is a new one")
         return tracker
@@ -69,3 +76,26 @@ class RunDirectory:
         if self.resumed is not None:
             return self.resumed.manifest.step + 1
         return 0 if self.config.resume == AUTO else None  # ended before its first checkpoint
+
+
+def changes_since(checkpoint: Path, shown: Mapping[str, object]) -> list[str]:
+    """Return the settings that differ between a checkpoint's configuration and `shown`, with both
+    values.
+    """
+    saved = yaml.safe_load((checkpoint / CONFIG).read_text(encoding="utf-8"))
+    return list(_changes(saved, yaml.safe_load(config_text(shown))))
+
+
+def _changes(
+    before: Mapping[str, object], after: Mapping[str, object], prefix: str = ""
+) -> Iterator[str]:
+    for name in dict.fromkeys((*before, *after)):
+        key, old, new = f"{prefix}{name}", before.get(name), after.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _changes(old, new, f"{key}.")
+        elif old != new and old != "auto" and key not in _UNTOLD:
+            yield f"{key} from {_shown(old)} to {_shown(new)}"
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value)

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from april_rl.batch.plan import plan_micro_batches
 from april_rl.batch.staleness import (
     comparable,
+    num_versions,
     sample_ages,
     staleness_by_length,
     staleness_metrics,
 )
-from april_rl.metrics import Histogram, Metrics, Sum
+from april_rl.metrics import Histogram, Mean, Metrics, Sum
 from april_rl.types import Sample, ScoredGroup
 
 # The dummy row of a rank without samples left: all ranks make the same number of passes.
@@ -179,6 +180,9 @@ class Packer:
             {
                 **staleness_metrics(ages, is_fresh, weights, max_staleness=cap),
                 **staleness_by_length(ages, lengths, max_response_tokens=budget),
+                "staleness/versions_mean": Mean(
+                    float(sum(num_versions(row.sample) for row in rows)), float(len(rows))
+                ),
             }
         )
 

@@ -34,6 +34,11 @@ def comparable(sample: Sample, *, policy_version: int) -> NDArray[np.bool_]:
     return np.repeat(np.asarray(contexts, np.bool_), [len(c.token_ids) for c in sample.completions])
 
 
+def num_versions(sample: Sample) -> int:
+    """Return how many policy versions sampled tokens of a sample."""
+    return len({c.policy_version for c in sample.completions if len(c.token_ids)})
+
+
 def staleness_metrics(
     ages: NDArray[np.int32],
     is_fresh: NDArray[np.bool_],

@@ -33,7 +33,7 @@ NAMED_BY_USERS: dict[str, type] = {
     "evaluation.sets": EvaluationSetConfig,
 }
 # Groups without a default, before which Hydra requires a plus.
-_OPTIONAL_GROUPS = ("recipe", "sweep")
+_OPTIONAL_GROUPS = ("recipe", "schedule", "sweep")
 # Mappings of keyword arguments.
 _KEYWORDS = (
     "data.chat_template_kwargs",

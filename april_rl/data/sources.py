@@ -131,9 +131,9 @@ def map_again(table: datasets.Dataset) -> datasets.Dataset:
     files = [str(entry["filename"]) for entry in table.cache_files]
     if not files:
         return table
-    anew = datasets.concatenate_datasets([datasets.Dataset.from_file(name) for name in files])
+    mapped = datasets.concatenate_datasets([datasets.Dataset.from_file(name) for name in files])
     return (
-        anew if len(anew) == len(table) else table
+        mapped if len(mapped) == len(table) else table
     )  # the table is only a part of the files, as with train[:10%]
 
 

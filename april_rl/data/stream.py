@@ -25,7 +25,7 @@ class Origin(NamedTuple):
 
 
 NO_ORIGIN = Origin()
-_HOW_TO_GO_ON = (
+_REMEDY = (
     "resume with the same data, tokenizer, templates and data.max_prompt_tokens, or train on the "
     "new data in a new run that starts from an export of this one (model.path=RUN/exports/step_N)"
 )
@@ -107,13 +107,13 @@ class PromptStream:
         if state["num_prompts"] != len(self._prompts):
             raise DataError(
                 f"{self._setting} gives {len(self._prompts)} prompts and the saved prompt stream "
-                f"had {state['num_prompts']}: {_HOW_TO_GO_ON}"
+                f"had {state['num_prompts']}: {_REMEDY}"
             )
         if state.get("fingerprint", self._origin.fingerprint) != self._origin.fingerprint:
             raise DataError(
                 f"{self._setting} has changed since the checkpoint was written: it gives "
                 f"{len(self._prompts)} prompts, as before, but other tokens, answers or another "
-                f"order: {_HOW_TO_GO_ON}"
+                f"order: {_REMEDY}"
             )
         name = type(self._sampler).__name__
         if state["sampler_name"] != name:

@@ -49,7 +49,7 @@ class Calls:
         for line in lines:
             if "name" in line:
                 self._name = line["name"]
-            elif "anew" in line:
+            elif "started_over" in line:
                 self._results.clear()
                 self._snapshots.clear()
             elif "turns" in line:
@@ -65,13 +65,13 @@ class Calls:
         self._is_closed = False
         self.num_made, self.num_repeated = 0, 0  # since `take_counts`
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Set the notes aside, if there are any: every call is made again, as a further attempt."""
         with self._lock:
             self._results.clear()
             self._snapshots.clear()
             if self._is_named:
-                self._note({"anew": True})
+                self._note({"started_over": True})
 
     def close(self) -> None:
         """Refuse calls from now on: the episode was given up, although parts of it still run."""

@@ -106,7 +106,7 @@ class _Episodes:
     def _episode(self, request: EpisodeRequest, dataset: str) -> Episode:
         calls = Calls(path_of(self._folder, request.sample_id, dataset))
         if request.calls_again:
-            calls.begin_anew()
+            calls.start_over()
         is_replay = bool(request.turns)
         context = Context(sample_id=request.sample_id, is_replay=is_replay, once=calls.once)
         return Episode(

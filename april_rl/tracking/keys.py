@@ -83,6 +83,7 @@ _STALENESS = _stage(
     more=(
         "old_cache_token_frac | share | response tokens of age 0 sampled on a kept KV cache of an "
         "older policy. off_policy_token_frac leaves them out, and so does mismatch",
+        "versions_mean | versions | policy versions that sampled tokens of one response, mean",
         "masked_tokens | tokens | response tokens beyond rollout.max_staleness, without weight",
         "age_mean_len_* | steps | age_mean of the responses of up to 1/8, 1/4, 1/2, 1 × the budget",
         "off_policy_token_frac_len_* | share | off-policy tokens by length of response, likewise",

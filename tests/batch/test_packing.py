@@ -277,6 +277,8 @@ def test_a_group_is_never_split_over_minibatches_and_staleness_is_counted_when_t
     assert batch.num_response_tokens == len(ages)
     assert read["staleness/age_mean"] == pytest.approx(np.mean(ages))
     assert read["staleness/age_max"] == max(ages)
+    of_samples = [set(s.policy_versions) for g in groups for s in g.group.samples]
+    assert read["staleness/versions_mean"] == pytest.approx(np.mean(list(map(len, of_samples))))
     assert read["staleness/masked_tokens"] == sum(age > plan.max_staleness for age in ages)
     assert read["staleness/token_frac_age_0"] == pytest.approx(ages.count(0) / len(ages))
 

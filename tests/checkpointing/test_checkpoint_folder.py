@@ -198,7 +198,7 @@ def test_a_manifest_of_another_program_or_format_is_refused(tmp_path, text, mess
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_newest_good_one_is_offered(tmp_path):
-    """Fails when the run begins from damaged files, or anew."""
+    """Fails when the run begins from damaged files, or from step 0."""
     root = tmp_path / "checkpoints"
     good, _, bad = write(root, 1), write(root, 2), write(root, 3)
     for path in (root / "step_2", bad):

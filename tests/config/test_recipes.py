@@ -1,7 +1,7 @@
 """Recipes: what a header says is so, memory fits the GPUs it names, sweeps are what they say."""
 
 import re
-from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -138,18 +138,18 @@ def test_the_papers_recipes_have_the_published_values(name: str) -> None:
     assert (evaluation.every, evaluation.num_samples, evaluation.top_p) == (10, 16, 0.7)
 
 
-def test_an_ablation_differs_from_its_recipe_in_what_its_header_says() -> None:
-    base = load("+recipe=qwen3_4b_dapo")
-    for name, changed in (
-        ("no_april", {"over_sampling_factor": 1.0, "refill": False}),
-        ("one_shot", {"refill": False}),
-    ):
-        ablation = deepcopy(load(f"+recipe=ablations/{name}"))
-        for key, value in changed.items():
-            assert getattr(ablation.rollout, key) == value
-            setattr(ablation.rollout, key, getattr(base.rollout, key))
-        ablation.name = base.name
-        assert ablation == base
+@pytest.mark.parametrize(
+    ("schedule", "factor"), [("synchronous", 1.0), ("april_paper", 2.0), ("mostly_fresh", 1.1)]
+)
+def test_a_schedule_changes_two_settings_of_any_recipe(schedule: str, factor: float) -> None:
+    """And a setting of the command line changes the schedule."""
+    for recipe in ("tiny_cpu", "qwen3_4b_dapo"):
+        base, chosen = load(f"+recipe={recipe}"), load(f"+recipe={recipe}", f"+schedule={schedule}")
+        found = chosen.rollout
+        assert (found.over_sampling_factor, found.refill) == (factor, False)
+        assert replace(base, rollout=found) == chosen
+        own = load(f"+recipe={recipe}", f"+schedule={schedule}", "rollout.refill=true").rollout
+        assert own == replace(found, refill=True)
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)

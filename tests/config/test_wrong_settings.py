@@ -45,8 +45,8 @@ WRONG = [
      "mean_response_tokens and accept to python -m april_rl rehearse; remove it"),
     # a choice that is not there
     ("recipe=tiny_cp", f"there is no recipe tiny_cp; did you mean tiny_cpu? {RECIPES}"),
-    ("+recipe=no_april",
-     f"there is no recipe no_april; did you mean ablations/no_april? {RECIPES}"),
+    ("+recipe=qwen3_4b_deepmath_gspo", "there is no recipe qwen3_4b_deepmath_gspo; did you mean "
+     f"paper/qwen3_4b_deepmath_gspo? {RECIPES}"),
     ("algorithm=sft",
      "there is no algorithm sft; Known: cispo, dapo, dppo, dr_grpo, grpo, gspo"),
     ("algorithm=dapoo",

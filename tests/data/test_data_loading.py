@@ -170,7 +170,7 @@ def test_a_second_start_finds_the_tokens_of_the_first(tmp_path, tokenizer, store
         assert moved[0].source == f"{tmp_path}/moved.jsonl:1"
 
 
-def test_other_content_settings_or_tokenizer_are_tokenized_anew(tmp_path, tokenizer, store):
+def test_other_content_settings_or_tokenizer_are_tokenized_again(tmp_path, tokenizer, store):
     path = jsonl(tmp_path / "data.jsonl", ROWS)
     assert [p.text for p in load(path, tokenizer)] == ["one", "two", "one"]
     assert load(path, tokenizer, instruction="three")[0].text == "one\n\nthree"

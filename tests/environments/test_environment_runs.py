@@ -53,7 +53,9 @@ def test_a_run_trains_an_agent_that_restarts_episodes(tmp_path: Path) -> None:
     assert all(said[0][0] == "environment" and said[1][0] == "policy" for said in told)
     whole = [said for said in told if len(said) == 10]
     assert whole
-    assert all(said[4][1] == said[6][1] == said[8][1] for said in whole), "each begins anew"
+    assert all(said[4][1] == said[6][1] == said[8][1] for said in whole), (
+        "each begins from the start"
+    )
     stopped = [said[7][1].strip() for said in whole if "=" in said[7][1]]
     assert stopped
     assert all(text.index("=") == len(text) - 1 for text in stopped)

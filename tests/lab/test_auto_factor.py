@@ -211,7 +211,7 @@ def test_what_was_learned_survives_a_save_and_a_restore() -> None:
 
 
 def test_the_collector_saves_and_restores_the_state_of_auto() -> None:
-    """Fails when a restored run begins to learn anew."""
+    """Fails when a restored run begins to learn from nothing."""
     setup = Setup(num_groups=2, group_size=2)
     factors = []
     saved = None

@@ -215,6 +215,18 @@ def test_runs_of_one_seed_are_averaged(comparison: Comparison) -> None:
     assert twice.pair(median, "α = 2.0") == (pytest.approx(ratio), math.inf)
 
 
+def test_memory_is_the_largest_of_a_run(comparison: Comparison) -> None:
+    run = comparison.variants["α = 2.0"][0]
+    rows = [
+        {**row, "memory/worker_rss_bytes": (3 - n % 2) * 2**30, "memory/gpu_used_frac": 0.1 * n}
+        for n, row in enumerate(run.rows[:4])
+    ]
+    measured = replace(run, rows=rows)
+    assert figure("largest worker, GiB").value(measured, comparison.budget) == 3.0
+    assert figure("fullest GPU").value(measured, comparison.budget) == pytest.approx(0.3)
+    assert figure("fullest GPU").value(run, comparison.budget) is None
+
+
 def test_shares_are_compared_by_difference(comparison: Comparison) -> None:
     off_policy = figure("off-policy tokens")
     assert comparison.mean(off_policy, SYNCHRONOUS) == 0.0

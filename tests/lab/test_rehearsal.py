@@ -111,11 +111,11 @@ def test_a_model_that_does_not_fit_is_flagged(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_quick_rehearsal_loads_the_environment_and_names_what_it_leaves_out(tmp_path, capsys):
-    wrong = "environment.function=april_rl.environments.tiny_sums:Nope"
+    wrong = "environment.function=april_rl.environments.tiny_sums:_TERM"
     assert quick(tmp_path, *rehearse_command("tiny_tools_cpu"), wrong) == 1
     printed = capsys.readouterr().out
     assert (
-        "FLAGGED     environment: environment.function=april_rl.environments.tiny_sums:Nope"
+        "FLAGGED     environment: environment.function=april_rl.environments.tiny_sums:_TERM"
         in printed
     )
     assert "not tried   gain, steps and episodes of environments" in printed

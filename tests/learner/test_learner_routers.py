@@ -229,7 +229,7 @@ def test_a_second_pass_repeats_the_experts_of_the_first_minibatch(qwen):
 
 
 def test_recomputed_activations_have_the_repeated_experts(qwen):
-    """Fails when the backward pass chooses anew: its gradients would be another function's."""
+    """Fails when the backward pass chooses again: its gradients would be another function's."""
     steps = []
     for is_recomputed in (False, True):
         learner = make_learner(

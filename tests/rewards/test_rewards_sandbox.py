@@ -110,7 +110,7 @@ print(sympy.factorint(int(input())), sys.stdin.isatty(), __name__)
     )
 
 
-def test_every_run_of_an_open_sandbox_starts_anew() -> None:
+def test_every_run_of_an_open_sandbox_starts_empty() -> None:
     program = "import sys\nprint(len(sys.argv), input())\nsys.argv += [0]\nsys.exit(int(input()))"
     with NONE.start(program, timeout_s=5.0) as opened:
         finished = [opened.run(f"{number}\n{number}\n", wall_s=5.0) for number in range(3)]

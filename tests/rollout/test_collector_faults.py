@@ -96,7 +96,7 @@ def test_a_stuck_engine_ends_the_step_with_everything_parked(num_engines, finish
 
 
 def test_after_a_stalled_engine_is_replaced_its_samples_continue():
-    """Fails when a stalled engine's samples stay counted in its slots, or start anew."""
+    """Fails when a stalled engine's samples stay in its slots, or start from their prompt."""
     run, engines = faulty()
     run.steps(2)
     engines.is_stuck = True

@@ -35,7 +35,7 @@ def test_resumed_responses_equal_uninterrupted_ones_with_a_logprob_and_version_p
 @given(SETUPS, STEPS)
 def test_no_token_is_generated_twice_or_thrown_away(setup, steps):
     """Fails when the completions of the abort are not appended, or only the finished ones are not,
-    or parked samples start anew.
+    or parked samples start from their prompt.
     """
     run = Run(setup)
     for _ in range(steps):

@@ -240,7 +240,7 @@ def test_a_call_outside_the_main_thread_is_refused_before_anything_is_written(
 
 
 def test_a_script_without_a_guard_gets_an_error_that_names_it(tmp_path: Path) -> None:
-    """A process that starts anew imports it. Fails when that process trains, or the directory is
+    """A newly started process imports it. Fails when that process trains, or the directory is
     said to belong to another run.
     """
     script = tmp_path / "script.py"

@@ -74,6 +74,8 @@ def test_a_run_resumes_with_other_workers(task, tmp_path, lives, resume):
         done = run(lived, tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
         assert ("resumed from " in done.stdout) == (number > 1)
+        changed = f"trainer.num_steps from {3 * (number - 1)} to {3 * number}"
+        assert (changed in done.stdout) == (number > 1)
     rows = steps_of(tmp_path / "run")
     assert [row["step"] for row in rows] == list(range(1, 10))
     for row in rows:

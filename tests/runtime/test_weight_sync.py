@@ -141,7 +141,7 @@ def train(
 def test_an_engine_with_the_adapter_alone_agrees_with_the_learner(
     tmp_path, monkeypatch, keeps_weights
 ):
-    """Also one that has lost the frozen weights in its sleep, and gets them anew. Fails when the
+    """Also one that has lost the frozen weights in its sleep, and gets them again. Fails when the
     adapter is an older one, has another scale, or is added to weights that hold it already.
     """
     write_tiny_qwen3(tmp_path, tied=True)

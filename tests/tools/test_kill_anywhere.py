@@ -20,7 +20,7 @@ def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(
     tmp_path, num_kills, seed
 ):
     """The reward counts its calls. Fails when a checkpoint is half written, a step is there twice,
-    a prompt is lost or trained twice, a process stays, or the reward counts anew after a resume.
+    a prompt is lost or trained twice, a process stays, or the reward counts from 0 after a resume.
     """
     task = write_task(tmp_path)
     args = ["--kills", str(num_kills), "--seed", str(seed), "--output", str(tmp_path / "killed")]

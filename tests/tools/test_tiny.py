@@ -207,10 +207,10 @@ def test_a_policy_trained_again_is_as_accurate_as_the_one_of_the_package(tmp_pat
 
     subprocess.run([sys.executable, ROOT / "tools" / "tiny_policy.py", tmp_path], check=True)
     accuracy = {}
-    for name, model in (("package", "builtin:tiny"), ("anew", tmp_path / builtins.POLICY)):
+    for name, model in (("package", "builtin:tiny"), ("made", tmp_path / builtins.POLICY)):
         settings = [f"model.path={model}", "evaluation.num_samples=4", f"output={tmp_path / name}"]
         assert main(["+recipe=tiny_cpu", *settings]) == 0
         report = read_report(tmp_path / name / FILE_NAME)
         accuracy[name] = report.sets["held_out"].estimates["avg_at_k"].value
     assert 0.3 < accuracy["package"] < 0.5, "RL has a signal, and room"
-    assert abs(accuracy["anew"] - accuracy["package"]) < 0.05
+    assert abs(accuracy["made"] - accuracy["package"]) < 0.05

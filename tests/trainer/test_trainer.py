@@ -35,6 +35,7 @@ from april_rl.metrics import Mean, Metrics, Sum
 from april_rl.rollout.measures.timeline import read_timeline
 from april_rl.tracking import keys
 from april_rl.tracking.terminal import View
+from april_rl.tracking.tracker import config_text
 from april_rl.trainer import Trainer
 from april_rl.types import Prompt
 
@@ -132,7 +133,7 @@ def run(
                 run_dir / CHECKPOINTS,
                 config.checkpoint,
                 workers=workers,
-                config_text="",
+                config_text=config_text(plain),
                 about={},
                 tell=view.message,
                 resumed=resumed.path if resumed else None,

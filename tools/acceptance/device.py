@@ -100,9 +100,12 @@ def hub() -> dict[str, str]:
     return {"without_hub": ""}
 
 
-def write_model(folder: str, is_tiny: bool, mean_tokens: int = 128) -> None:
-    """Write a random model, tiny or of 0.6 B parameters, whose responses end by chance after
-    `mean_tokens` tokens on average.
+def write_model(
+    folder: str, is_tiny: bool, like: str = MODEL, num_layers: int = 0, mean_tokens: int = 128
+) -> None:
+    """Write a random model, tiny or with the widths of a published one (of 0.6 B parameters) and
+    all or `num_layers` of its layers, whose responses end by chance after `mean_tokens` tokens on
+    average.
 
     So many of its tokens end a response that one of them comes by then: the next-token distribution
     of random weights is nearly flat. Lengths are about geometric; the 99th percentile is 4.6 means.
@@ -114,22 +117,24 @@ def write_model(folder: str, is_tiny: bool, mean_tokens: int = 128) -> None:
 
         write_tiny_qwen3(unfinished, hidden_size=128, num_layers=2, initializer_range=0.02)
     else:
-        _write_qwen3(unfinished, mean_tokens)
+        _write_qwen3(unfinished, like, num_layers, mean_tokens)
     unfinished.rename(folder)
 
 
-def _write_qwen3(folder: Path, mean_tokens: int) -> None:
+def _write_qwen3(folder: Path, like: str, num_layers: int, mean_tokens: int) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     from april_rl.lab.rehearsal.stand_ins import find_tokenizer, model_config
 
     without_network_go_offline()
-    published = model_config(MODEL)
+    published = model_config(like)
     assert published is not None
     config = AutoConfig.from_pretrained(published)
+    if num_layers:
+        config.num_hidden_layers, config.layer_types = num_layers, config.layer_types[:num_layers]
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
-    find_tokenizer(MODEL, print).save(folder)
+    find_tokenizer(like, print).save(folder)
     last = config.vocab_size // mean_tokens * mean_tokens
     GenerationConfig(eos_token_id=[*range(0, last, mean_tokens)]).save_pretrained(folder)
 

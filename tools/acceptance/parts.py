@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 from acceptance.session import PROJECT, FailedError, Measured, Row, Session, SkippedError
@@ -81,9 +82,12 @@ def _of_report(report: ElementTree.Element, left_out: list[str]) -> Measured:
 
 
 def learner(session: Session) -> Measured:
-    """One optimizer step at lognormal lengths, and what offloading costs."""
+    """One optimizer step at lognormal lengths, what compiled functions gain, and what offloading
+    costs.
+    """
     work = {"num_groups": 8, "median_tokens": 1024} if session.is_gpu else _TINY_WORK
-    found = session.measure("learner.measure", settings=_learner_settings(session), **work)
+    path = session.model()
+    found = session.measure("learner.measure", settings=_learner_settings(session, path), **work)
     sheet = found["sheet_tflops"]
     share = 100 * found["tflops"] / (sheet or found["product_tflops"])
     formula = "of model FLOPs: docs/gpu.md has the formula"
@@ -113,14 +117,37 @@ def learner(session: Session) -> Measured:
     if session.is_gpu:
         quantity = "peak memory, with weights and optimizer"
         rows.append(Row(quantity, f"{found['peak_gib']:.1f} GiB"))
+        wide = session.model("model_4b", like="Qwen/Qwen3-4B", num_layers=4)
+        rows += [_fused_row(session, "0.6 B", path, **work)]
+        rows += [_fused_row(session, "the widths of 4 B, four layers", wide, **work)]
     return Measured(rows, found)
+
+
+def _fused_row(session: Session, name: str, path: Path, **work: object) -> Row:
+    """Compare an update with compiled functions and without."""
+    plain, compiled = (
+        session.measure(
+            "learner.measure", settings=[*_learner_settings(session, path), fused], **work
+        )
+        for fused in ("learner.fused=false", "learner.fused=true")
+    )
+    ratio, memory = (compiled[key] / plain[key] for key in ("time_s", "peak_gib"))
+    share = 100 * compiled["tflops"] / (compiled["sheet_tflops"] or compiled["product_tflops"])
+    return Row(
+        f"learner.fused, {name}",
+        f"{ratio:.2f} of the time, {memory:.2f} of the memory, {share:.1f} % of the FLOP/s",
+        "at most 0.9 of the time",
+        ratio <= 0.9,
+        "if not: compiled functions gain nothing here",
+        "" if ratio <= 1 else "learner.fused=false",
+    )
 
 
 _TINY_WORK = {"num_groups": 1, "median_tokens": 64}
 
 
-def _learner_settings(session: Session) -> list[str]:
-    settings = [f"model.path={session.model()}", "learner.offload=all"]
+def _learner_settings(session: Session, path: Path) -> list[str]:
+    settings = [f"model.path={path}", "learner.offload=all"]
     if not session.is_gpu:
         return [*settings, "rollout.max_response_tokens=128", "learner.max_tokens=1024"]
     settings.append("rollout.max_response_tokens=8192")

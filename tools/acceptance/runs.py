@@ -22,7 +22,7 @@ _CLEAR_GAIN = 1.05  # a smaller ratio of two runs is taken for noise
 _NOISE = "reward.function=april_rl.lab.rehearsal.noise:even_sum"
 # Extra settings of runs of tools/bench.py step; on a GPU the model has 0.6 B parameters.
 _ON_GPU = (
-    *("runtime.device=gpu", "runtime.num_workers=1", "engine.cuda_graphs=false"),
+    *("runtime.device=gpu", "runtime.num_workers=1"),
     *("engine.gpu_memory_utilization=0.3", "learner.activation_checkpointing=true"),
 )
 _ON_CPU = ("engine.kv_cache_gib=0.25", "runtime.threads=1")
@@ -38,8 +38,9 @@ GRAPHS: Modes = {
     "CUDA graphs": ("engine.cuda_graphs=true",),
 }
 ASYNCHRONOUS: Modes = {
-    "off": ("engine.async_scheduling=false",),
-    "on": ("engine.async_scheduling=true",),
+    "off, ticks of 8": ("engine.async_scheduling=false", "rollout.tick_steps=8"),
+    "on, ticks of 8": ("engine.async_scheduling=true", "rollout.tick_steps=8"),
+    "on, ticks of 32": ("engine.async_scheduling=true", "rollout.tick_steps=32"),
 }
 KEEP: Modes = {
     "sleeps, prefilled again": ("rollout.resume=reprefill", "engine.sleep=always"),
@@ -180,7 +181,7 @@ def graphs(session: Session) -> Measured:
 
 
 def asynchronous(session: Session) -> Measured:
-    """engine.async_scheduling off and on."""
+    """engine.async_scheduling off and on, and longer ticks."""
     return _compare(session, "async", ASYNCHRONOUS)
 
 

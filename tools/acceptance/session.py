@@ -137,11 +137,13 @@ class Session:
             finally:
                 _end(process)
 
-    def model(self) -> Path:
-        """Return the folder of the random model, which is written when it is first asked for."""
-        path = self.folder / "model"
+    def model(self, name: str = "model", **widths: object) -> Path:
+        """Return the folder of a random model, which is written when it is first asked for; on a
+        GPU with `widths` of `device.write_model`.
+        """
+        path = self.folder / name
         if not path.is_dir():
-            self.measure("device.write_model", folder=path, is_tiny=not self.is_gpu)
+            self.measure("device.write_model", folder=path, is_tiny=not self.is_gpu, **widths)
         return path
 
 

@@ -190,8 +190,8 @@ def overlapping(
 ) -> list[Overlap]:
     """Return the prompts that share a passage with an evaluation prompt.
 
-    What every prompt of a set says (instructions, the template) is no passage of a question: it is
-    left out by comparing prompts without the words that all of a set's prompts begin and end with.
+    Instructions and template, which every prompt of a set has, are not a passage of a question.
+    They are left out by comparing prompts without the words that all of them begin and end with.
     """
     sets = {name: _questions(of_set) for name, of_set in held_out.items()}
     return Passages(sets).overlaps(_questions(prompts))

@@ -4,7 +4,7 @@ The rule is the one of GPT-3 (Brown et al. 2020, appendix C): 13 consecutive wor
 compared in lower case and without punctuation. Scripts without spaces between words (Chinese,
 Japanese, Thai) are compared by characters, of which two count as a word. A question with fewer
 words overlaps only if all of it is equal, and one with fewer than four words never does: the same
-"2 + 3" in two sets is no leak.
+"2 + 3" in two sets is not a leak.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def _engines(run: RunFiles) -> Iterator[str]:
 
 def _reprefill_share(run: RunFiles) -> float:
     """Return the share of the engines' time in rollouts that resumed samples took until they could
-    go on; 0 where the timelines do not tell the cost.
+    continue; 0 where the timelines lack the cost.
     """
     tokens = run.total("rollout/reprefill_tokens")
     total_s = run.total("rollout/time_s") * run.num_engines

@@ -115,6 +115,14 @@ def _mean_of(key: str) -> Callable[[RunFiles, Budget], float | None]:
     return lambda run, _: run.mean(key)
 
 
+def _largest(key: str, *, unit: float = 1.0) -> Callable[[RunFiles, Budget], float | None]:
+    def value(run: RunFiles, _: Budget) -> float | None:
+        found = [value for _, value in run.series(key)]
+        return max(found) / unit if found else None
+
+    return value
+
+
 def _step_seconds(percentile: float) -> Callable[[RunFiles, Budget], float | None]:
     def value(run: RunFiles, _: Budget) -> float | None:
         seconds = [value for _, value in run.series("time/step_s")]
@@ -170,6 +178,8 @@ FIGURES: tuple[Figure, ...] = (
     Figure("step, seconds, p50", _step_seconds(50), _number(2)),
     Figure("step, seconds, p95", _step_seconds(95), _number(2)),
     Figure("step, seconds, p99", _step_seconds(99), _number(2)),
+    Figure("largest worker, GiB", _largest("memory/worker_rss_bytes", unit=2**30), _number(2)),
+    Figure("fullest GPU", _largest("memory/gpu_used_frac"), _percent, is_share=True),
     Figure("slots that wait during a rollout", _idle, _percent, is_share=True),
     Figure("rollout that waits for rewards alone", _awaiting_scores, _percent, is_share=True),
     Figure("off-policy tokens", _mean_of("staleness/off_policy_token_frac"), _percent, True),

@@ -34,7 +34,7 @@ class WrittenReport(NamedTuple):
 
 def write_report(run_dir: Path) -> WrittenReport:
     """Write report.html into a run directory, with the Chrome trace of its timeline and those of
-    profiled steps. Raises ReportError when it is no run directory, or cannot be written.
+    profiled steps. Raises ReportError when it is not a run directory, or cannot be written.
     """
     run = read_run(run_dir)
     gains = simulated_gains(run)

@@ -90,7 +90,7 @@ class RunFiles:
 
     @property
     def scored_samples(self) -> float:
-        """Return the samples of all groups that were scored, whatever became of them."""
+        """Return the samples of all groups that were scored, trained or not."""
         ends = ("ready", "trained", "rejected", "dropped")
         num_groups = sum(self._growth(f"ledger/{end}") for end in ends)
         return num_groups * self.number("rollout.group_size", 1)
@@ -169,7 +169,7 @@ def _step_of(path: Path) -> int:
 
 
 def read_run(run_dir: Path) -> RunFiles:
-    """Return what `run_dir` holds. Raises ReportError when it is no run directory."""
+    """Return what `run_dir` holds. Raises ReportError when it is not a run directory."""
     metrics, config = run_dir / "metrics.jsonl", run_dir / "config.yaml"
     for path in (metrics, config):
         if not path.is_file():

@@ -49,7 +49,7 @@ def dispersion(batches: Sequence[Sequence[float]]) -> float | None:
     or when all values are equal.
 
     The running mean over neighbouring steps takes out what changes slowly: a policy whose responses
-    grow longer is no schedule that sorts them.
+    grow longer is not mistaken for a schedule that sorts them.
     """
     filled = [np.asarray(batch, float) for batch in batches if batch]
     if len(filled) < _FEWEST_BATCHES or np.ptp(np.concatenate(filled)) == 0:

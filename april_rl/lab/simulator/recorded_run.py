@@ -54,7 +54,7 @@ def recorded_scenario(
         num_engines=int(config.runtime.num_workers) // config.engine.tensor_parallel_size,
         length_of=Recorded(groups=_lengths(run_dir, num_files=num_files), seed=config.seed),
         cost=read_cost(run_dir, num_files=num_files),
-        # An engine that sleeps keeps nothing, whatever the setting says.
+        # An engine that sleeps keeps nothing, even with resume=keep.
         keeps_parked=_mean(rows, "rollout/kept_samples") > 0,
         prompt_tokens=_mean(late, "rollout/prompt_tokens_mean"),
         no_signal_frac=_mean(rows, "reward/no_signal_frac"),

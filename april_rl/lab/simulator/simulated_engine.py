@@ -126,7 +126,7 @@ class SimulatedEngine:
 
     def abort(self) -> Completions:
         """Return a completion for every request that was not returned yet, and empty the engine."""
-        if self._asked:  # a step that had its groups at once says nothing about who goes on
+        if self._asked:  # a step that had its groups at once does not say which samples continue
             for sample_id in self._kept.keys() - self._asked:
                 self._kept_tokens -= self._kept.pop(sample_id).num_tokens
         self._asked.clear()

@@ -63,7 +63,7 @@ class LogprobHead(nn.Module):
         """Use `weight` [V, H], the model's own parameter, which its embedding may share.
 
         `bias` [V] is added to the products. `shape` is what the model does to its logits before the
-        temperature; None means nothing.
+        temperature; None: no change.
         `block_bytes` bounds the float32 logits in memory; None chooses a bound for the device.
         """
         super().__init__()
