@@ -130,7 +130,9 @@ class LearnerConfig:
     # compile normalisations, MLPs and the output layer's passes into few kernels: the same numbers
     # but for roundings, faster on GPUs; needs a C compiler. auto: on GPUs
     fused: bool | str = "auto"
-    activation_checkpointing: bool = False  # compute activations twice: less memory, slower
+    # share of the layers whose activations are computed twice: less memory, slower; true: all,
+    # false: none, auto: the smallest share with which the memory plan fits, and the run says why
+    activation_checkpointing: bool | int | float | str = within("in [0, 1] or auto", False)
     # consecutive workers that share one copy of weights, gradients and optimizer state;
     # runtime.num_workers is a multiple of it (hybrid sharding); 0: all workers
     shard_size: int = within(">= 0", 0)
@@ -153,6 +155,15 @@ class LearnerConfig:
             f"learner.age_decay={self.age_decay:g} has no effect with learner.age_weight="
             f"{self.age_weight}; remove one of them",
         )
+
+    @property
+    def recomputed_share(self) -> float:
+        """Return the share of the layers that compute their activations twice; auto has to be
+        decided before.
+        """
+        share = self.activation_checkpointing
+        assert not isinstance(share, str), "learner.activation_checkpointing=auto is not decided"
+        return float(share)
 
 
 @dataclass(slots=True, kw_only=True)

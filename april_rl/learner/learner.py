@@ -86,7 +86,7 @@ class Learner:
             mesh=mesh,
             device=self._device,
             compute_dtype=self._compute_dtype,
-            activation_checkpointing=config.activation_checkpointing,
+            activation_checkpointing=config.recomputed_share,
             temperature=temperature,
             storage_dtype=torch.float32 if self._lora is None else self._compute_dtype,
             lora=self._lora,

@@ -208,7 +208,7 @@ def build_policy(
     mesh: DeviceMesh,
     device: torch.device,
     compute_dtype: torch.dtype,
-    activation_checkpointing: bool,
+    activation_checkpointing: float,
     temperature: float,
     storage_dtype: torch.dtype = torch.float32,
     lora: LoraConfig | None = None,
@@ -219,7 +219,9 @@ def build_policy(
 
     `storage_dtype` is the dtype of the shards, float32 for master weights. With `lora` the adapters
     are the master weights, and the frozen model may be stored in `compute_dtype`; `lora_seed`
-    initialises the adapters. With `fused` some functions are compiled (`model.fused`).
+    initialises the adapters. `activation_checkpointing` is the share of the layers that compute
+    their activations again in the backward pass. With `fused` some functions are compiled
+    (`model.fused`).
 
     Raises UnsupportedModelError, before loading anything, when the learner would compute something
     else than the model; CheckpointError or UnknownLayoutError when the folder does not match a
@@ -252,7 +254,7 @@ def build_policy(
         policy.lm_head.fuse()
     policy.eval()
     if activation_checkpointing:
-        recompute_activations(policy)
+        recompute_activations(policy, share=activation_checkpointing)
     return policy
 
 
@@ -260,6 +262,6 @@ def _check_checkpointing(causal_lm: PreTrainedModel) -> None:
     """Raise UnsupportedModelError if the model cannot recompute its activations."""
     if not causal_lm.supports_gradient_checkpointing:
         raise UnsupportedModelError(
-            f"learner.activation_checkpointing=true: model_type {causal_lm.config.model_type} does "
+            f"learner.activation_checkpointing: model_type {causal_lm.config.model_type} does "
             "not support it; set it to false"
         )

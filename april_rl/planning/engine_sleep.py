@@ -17,6 +17,7 @@ from april_rl.planning.layout import Layout
 from april_rl.planning.memory_check import Room, remedies
 from april_rl.planning.memory_inputs import MemoryInputs, memory_inputs
 from april_rl.planning.memory_plan import GIB, Phase, plan_memory
+from april_rl.planning.recomputation import settle_recomputation
 
 
 class EngineSleep(NamedTuple):
@@ -63,32 +64,35 @@ def settle_sleep(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> Engi
 
 
 class Decided(NamedTuple):
-    """Settings without engine.gpu_memory_utilization=auto, engine.sleep=auto and
-    rollout.resume=auto.
+    """Settings without engine.gpu_memory_utilization=auto, engine.sleep=auto,
+    learner.activation_checkpointing=auto and rollout.resume=auto.
     """
 
     config: TrainConfig
-    inputs: MemoryInputs  # of the memory plan, with the decided engine
+    inputs: MemoryInputs  # of the memory plan, with the decided engine and learner
     reasons: tuple[str, ...]  # shown to the user, one for each auto
 
 
 def decide_sleep_and_resume(
     config: TrainConfig, layout: Layout, *, model: ModelSizes, room: Room
 ) -> Decided:
-    """Decide the engine's share of a GPU, whether it sleeps, and rollout.resume: parked samples
-    keep their KV cache where engines stay awake.
+    """Decide the engine's share of a GPU, whether it sleeps, which layers of the learner compute
+    their activations twice, and rollout.resume: parked samples keep their KV cache where engines
+    stay awake.
 
     `room` is the memory of the fullest GPU. Raise PreflightError as `settle_sleep`.
     """
     demand = peak_demand(config, layout)
     inputs, share = settle_share(model, memory_inputs(config, layout), room=room, demand=demand)
     inputs, sleep = settle_sleep(model, inputs, room=room)
-    reasons = [reason for reason in (share, sleep) if reason]
+    inputs, again = settle_recomputation(model, inputs, room=room)
+    reasons = [reason for reason in (share, sleep, again) if reason]
     if config.rollout.resume is Resume.auto:
         resume, because = _resume(config, engines_sleep=inputs.engine_sleeps)
         config = replace(config, rollout=replace(config.rollout, resume=resume))
         reasons.append(f"rollout.resume: {resume.value}, since {because}")
-    return Decided(replace(config, engine=inputs.engine), inputs, tuple(reasons))
+    config = replace(config, engine=inputs.engine, learner=inputs.learner)
+    return Decided(config, inputs, tuple(reasons))
 
 
 def with_resume(

@@ -40,6 +40,15 @@ class MemoryInputs:
         return self.learner.shard_size or self.layout.num_workers
 
     @property
+    def recomputed_share(self) -> float:
+        """Share of the layers that compute their activations twice; with
+        learner.activation_checkpointing=auto all, unless `settle_recomputation` finds that fewer
+        are enough.
+        """
+        is_open = isinstance(self.learner.activation_checkpointing, str)
+        return 1.0 if is_open else self.learner.recomputed_share
+
+    @property
     def compute_bytes(self) -> int:
         """Bytes of a number in the forward and backward pass."""
         return _BYTES[self.learner.compute_dtype]

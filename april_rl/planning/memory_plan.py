@@ -18,6 +18,7 @@ from april_rl.learner.model.sizes import (
     MIN_BLOCK_ROWS,
     SHARD_BYTES,
     ModelSizes,
+    recomputed_layers,
 )
 from april_rl.planning.memory_inputs import MemoryInputs
 
@@ -288,11 +289,13 @@ class _Sizes:
         layer at a time is computed again. In float32 it is at most twice as much as in bfloat16:
         norms keep float32 in both.
         """
-        learner = self._inputs.learner
-        is_checkpointed = learner.activation_checkpointing
-        model = self._model
-        each = model.checkpointed_bytes if is_checkpointed else model.activation_bytes
-        return learner.max_tokens * each * self._inputs.compute_bytes / 2
+        model, share = self._model, self._inputs.recomputed_share
+        num_again = len(recomputed_layers(share, num_layers=model.num_layers))
+        saved = model.activation_bytes - model.checkpointed_bytes
+        each = model.activation_bytes - saved * num_again / model.num_layers
+        if num_again > model.num_layers / 2:  # the last layer is computed again, too
+            each += model.layer_bytes
+        return self._inputs.learner.max_tokens * each * self._inputs.compute_bytes / 2
 
     def _logits(self) -> float:
         """Return a block of logits, and the float32 gradient of the hidden states."""

@@ -28,7 +28,7 @@ def make(code: str, name: str, **given: object) -> Environment:
 
 
 ON_A_LAPTOP = re.findall(
-    r"^python -m april_rl.train (\S+ environment\.\S+.*)$", PAGE, flags=re.MULTILINE
+    r"^python -m april_rl.train (\S+ environment\.\S+.* trainer\.num_steps=.*)$", PAGE, flags=re.M
 )
 
 

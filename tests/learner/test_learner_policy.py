@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("_group")
 CPU = torch.device("cpu")
 
 
-def build(path: str, *, activation_checkpointing: bool = False) -> Policy:
+def build(path: str, *, activation_checkpointing: float = 0.0) -> Policy:
     return build_policy(
         Path(path),
         mesh=init_device_mesh("cpu", (1,)),
@@ -76,6 +76,30 @@ def test_a_packed_row_gives_the_gradients_of_its_sequences_one_by_one(
     assert found.keys() == expected.keys()
     for name, grad in found.items():
         assert (grad - expected[name]).norm() < 1e-5 * expected[name].norm(), name
+
+
+@pytest.mark.parametrize(
+    ("share", "recomputed"), [(0.0, []), (0.3, [0]), (0.5, [0, 2]), (1.0, [0, 1, 2])]
+)
+def test_a_share_of_the_layers_is_computed_twice_and_gradients_are_the_same(
+    either_path, share, recomputed
+):
+    """Fails when another number of layers is computed again, or one of them differently."""
+    examples = make_examples(either_path, noise=0.0, age=0)
+    row = PackedRow.of(pack(examples, total=1), device=CPU)
+    gradients, passes = [], []
+    for chosen in (0.0, share):
+        policy = build(either_path, activation_checkpointing=chosen)
+        for number, layer in enumerate(policy.model.layers):
+            attention = layer.self_attn
+            attention.register_forward_hook(lambda *_, number=number: passes.append(number))
+        passes.clear()
+        (policy(row)[0] * row.advantages).sum().backward()
+        gradients.append({name: p.grad.full_tensor() for name, p in policy.named_parameters()})
+    assert sorted(passes) == sorted([0, 1, 2, *recomputed])
+    plain, found = gradients
+    for name, grad in found.items():
+        assert (grad - plain[name]).norm() <= 1e-6 * plain[name].norm(), name
 
 
 def test_weights_equal_the_checkpoint_also_after_a_forward_pass(either_path):

@@ -1,7 +1,7 @@
 """A step of the learner under fake tensors: torch's FSDP memory tracker beside the memory plan.
 
 Run as a program in a process of its own, because it forms a process group of ranks that do not
-exist: `python fake_training.py FOLDER RANKS TOKENS CHECKPOINTED` prints what it measured as JSON.
+exist: `python fake_training.py FOLDER RANKS TOKENS SHARE` prints what it measured as JSON.
 """
 
 import json
@@ -24,11 +24,11 @@ from april_rl.learner.model.sizes import BLOCK_BYTES
 from april_rl.learner.policy import Policy
 
 
-def policy_of(folder: str, *, is_checkpointed: bool) -> Policy:
+def policy_of(folder: str, *, share: float) -> Policy:
     """The learner's policy on the meta device, computing logits in blocks as on a GPU."""
     causal_lm = empty_model(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     allocate_attention(causal_lm)
-    if is_checkpointed:
+    if share:
         causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
     policy = Policy(causal_lm, temperature=1.0)
     policy.lm_head = LogprobHead(
@@ -37,15 +37,13 @@ def policy_of(folder: str, *, is_checkpointed: bool) -> Policy:
     return policy
 
 
-def measure(
-    folder: str, *, num_ranks: int, num_tokens: int, is_checkpointed: bool
-) -> dict[str, float]:
+def measure(folder: str, *, num_ranks: int, num_tokens: int, share: float) -> dict[str, float]:
     """Bytes of one rank: the peak of a backward pass, and weights, gradients and moments after an
     optimizer step.
     """
     dist.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
     mesh = build_mesh("cpu", shard_size=0)
-    policy = policy_of(folder, is_checkpointed=is_checkpointed)
+    policy = policy_of(folder, share=share)
     with FakeTensorMode(allow_non_fake_inputs=True):
         policy.shard(mesh, compute_dtype=torch.bfloat16)
         policy._stays_gathered = False
@@ -54,8 +52,7 @@ def measure(
             if isinstance(unit, FSDPModule):  # as on a GPU
                 unit.set_reshard_after_forward(unit is not policy)
         policy.eval()
-        if is_checkpointed:
-            recompute_activations(policy)
+        recompute_activations(policy, share=share)
         optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
         tokens = torch.arange(num_tokens)
         row = SimpleNamespace(
@@ -80,11 +77,11 @@ def total(tracker: FSDPMemTracker, kind: str) -> int:
 
 
 if __name__ == "__main__":
-    folder, num_ranks, num_tokens, is_checkpointed = sys.argv[1:]
+    folder, num_ranks, num_tokens, share = sys.argv[1:]
     found = measure(
         folder,
         num_ranks=int(num_ranks),
         num_tokens=int(num_tokens),
-        is_checkpointed=is_checkpointed == "True",
+        share=float(share),
     )
     print(json.dumps(found))

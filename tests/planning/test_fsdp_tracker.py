@@ -13,7 +13,7 @@ from source_tree import ROOT
 
 from april_rl.config.lora import LoraConfig
 from april_rl.learner.model.model_sizes import model_sizes
-from april_rl.planning.memory_plan import plan_memory
+from april_rl.planning.memory_plan import Phase, plan_memory
 from april_rl.planning.model import read_model
 
 NUM_TOKENS = 4096
@@ -23,9 +23,9 @@ ROWS = re.findall(
 )
 
 
-def measure(folder: Path, *, num_ranks: int) -> dict[str, float]:
+def measure(folder: Path, *, num_ranks: int, share: float = 1.0) -> dict[str, float]:
     program = Path(__file__).with_name("fake_training.py")
-    command = [sys.executable, program, folder, str(num_ranks), str(NUM_TOKENS), "True"]
+    command = [sys.executable, program, folder, str(num_ranks), str(NUM_TOKENS), str(share)]
     done = subprocess.run(
         command,
         capture_output=True,
@@ -51,8 +51,28 @@ def test_the_backward_pass_takes_what_the_page_says_of_the_plan(row, tmp_path):
         inputs = change(INPUTS, num_workers=num_ranks, max_tokens=NUM_TOKENS)
         _, backward, optimizer, _ = plan_memory(model, inputs).phases
         found = measure(tmp_path, num_ranks=num_ranks)
-        assert found["state"] == pytest.approx(optimizer.total, rel=1e-5)
-        assert found["backward"] / backward.total == pytest.approx(float(cell), abs=0.006)
+        assert found["state"] == pytest.approx(of_tensors(optimizer), rel=1e-5)
+        assert found["backward"] / of_tensors(backward) == pytest.approx(float(cell), abs=0.006)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.75])
+def test_the_backward_pass_takes_what_is_planned_with_any_share_of_layers_computed_twice(
+    share, tmp_path
+):
+    """Qwen3-4B on eight GPUs. Fails when the plan is too small, or 4 % too careful."""
+    CONFIGS["4B"].save_pretrained(tmp_path)
+    model = model_sizes(read_model(str(tmp_path)), LoraConfig())
+    inputs = change(INPUTS, num_workers=8, max_tokens=NUM_TOKENS, activation_checkpointing=share)
+    backward = plan_memory(model, inputs).phases[1]
+    found = measure(tmp_path, num_ranks=8, share=share)
+    assert 0.96 < found["backward"] / of_tensors(backward) <= 1.0
+
+
+def of_tensors(phase: Phase) -> float:
+    """Return the bytes of a phase without what NCCL and CUDA graphs take."""
+    others = ("NCCL of the learner", "kept by a sleeping engine")
+    return phase.total - sum(phase.items[name] for name in others)
 
 
 def test_the_page_has_three_models() -> None:

@@ -22,6 +22,7 @@ from april_rl.planning.layout import Layout, settle
 from april_rl.planning.memory_check import Room, check_plan
 from april_rl.planning.memory_inputs import memory_inputs
 from april_rl.planning.memory_plan import GIB, plan_memory
+from april_rl.planning.recomputation import settle_recomputation
 from april_rl.supervision.host_memory import host_memory
 
 _FREE_FRAC = 0.98  # of a GPU, when nothing else runs on it
@@ -60,8 +61,9 @@ def memory_at_real_size(
     table = str(plan_memory(model, inputs, device_bytes=room.device))
     try:
         inputs, sleep = settle_sleep(model, inputs, room=room)
+        inputs, again = settle_recomputation(model, inputs, room=room)
         plan = plan_memory(model, inputs, device_bytes=room.device)
-        table = "\n".join(filter(None, (str(plan), share, sleep)))
+        table = "\n".join(filter(None, (str(plan), share, sleep, again)))
         check_plan(model, inputs, room)
     except PreflightError as error:
         found.append(Finding(name="memory", message=str(error)))

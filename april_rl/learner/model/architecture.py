@@ -16,6 +16,7 @@ from april_rl.errors import RunError
 from april_rl.learner.model import attention
 from april_rl.learner.model.logprobs import LogitShape
 from april_rl.learner.model.mixers import has_known_mixers, separate_sequences
+from april_rl.learner.model.sizes import recomputed_layers
 
 # Stands between a model's name and the reason.
 NOT_SUPPORTED = " is not supported (docs/models.md lists supported types): "
@@ -65,16 +66,17 @@ def silence(config: PreTrainedConfig) -> None:
             setattr(config, key, type(value)(0))
 
 
-def recompute_activations(module: nn.Module) -> None:
-    """Make each layer of a model in evaluation mode recompute its activations in the backward pass.
+def recompute_activations(module: nn.Module, *, share: float = 1.0) -> None:
+    """Make a share of the layers of a model in evaluation mode, spread evenly, recompute their
+    activations in the backward pass.
 
     transformers recomputes only in layers whose `training` flag is set. Setting the flag on the
     layer alone keeps its submodules in evaluation mode, such as a router that samples experts in
     training.
     """
-    for layer in module.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer.training = True
+    layers = [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer)]
+    for index in recomputed_layers(share, num_layers=len(layers)):
+        layers[index].training = True
 
 
 def _check(causal_lm: PreTrainedModel) -> None:

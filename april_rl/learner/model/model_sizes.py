@@ -72,7 +72,8 @@ def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
         largest_unit=max(_trained_by_unit(causal_lm, layers)),
         kv_numbers=kept.kv_numbers,
         activation_bytes=activations / _TOKENS,
-        checkpointed_bytes=(inputs + layer) / _TOKENS,
+        checkpointed_bytes=inputs / _TOKENS,
+        layer_bytes=layer / _TOKENS,
     )
 
 

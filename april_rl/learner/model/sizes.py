@@ -33,4 +33,15 @@ class ModelSizes:
     largest_unit: int  # trained parameters of the largest FSDP unit
     kv_numbers: int  # keys and values of a token in all layers
     activation_bytes: float  # that autograd keeps for a token, in bfloat16
-    checkpointed_bytes: float  # with checkpointing: kept, and of the layer computed again
+    checkpointed_bytes: float  # that it keeps if every layer is computed again
+    layer_bytes: float  # that it keeps of the largest layer
+
+
+def recomputed_layers(share: float, *, num_layers: int) -> list[int]:
+    """Return the indices of the layers that are computed again in the backward pass.
+
+    They are spread evenly. Up to a half, the last layer is not one of them, so its activations are
+    gone when the first layer is computed again.
+    """
+    count = round(share * num_layers)
+    return [index for index in range(num_layers) if index * count % num_layers < count]

@@ -1,0 +1,77 @@
+"""learner.activation_checkpointing=auto: the share of the layers that is computed twice."""
+
+import pytest
+from composed_config import load, refusal
+from planned_models import GPU, HUB, INPUTS, change, sizes_of
+
+from april_rl.learner.model.sizes import recomputed_layers
+from april_rl.planning.engine_sleep import decide_sleep_and_resume
+from april_rl.planning.layout import settle
+from april_rl.planning.memory_check import Room
+from april_rl.planning.memory_plan import GIB, plan_memory
+from april_rl.planning.recomputation import settle_recomputation
+
+ROOM = Room(device=GPU, free=0.98 * GPU)
+AUTO = change(INPUTS, activation_checkpointing="auto", max_tokens=32768)
+
+
+def backward_bytes(name: str, share: float) -> float:
+    inputs = change(AUTO, activation_checkpointing=share)
+    return plan_memory(sizes_of(name), inputs, device_bytes=GPU).phases[1].total
+
+
+def test_auto_is_the_smallest_share_of_the_layers_that_leaves_a_tenth_of_the_gpu() -> None:
+    """One layer fewer would not. 4B on eight GPUs, rows of 32,768 tokens."""
+    found = settle_recomputation(sizes_of("4B"), AUTO, room=ROOM)
+    share = found.inputs.recomputed_share
+    count = len(recomputed_layers(share, num_layers=36))
+    assert 0 < count < 36
+    assert backward_bytes("4B", share) <= 0.88 * GPU < backward_bytes("4B", (count - 1) / 36)
+    needs = f"{backward_bytes('4B', share) / GIB:.1f} of a GPU's 78.4 GiB"
+    assert f"auto: {share:g} ({count} of 36 layers" in found.reason
+    assert found.reason.endswith(f"the smallest share that leaves a margin: backward needs {needs}")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "share", "said"),
+    [(1024, 0.0, "the smallest share"), (250_000, 1.0, "which leaves no margin: backward needs")],
+)
+def test_auto_is_none_where_all_activations_fit_and_all_where_nothing_does(tokens, share, said):
+    inputs = change(AUTO, max_tokens=tokens)
+    found = settle_recomputation(sizes_of("4B"), inputs, room=ROOM)
+    assert found.inputs.recomputed_share == share
+    assert said in found.reason
+
+
+@pytest.mark.parametrize("given", [False, True, 0.5])
+def test_a_share_that_was_set_is_kept_without_a_note(given) -> None:
+    inputs = change(INPUTS, activation_checkpointing=given)
+    assert settle_recomputation(sizes_of("4B"), inputs, room=ROOM) == (inputs, "")
+
+
+def test_the_run_gets_the_share_and_says_it() -> None:
+    """The larger the GPU, the fewer layers. Fails when the decision does not reach the learner."""
+    shares = []
+    for gib in (40, 80):
+        config, layout = settle(load("+recipe=qwen3_4b_dapo"), gpus=8, where="here")
+        room = Room(device=gib * GIB, free=0.98 * gib * GIB)
+        model = sizes_of(HUB[config.model.path])
+        decided = decide_sleep_and_resume(config, layout, model=model, room=room)
+        shares.append(decided.config.learner.recomputed_share)
+        assert any(f"checkpointing=auto: {shares[-1]:g} (" in each for each in decided.reasons)
+    assert 1 >= shares[0] > shares[1] > 0
+
+
+def test_layers_are_spread_evenly() -> None:
+    assert recomputed_layers(0.5, num_layers=6) == [0, 2, 4]
+    assert recomputed_layers(1 / 3, num_layers=6) == [0, 3]
+    assert recomputed_layers(2 / 3, num_layers=6) == [0, 2, 3, 5]
+    assert recomputed_layers(0.0, num_layers=6) == []
+    for count in range(37):
+        assert len(recomputed_layers(round(count / 36, 3), num_layers=36)) == count
+
+
+@pytest.mark.parametrize("value", ["1.5", "-1", "some"])
+def test_another_value_is_refused(value) -> None:
+    message = refusal("+recipe=tiny_cpu", f"learner.activation_checkpointing={value}")
+    assert f"learner.activation_checkpointing must be in [0, 1] or auto, got {value}" in message
