@@ -66,10 +66,15 @@ def group_of_one() -> Iterator[None]:
 
 @contextmanager
 def record_gradients(model: nn.Module) -> Iterator[list[dict[str, Tensor]]]:
-    """Collect the whole gradients of `model` at every optimizer step."""
+    """Collect the whole gradients of `model` at every optimizer step, which may be one for each
+    FSDP unit: at that of the first trained parameter.
+    """
     seen: list[dict[str, Tensor]] = []
+    first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
 
-    def look(*_: object) -> None:
+    def look(adamw: torch.optim.Optimizer, *_: object) -> None:
+        if not any(each is first for group in adamw.param_groups for each in group["params"]):
+            return
         grads = {name: parameter.grad for name, parameter in model.named_parameters()}
         whole = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in grads.items()}
         seen.append({name: grad.clone() for name, grad in whole.items()})
