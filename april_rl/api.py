@@ -125,6 +125,8 @@ def train(
     when everything is saved.
     """
     _refuse_wrong_place()
+    if on_step is not None and not callable(on_step):
+        raise ConfigError(f"on_step is a function of a step and its metrics, got {on_step!r}")
     if config_dir is not None:
         register_folder(Path(config_dir))
     words = _words(recipe, overrides, settings)
@@ -250,7 +252,7 @@ def _tools(folder: Path, tools: Sequence[Callable[..., object]]) -> Iterator[str
     """Copy the functions, and yield the settings that name them."""
     if not tools:
         return
-    if not all(map(callable, tools)):
+    if callable(tools) or not all(map(callable, tools)):
         raise ConfigError("tools is a list of functions; a class is environment.function")
     yield f"environment.function={_copy(list(tools), 'given_tools', folder)}"
     yield "data.environment=true"

@@ -92,6 +92,7 @@ def test_the_hub_receives_every_file_and_a_card_in_one_commit(hub: Hub, tmp_path
     assert f"python -m april_rl.{command}" in card.text
     assert (tmp_path / "run" / "config.yaml").read_text().rstrip() in card.text
     assert "| april_rl | " in card.text
+    assert "| loss, advantage | `ppo_clip`, `grpo` |" in card.text
 
 
 def test_only_files_that_an_export_writes_are_published(hub: Hub, tmp_path: Path) -> None:

@@ -118,6 +118,12 @@ def test_a_wrong_setting_ends_in_one_message(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_option_that_is_not_a_number_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["+recipe=tiny_cpu", "--prompts=none"])
+    assert "--prompts: must be a number >= 1, got none" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_the_command_profiles_a_mixture_as_its_samples_say(

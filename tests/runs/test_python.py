@@ -164,6 +164,8 @@ def print_sum(value: str) -> str:
         ({"data": {"prompt_column": "question"}}, "give a list of dicts"),
         ({"held_out": [{"prompt": "1"}]}, r"held_out is a dict of rows by .* \{'test': rows\}"),
         ({"tools": ["add"]}, "tools is a list of functions"),
+        ({"tools": len}, "tools is a list of functions"),
+        ({"on_step": 5}, "on_step is a function of a step and its metrics, got 5"),
         ({"reward": ["exact"]}, "several rewards are reward.functions"),
         ({"trainer": 3}, "trainer"),
         ({"trainr": {"num_steps": 3}}, "did you mean trainer"),

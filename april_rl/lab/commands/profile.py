@@ -104,10 +104,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _at_least(least: int, kind: type[int] | type[float], text: str) -> int | float:
-    number = kind(text)
-    if not number >= least:
-        raise argparse.ArgumentTypeError(f"must be >= {least}, got {text}")
-    return number
+    with suppress(ValueError):
+        if (number := kind(text)) >= least:
+            return number
+    raise argparse.ArgumentTypeError(f"must be a number >= {least}, got {text}")
 
 
 def _folder(settings: Sequence[str]) -> Path:
