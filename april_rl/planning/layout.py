@@ -65,8 +65,9 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
     names the machine in messages.
 
     num_workers=auto is one worker per GPU, or one engine on CPU. On CPU nothing is offloaded, since
-    the learner uses the host's memory anyway. rollout.resume stays auto where the memory plan has
-    to decide. Raise LayoutError naming the keys when the workers do not form whole engines.
+    the learner uses the host's memory anyway, and with auto nothing is recomputed. rollout.resume
+    stays auto where the memory plan has to decide. Raise LayoutError naming the keys when the
+    workers do not form whole engines.
     """
     runtime, together = config.runtime, config.engine.tensor_parallel_size
     device = pick_device(runtime.device.name, gpus=gpus)
@@ -141,8 +142,12 @@ def _engine(engine: EngineConfig, device: str) -> EngineConfig:
 
 
 def _learner(learner: LearnerConfig, device: str) -> LearnerConfig:
+    recomputes = learner.activation_checkpointing
+    if isinstance(recomputes, str) and device == "cpu":
+        recomputes = False
     return replace(
         learner,
+        activation_checkpointing=recomputes,
         compute_dtype=precision(learner.compute_dtype, device),
         fused=device == "cuda" if isinstance(learner.fused, str) else learner.fused,
         offload=learner.offload if device == "cuda" else Offload.none,

@@ -52,7 +52,7 @@ class LocalWorker:
         """Load the learner and start the engine as planned."""
         self._join()
         on_stage("loading the learner")
-        self._worker.build_learner()
+        self._worker.build_learner(plan.config.learner)
         on_stage("starting vLLM")
         keeps_parked = plan.config.rollout.resume.keeps_caches
         self._worker.build_engine(

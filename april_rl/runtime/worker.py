@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ import ray
 
 from april_rl.checkpointing.checkpointer import BackgroundWrite, Written
 from april_rl.config.engine import EngineConfig
+from april_rl.config.schema import LearnerConfig
 from april_rl.errors import ExportError
 from april_rl.metrics import Max, Metrics
 from april_rl.rollout.requests import Requests
@@ -118,13 +120,14 @@ class Worker:
         dist.init_process_group(backend, store=self._store, rank=rank, world_size=world_size)
 
     @records_activity
-    def build_learner(self) -> None:
-        """Load this rank's shard of the model. The learner offloads at once, so that the engine
-        finds the memory free.
+    def build_learner(self, learner: LearnerConfig) -> None:
+        """Load this rank's shard of the model, with the settings as planned. The learner offloads
+        at once, so that the engine finds the memory free.
         """
-        settings = self._settings
         self._learner = build_learner(
-            settings.config, device=settings.device, on_forward=self.heartbeat.beat
+            replace(self._settings.config, learner=learner),
+            device=self._settings.device,
+            on_forward=self.heartbeat.beat,
         )
         self._learner.offload()
 

@@ -77,7 +77,7 @@ class Workers:
         on_stage("joining the process group")
         self._join()
         on_stage("loading the learner")
-        self._all("build_learner")
+        self._all("build_learner", plan.config.learner)
         on_stage("starting vLLM")
         keeps_parked = plan.config.rollout.resume.keeps_caches
         self._build_engines(

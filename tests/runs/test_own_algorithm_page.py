@@ -12,10 +12,7 @@ from source_tree import ROOT
 PAGE = (ROOT / "docs" / "own_algorithm.md").read_text(encoding="utf-8")
 MODULE, SCRIPT = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 [WORDS] = re.findall(r"^python -m april_rl\.train (.*)$", PAGE, flags=re.MULTILINE)
-SMALL = (
-    *("runtime.ray=false", "trainer.num_steps=2", "trainer.num_groups=4"),
-    "evaluation.sets.held_out.max_prompts=8",
-)
+SMALL = ("trainer.num_steps=2", "trainer.num_groups=4", "evaluation.sets.held_out.max_prompts=8")
 
 
 @pytest.mark.slow

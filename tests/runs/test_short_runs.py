@@ -29,7 +29,6 @@ def test_a_short_run_warns_of_its_prompts_and_shows_its_samples(tmp_path: Path) 
             *("trainer.num_steps=3", "trainer.num_groups=2", "rollout.group_size=2"),
             *("rollout.max_response_tokens=16", "learner.max_tokens=256", "runtime.threads=1"),
             "runtime.ray=false",
-            "runtime.ray=false",
         ),
         tmp_path,
     )
