@@ -104,7 +104,7 @@ def gdpo(groups: Sequence[Sequence[Parts]], weights: Mapping[str, float]) -> lis
     reward functions of weight · `grpo` of the function's values; Liu et al. 2026 (GDPO), section
     3.1.
 
-    A function has the influence of its weight, whatever the spread of its values, and two samples
+    The spread of a function's values does not matter, only its weight does, and two samples
     of equal reward differ if one is better by one function and one by another. Mean and standard
     deviation of the batch count every sample once, as in the paper and TRL; verl counts it once for
     each of its tokens. `algorithm.dynamic_sampling` still compares rewards, so it drops a group of

@@ -188,8 +188,8 @@ def dppo(
     """-r A with r = π / μ, and 0 for a token that has left the trust region [T]; Qi et al. 2026
     (DPPO, arXiv 2602.04879), eq. 12.
 
-    μ is the engine's policy when it sampled the token, whatever the anchor; so the configuration
-    refuses algorithm.ratio=proximal. A token has left if its ratio went where A pushes it (above 1
+    μ is always the engine's policy when it sampled the token, so the configuration refuses
+    algorithm.ratio=proximal. A token has left if its ratio went where A pushes it (above 1
     for A > 0, below 1 for A < 0) and the divergence is above `threshold_high` (A > 0) or
     `threshold_low` (A < 0). The paper has one threshold, 0.15 with `binary_tv` and 0.05 with
     `binary_kl`, and no bound of the ratio (verl's is 20). Clipped: the tokens that have left.

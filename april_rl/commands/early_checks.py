@@ -1,4 +1,4 @@
-"""What every command checks before it imports anything heavy, to answer slips at once."""
+"""Checks that every command makes before it imports torch, so that mistakes are shown at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a weight sync sends from a worker's learner to its engine."""
+"""Sends weights or adapters from a worker's learner to its engine."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_clipped_tokens_are_exactly_the_ones_without_a_gradient(name):
 
 
 def test_the_dual_clip_stops_a_bad_token_whose_ratio_ran_away_and_leaves_good_ones():
-    """Planted bug: the dual clip applied whatever the sign of the advantage."""
+    """Planted bug: the dual clip also applied to good tokens."""
     ratios = torch.tensor([2.0, 3.5, 10.0, 0.5])
     inputs = inputs_of(ratios.log(), torch.tensor([-1.0, -1.0, -2.0, 2.0]), [4])
     loss = ppo_clip(inputs, **CLIP, dual_clip=3.0)

@@ -1,4 +1,4 @@
-"""What a resume says about settings that are not those of its checkpoint."""
+"""A resume names the settings that differ from its checkpoint's."""
 
 from pathlib import Path
 

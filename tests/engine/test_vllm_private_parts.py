@@ -129,14 +129,14 @@ def has(owner: type, name: str) -> bool:
 
 def check_attribute(path: str, name: str) -> None:
     owner = part(path)
-    assert isinstance(owner, type), f"{path} is no class any more: see docs/contributing/vllm.md"
+    assert isinstance(owner, type), f"{path} is not a class any more: see docs/contributing/vllm.md"
     if not has(owner, name):
         pytest.fail(f"vLLM has no {path}.{name} any more: see docs/contributing/vllm.md")
 
 
 def check_signature(path: str, expected: str) -> None:
     function = part(path)
-    assert callable(function), f"{path} is no function any more: see docs/contributing/vllm.md"
+    assert callable(function), f"{path} is not a function any more: see docs/contributing/vllm.md"
     found = " ".join(inspect.signature(function).parameters)
     assert found == expected, (
         f"{path} takes ({found}), not ({expected}): see docs/contributing/vllm.md"

@@ -163,7 +163,7 @@ def test_without_finished_responses_there_is_still_a_length_distribution() -> No
 
 
 def step(*returned: tuple[SampleId, int, bool]) -> StepRecord:
-    """A step in which these samples came back, with so many tokens, finished or not."""
+    """A step in which samples came back: each with its tokens and whether it had finished."""
     record = StepRecord(num_slots=4, policy_version=0, clock=lambda: 0.0)
     record.returned = [
         Returned(

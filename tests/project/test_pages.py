@@ -127,7 +127,7 @@ def settings_of(line: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_settings_in_sentences_of_every_page_are_accepted() -> None:
-    """Those in back quotes with a value; the page of experiments has those of earlier commits."""
+    """Settings in back quotes with a value; the page of experiments has settings of old commits."""
     pages = [path for path in PAGES if path.name not in MEASURED]
     sections = "|".join(compose_overrides(["+recipe=tiny_cpu"]).keys())
     setting = re.compile(rf"['+~]*(?:{sections})\.[\w.]+=")

@@ -1,4 +1,4 @@
-"""What vLLM does not compute with new weights or with its prefix cache is refused at the start."""
+"""Models that vLLM cannot compute with new weights or its prefix cache are refused at the start."""
 
 from pathlib import Path
 

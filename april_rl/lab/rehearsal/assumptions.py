@@ -1,4 +1,4 @@
-"""What a rehearsal assumes: the machine, the length of responses, and intended findings."""
+"""Assumptions of a rehearsal: the machine, the length of responses, and intended findings."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class _TokenLogprobs(Function):
 
 
 class _Sums(NamedTuple):
-    """Of the blocks so far, for each token; float32 [N]."""
+    """Sums over the blocks so far, for each token; float32 [N]."""
 
     top: Tensor  # the largest logit z
     total: Tensor  # Σ exp(z - top)

@@ -1,0 +1,69 @@
+"""The learner is built with the settings that the memory plan has decided."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from composed_config import load
+
+from april_rl.config.schema import LearnerConfig
+from april_rl.planning.layout import Layout
+from april_rl.planning.plan import Plan
+from april_rl.runtime import worker as worker_module
+from april_rl.runtime.local import LocalWorker
+from april_rl.runtime.worker_parts import WorkerSettings
+from april_rl.runtime.workers import Workers
+
+LAYOUT = Layout(device="cpu", num_workers=1, tensor_parallel_size=1)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Take the place of a start that the test does without."""
+
+
+@pytest.fixture
+def planned() -> Plan:
+    """A plan that has decided a share; the settings before it still say auto."""
+    config = load("+recipe=tiny_cpu", "rollout.resume=keep")
+    learner = replace(config.learner, activation_checkpointing=0.5, fused=False)
+    return Plan(
+        config=replace(config, learner=learner), layout=LAYOUT, engines_sleep=False, lines=()
+    )
+
+
+def test_in_one_process(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when the worker takes the settings from before the plan."""
+    built: list[LearnerConfig] = []
+
+    def build(config: Any, **_: Any) -> SimpleNamespace:
+        built.append(config.learner)
+        return SimpleNamespace(offload=nothing)
+
+    monkeypatch.setattr(worker_module, "build_learner", build)
+    undecided = load("+recipe=tiny_cpu", "learner.activation_checkpointing=auto")
+    settings = WorkerSettings(
+        config=undecided,
+        device="cpu",
+        threads=1,
+        max_model_len=8,
+        max_num_seqs=1,
+        stop_tokens=(),
+    )
+    worker = LocalWorker(LAYOUT, settings=settings)
+    monkeypatch.setattr(worker, "_join", nothing)
+    monkeypatch.setattr(worker._worker, "build_engine", nothing)
+    worker.start(planned, on_stage=nothing)
+    assert built == [planned.config.learner]
+
+
+def test_on_ray(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails when the actors are not sent the settings of the plan."""
+    workers = Workers.__new__(Workers)
+    workers._lora = planned.config.lora
+    sent: list[tuple[object, ...]] = []
+    monkeypatch.setattr(workers, "_all", lambda *call: sent.append(call))
+    for name in ("_join", "_build_engines"):
+        monkeypatch.setattr(workers, name, nothing)
+    workers.start(planned, on_stage=nothing)
+    assert sent == [("build_learner", planned.config.learner)]
