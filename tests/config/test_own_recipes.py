@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from source_tree import ROOT
 
 from april_rl.__main__ import main as command
 from april_rl.api import evaluate, train
@@ -31,12 +30,15 @@ def print_config(words: list[str], capsys, monkeypatch) -> DictConfig:
     return config
 
 
-def test_the_recipe_in_the_readme_works_in_a_folder_of_ones_own(tmp_path, capsys, monkeypatch):
-    """Fails when it needs a header of Hydra's."""
-    readme = (ROOT / "README.md").read_text()
-    [recipe] = [part for part in readme.split("```yaml\n")[1:] if part.startswith("# recipes/")]
+def test_a_recipe_in_a_folder_of_ones_own_needs_no_header_and_may_choose_an_algorithm(
+    tmp_path, capsys, monkeypatch
+):
     (tmp_path / "recipe" / "team").mkdir(parents=True)
-    (tmp_path / "recipe" / "team" / "mine_1.yaml").write_text(recipe.partition("```")[0])
+    (tmp_path / "recipe" / "team" / "mine_1.yaml").write_text(
+        "defaults:\n  - override /algorithm: dapo\nname: my_model\n"
+        "model: {path: /models/mine}\ndata: {path: /data/train.jsonl}\n"
+        "rollout: {over_sampling_factor: 2.0}\n"
+    )
     folder = f"--config-dir={tmp_path}"
     config = print_config([folder, "+recipe=team/mine_1", "seed=5"], capsys, monkeypatch)
     assert (config.name, config.algorithm.clip_high, config.seed) == ("my_model", 0.28, 5)
