@@ -232,6 +232,8 @@ def advantages_of(choice: str, reward: RewardConfig) -> Advantages:
         return lambda groups, _rewards: [
             of_group.tolist() for of_group in gdpo([scored.parts for scored in groups], weights)
         ]
+    if choice == Advantage.none:
+        return lambda _groups, rewards: [[0.0] * len(np.asarray(of_group)) for of_group in rewards]
     estimator = ADVANTAGES[Advantage(choice)]
 
     def of_groups(groups: Sequence[ScoredGroup], rewards: Sequence[ArrayLike]) -> list[list[float]]:

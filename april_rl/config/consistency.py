@@ -37,6 +37,7 @@ def check_consistency(config: TrainConfig) -> None:
     check_layout(config)
     _check_engine(config)
     _check_reward_sources(config)
+    _check_teacher(config)
 
 
 def _settings(section: object, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -65,7 +66,7 @@ def _check_groups(config: TrainConfig) -> None:
     size, algorithm = config.rollout.group_size, config.algorithm
     is_own = algorithm.advantage not in Advantage.__members__
     require(
-        size >= 2 or is_own or algorithm.advantage == Advantage.reinforce_pp,
+        size >= 2 or is_own or algorithm.advantage in (Advantage.reinforce_pp, Advantage.none),
         f"rollout.group_size must be >= 2 with algorithm.advantage={algorithm.advantage}, "
         f"which compares the samples of a group (reinforce_pp does not), got {size}",
     )
@@ -332,3 +333,23 @@ def _check_reward_sources(config: TrainConfig) -> None:
             f"evaluation.function={decides} does not score evaluation.sets.{dataset}: add "
             f"{dataset} to reward.functions.{decides}.sources",
         )
+
+
+def _check_teacher(config: TrainConfig) -> None:
+    """Check that something is trained, and that a teacher's values reach single tokens."""
+    path, algorithm = config.teacher.path, config.algorithm
+    require(
+        bool(path) or algorithm.advantage != Advantage.none,
+        "algorithm.advantage=none trains nothing without a teacher: set teacher.path, or another "
+        "advantage",
+    )
+    require(
+        not path or algorithm.loss != Loss.gspo,
+        f"algorithm.loss=gspo takes one advantage for a response, and teacher.path={path} gives "
+        "every token its own: take algorithm.loss=gspo_token",
+    )
+    require(
+        not algorithm.dynamic_sampling or algorithm.advantage != Advantage.none,
+        "algorithm.dynamic_sampling rejects groups of equal rewards, which algorithm.advantage="
+        "none does not read: remove one of the two",
+    )

@@ -32,6 +32,7 @@ from april_rl.config.task import (
     ModelConfig,
     RewardConfig,
 )
+from april_rl.config.teacher import TeacherConfig
 from april_rl.config.tracking import TrackingConfig
 
 
@@ -186,6 +187,7 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from april_rl.config.choices import ComputeDtype, Offload
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.learner.anchors import Anchor, Anchors
+from april_rl.learner.frozen_model import FrozenModel, OwnReference
 from april_rl.learner.mesh import build_mesh
 from april_rl.learner.mismatch import Mismatch
 from april_rl.learner.model.checkpoint import Checkpoint, local_folder
@@ -33,7 +35,6 @@ from april_rl.learner.model.routers import Routers
 from april_rl.learner.objective import Objective
 from april_rl.learner.optimizer import Optimizer
 from april_rl.learner.policy import build_policy
-from april_rl.learner.reference import OwnReference, Reference
 from april_rl.learner.row import PackedRow
 from april_rl.learner.statistics import TokenStatistics
 from april_rl.learner.training_state import Snapshot, TrainingState
@@ -61,6 +62,7 @@ class Learner:
         lora: LoraConfig,
         objective: Objective,
         model_path: str,
+        teacher_path: str = "",
         device: str,
         temperature: float,
         seed: int,
@@ -73,8 +75,9 @@ class Learner:
         `temperature` is the sampling temperature, `seed` initialises the adapters,
         `num_optimizer_steps` counts the whole run and `num_passes` the passes of an update. With
         `lora.rank` > 0 only adapters are trained, of a model frozen in `compute_dtype`.
-        `on_forward` is called after each forward pass, as a sign of progress. Raise CheckpointError
-        when `model_path` cannot be loaded.
+        `teacher_path` is the folder of a teacher, or empty. `on_forward` is called after each
+        forward pass, as a sign of progress. Raise CheckpointError when `model_path` cannot be
+        loaded.
         """
         self._device = torch.device(device)
         self._folder = local_folder(model_path)
@@ -108,9 +111,17 @@ class Learner:
         self._state = self._build_state(mesh)
         self._num_updates, self._model_path = 0, model_path
         self._num_passes = num_passes
-        self._reference = self._build_reference(mesh, temperature, fused=config.fused is True)
-        if on_forward is not None and isinstance(self._reference, Reference):
-            self._reference.on_forward(on_forward)
+        frozen = partial(
+            FrozenModel,
+            mesh=mesh,
+            device=self._device,
+            compute_dtype=self._compute_dtype,
+            temperature=temperature,
+            fused=config.fused is True,
+            on_forward=on_forward,
+        )
+        self._reference = self._build_reference(frozen)
+        self._teacher = frozen(local_folder(teacher_path)) if teacher_path else None
         self._routers = Routers(self._policy if config.router_replay.is_on else None)
         self._anchors = self._build_anchors()
 
@@ -223,27 +234,21 @@ class Learner:
         )
 
     def _build_reference(
-        self, mesh: DeviceMesh, temperature: float, *, fused: bool
-    ) -> Reference | OwnReference | None:
+        self, frozen: Callable[[Path], FrozenModel]
+    ) -> FrozenModel | OwnReference | None:
         """Return a second model or, with LoRA, the policy without adapters; None if unused."""
         if not self._objective.needs_reference:
             return None
         if self._lora is not None:
             return OwnReference(self._policy)
-        return Reference(
-            self._folder,
-            mesh=mesh,
-            device=self._device,
-            compute_dtype=self._compute_dtype,
-            temperature=temperature,
-            fused=fused,
-        )
+        return frozen(self._folder)
 
     def _build_anchors(self) -> Anchors:
         return Anchors(
             self._policy,
             routers=self._routers,
             reference=self._reference,
+            teacher=self._teacher,
             needs_proximal=self._objective.needs_proximal,
             num_passes=self._num_passes,
         )
@@ -259,17 +264,27 @@ class Learner:
         """Run the forward and backward pass of every row; gradients accumulate."""
         losses, seen = [], []
         for number, (row, anchor) in enumerate(zip(rows, anchors, strict=True), start=1):
-            proximal, reference, choices = anchor
             self._policy.set_last_backward(number == len(rows))
-            with self._routers.repeating(choices):
+            with self._routers.repeating(anchor.choices):
                 logprobs, entropy = self._policy(row)
-                loss = self._objective.of(row, logprobs, proximal=proximal, reference=reference)
+                loss = self._objective.of(
+                    row,
+                    logprobs,
+                    proximal=anchor.proximal,
+                    reference=anchor.reference,
+                    teacher=anchor.teacher,
+                )
                 # FSDP averages gradients over ranks; the loss is a sum over them.
                 torch.autograd.backward(loss.total * dist.get_world_size())
             losses.append(loss.total.detach())
             seen.append(logprobs.detach())
             statistics.add(
-                row, logprobs=seen[-1], entropy=entropy, row_loss=loss, reference=reference
+                row,
+                logprobs=seen[-1],
+                entropy=entropy,
+                row_loss=loss,
+                reference=anchor.reference,
+                teacher=anchor.teacher,
             )
         return _Pass(loss=torch.stack(losses).sum(), logprobs=seen)
 

@@ -9,6 +9,7 @@ kernels that are loaded later and for what the allocator cannot use.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from april_rl.config.choices import Offload
@@ -90,6 +91,7 @@ def plan_memory(
     return MemoryPlan(
         phases=(
             sizes.rollout(),
+            *sizes.teacher(),
             sizes.backward(),
             sizes.optimizer_step(),
             sizes.weight_sync(),
@@ -127,6 +129,30 @@ class _Sizes:
                 "master weights": 0.0 if away is Offload.all else self._masters(),
                 "optimizer state": 0.0 if away is not Offload.none else self._moments(),
                 **self._awake(),
+                **self._collectives(),
+            },
+        )
+
+    def teacher(self) -> Iterator[Phase]:
+        """Yield the forward passes of a teacher, whose weights are on the device only then."""
+        teacher = self._inputs.beside.teacher
+        if teacher is None:
+            return
+        stays = self._inputs.learner.offload is Offload.none
+        some = teacher.root_parameters + 2 * teacher.layer_parameters
+        yield Phase(
+            name="teacher",
+            items={
+                "master weights": self._masters(),
+                "optimizer state": self._moments() if stays else 0.0,
+                "teacher": self._teacher(),
+                "gathered layers": self._inputs.compute_bytes * some,
+                "activations": self._inputs.learner.max_tokens
+                * teacher.layer_bytes
+                * self._inputs.compute_bytes
+                / 2,
+                "logits": self._logits(),
+                **self._resting(),
                 **self._collectives(),
             },
         )
@@ -182,6 +208,7 @@ class _Sizes:
                 "master weights": self._masters() if offload is Offload.all else 0.0,
                 "optimizer state": 0.0 if offload is Offload.none else self._moments(),
                 "reference": self._reference(),
+                "teacher": self._teacher(),
                 "checkpoint": self._checkpoint(),
             },
         )
@@ -205,6 +232,7 @@ class _Sizes:
             items={
                 **self._passes(),
                 "reference": self._reference(),
+                "teacher": self._teacher(),
                 "engine weights": self._engine_weights(),
                 "KV cache": self._inputs.engine.kv_cache_gib * GIB,
                 "checkpoint": self._checkpoint(),
@@ -317,6 +345,12 @@ class _Sizes:
         if self._frozen or not self._inputs.has_reference:
             return 0.0
         return self._inputs.compute_bytes * self._model.num_parameters / self._inputs.shard_size
+
+    def _teacher(self) -> float:
+        teacher = self._inputs.beside.teacher
+        if teacher is None:
+            return 0.0
+        return self._inputs.compute_bytes * teacher.num_parameters / self._inputs.shard_size
 
 
 def _gib(size: float) -> str:

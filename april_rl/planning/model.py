@@ -13,24 +13,24 @@ from transformers import AutoConfig, PreTrainedConfig
 from april_rl.planning.errors import PreflightError
 
 
-def read_model(model_path: str) -> PreTrainedConfig:
-    """Return the model's config.json. Raise PreflightError naming model.path when there is none,
-    or when it lacks the sizes of a decoder.
+def read_model(model_path: str, *, key: str = "model.path") -> PreTrainedConfig:
+    """Return the model's config.json. Raise PreflightError naming the setting `key` when there is
+    none, or when it lacks the sizes of a decoder.
     """
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(model_path)
     except (OSError, ValueError) as error:
-        _refuse_missing_folder(model_path)
+        _refuse_missing_folder(model_path, key=key)
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise PreflightError(
-            f"model.path={model_path} is neither a Hugging Face folder nor a model that the hub "
+            f"{key}={model_path} is neither a Hugging Face folder nor a model that the hub "
             f"has ({reason})"
         ) from error
     try:
         max_context_tokens(config), num_heads(config)
     except AttributeError as error:
         raise PreflightError(
-            f"model.path={model_path}: model_type {config.model_type} is not supported "
+            f"{key}={model_path}: model_type {config.model_type} is not supported "
             "(docs/models.md lists supported types): its config.json lacks the sizes of a decoder "
             f"({error})"
         ) from error
@@ -60,17 +60,17 @@ def without_network_go_offline() -> None:
         constants.HF_HUB_OFFLINE = True
 
 
-def _refuse_missing_folder(given: str) -> None:
+def _refuse_missing_folder(given: str, *, key: str) -> None:
     """Raise PreflightError for a folder that is not there, and name those beside it; for the
     directory of a run, name an export.
     """
     path = Path(given)
     if exports := sorted(path.glob("exports/step_*"), key=lambda export: export.stat().st_mtime):
-        raise PreflightError(f"model.path={path} is a run directory: give an export, {exports[-1]}")
+        raise PreflightError(f"{key}={path} is a run directory: give an export, {exports[-1]}")
     is_marked = path.is_absolute() or given.startswith((".", "~"))
     has_parent = path.parent.is_dir() and (is_marked or path.parent != Path())
     if path.exists() or not (has_parent or is_marked):
         return
     beside = sorted(one.name for one in path.parent.iterdir())[:5] if has_parent else []
     also = f"; {path.parent} has {', '.join(beside)}" if beside else ""
-    raise PreflightError(f"model.path={given} does not exist{also}")
+    raise PreflightError(f"{key}={given} does not exist{also}")

@@ -21,6 +21,7 @@ from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import ComputeDtype
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
+from april_rl.config.teacher import TeacherConfig
 from april_rl.learner.learner import Learner
 from april_rl.learner.objective import Objective
 
@@ -94,6 +95,7 @@ def make_learner(
     path: str,
     *,
     algorithm: AlgorithmConfig = ALGORITHM,
+    teacher: TeacherConfig | None = None,
     lora: LoraConfig = NO_ADAPTERS,
     seed: int = 0,
     device: str = "cpu",
@@ -109,12 +111,14 @@ def make_learner(
     settings |= changes
     of_optimizer = {entry.name for entry in fields(OptimizerConfig)} & settings.keys()
     optimizer = OptimizerConfig(**{key: settings.pop(key) for key in of_optimizer})
+    teacher = teacher or TeacherConfig()
     return Learner(
         LearnerConfig(**settings),
         optimizer=optimizer,
         lora=lora,
-        objective=Objective(algorithm),
+        objective=Objective(algorithm, teacher_weight=teacher.weight),
         model_path=path,
+        teacher_path=teacher.path,
         device=device,
         temperature=TEMPERATURE,
         seed=seed,
@@ -217,6 +221,8 @@ def plain_update(
     ratio: str = "proximal",
     num_passes: int = 1,
     entropy_weight: float = 0.0,
+    teacher: PreTrainedModel | None = None,
+    teacher_weight: float = 0.0,
     max_grad_norm: float = MAX_GRAD_NORM,
 ) -> list[float]:
     """Make the update in plain torch, one sequence at a time; return the gradient norms."""
@@ -233,7 +239,12 @@ def plain_update(
             logprobs = plain_logprobs(model, example)
             r = torch.exp(logprobs - anchor)
             clipped = r.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
-            gain = torch.minimum(r * example.advantage, clipped * example.advantage)
+            advantages = torch.full_like(proximal, example.advantage)
+            if teacher is not None:
+                with torch.no_grad():
+                    told = plain_logprobs(teacher, example)
+                advantages = advantages + teacher_weight * (told - proximal)
+            gain = torch.minimum(r * advantages, clipped * advantages)
             bonus = entropy_weight * logprobs**2 / 2
             ((weight * (bonus - gain)).sum() / total).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)

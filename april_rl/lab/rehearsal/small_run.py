@@ -39,6 +39,7 @@ def small_run(
         config,
         name=f"rehearsal of {config.name}",
         model=replace(config.model, path=model),
+        teacher=replace(config.teacher, path=model if config.teacher.path else ""),
         data=_data(config.data, rows),
         reward=_reward(config.reward),
         evaluation=_evaluation(config.evaluation, held_out),

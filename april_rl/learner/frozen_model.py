@@ -1,6 +1,5 @@
-"""The frozen reference: the checkpoint a run started from.
-
-It is a second sharded model or, with LoRA, the policy without its adapters.
+"""Frozen models beside the policy: the reference, which is the checkpoint a run started from, and
+a teacher. Each is a sharded model; with LoRA the reference is the policy without its adapters.
 
 Legend: [N] response tokens of a row.
 """
@@ -19,8 +18,8 @@ from april_rl.learner.policy import Policy, build_policy
 from april_rl.learner.row import PackedRow
 
 
-class Reference:
-    """A frozen policy; between calls its weights are in host memory."""
+class FrozenModel:
+    """A model that is not trained; between calls its weights are in host memory."""
 
     def __init__(
         self,
@@ -31,8 +30,9 @@ class Reference:
         compute_dtype: torch.dtype,
         temperature: float,
         fused: bool,
+        on_forward: Callable[[], None] | None = None,
     ) -> None:
-        """Load this rank's shard; a collective.
+        """Load this rank's shard; a collective. `on_forward` is called after each forward pass.
 
         Weights are stored in the compute dtype: they give the same numbers as the policy before its
         first step, in half the memory of its master weights.
@@ -48,14 +48,13 @@ class Reference:
             temperature=temperature,
             fused=fused,
         ).requires_grad_(False)
+        if on_forward is not None:
+            self._policy.register_forward_hook(lambda *_: on_forward())
         self._policy.to("cpu")
-
-    def on_forward(self, call: Callable[[], None]) -> None:
-        self._policy.register_forward_hook(lambda *_: call())
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[PackedRow]]) -> list[list[Tensor]]:
-        """Return reference log-probabilities [N] of every row; nats, at the sampling temperature.
+        """Return log-probabilities [N] of every row; nats, at the sampling temperature.
 
         `rows` has one sequence per minibatch. A collective; all ranks have the same number of rows.
         """
