@@ -25,7 +25,7 @@ from april_rl.config.choices import (
 class AlgorithmConfig:
     """From rewards to per-token loss."""
 
-    # grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, gdpo, grpo_by_turn, none, or
+    # grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, gdpo, grpo_by_turn, gae, none, or
     # module:function
     advantage: str = Advantage.grpo.value
     # ppo_clip, gspo, gspo_token, cispo, sapo, dppo_tv, dppo_kl, policy_gradient, or module:function

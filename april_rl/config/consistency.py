@@ -38,6 +38,7 @@ def check_consistency(config: TrainConfig) -> None:
     _check_engine(config)
     _check_reward_sources(config)
     _check_teacher(config)
+    _check_critic(config)
 
 
 def _settings(section: object, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -62,13 +63,16 @@ def _check_names(config: TrainConfig) -> None:
     )
 
 
+_SAMPLE_BY_SAMPLE = (Advantage.reinforce_pp, Advantage.gae, Advantage.none)
+
+
 def _check_groups(config: TrainConfig) -> None:
     size, algorithm = config.rollout.group_size, config.algorithm
     is_own = algorithm.advantage not in Advantage.__members__
     require(
-        size >= 2 or is_own or algorithm.advantage in (Advantage.reinforce_pp, Advantage.none),
+        size >= 2 or is_own or algorithm.advantage in _SAMPLE_BY_SAMPLE,
         f"rollout.group_size must be >= 2 with algorithm.advantage={algorithm.advantage}, "
-        f"which compares the samples of a group (reinforce_pp does not), got {size}",
+        f"which compares the samples of a group (reinforce_pp and gae do not), got {size}",
     )
     require(
         size >= 2 or not algorithm.dynamic_sampling,
@@ -352,4 +356,28 @@ def _check_teacher(config: TrainConfig) -> None:
         not algorithm.dynamic_sampling or algorithm.advantage != Advantage.none,
         "algorithm.dynamic_sampling rejects groups of equal rewards, which algorithm.advantage="
         "none does not read: remove one of the two",
+    )
+
+
+def _check_critic(config: TrainConfig) -> None:
+    """Check that a critic is used where there is one, and that its values reach single tokens."""
+    critic, algorithm = config.critic, config.algorithm
+    if algorithm.advantage != Advantage.gae:
+        for entry in fields(critic):
+            value = getattr(critic, entry.name)
+            require(
+                value == entry.default,
+                f"critic.{entry.name}={value} has no effect with algorithm.advantage="
+                f"{algorithm.advantage}; set algorithm=ppo, or remove it",
+            )
+        return
+    require(
+        algorithm.loss != Loss.gspo,
+        "algorithm.loss=gspo takes one advantage for a response, and algorithm.advantage=gae gives "
+        "every token its own: take algorithm.loss=gspo_token",
+    )
+    require(
+        critic.warmup_steps < config.trainer.num_steps,
+        f"critic.warmup_steps must be < trainer.num_steps ({config.trainer.num_steps}), got "
+        f"{critic.warmup_steps}: the policy would never be trained",
     )

@@ -21,6 +21,7 @@ from april_rl.config.choices import (
     RouterReplay,
     Schedule,
 )
+from april_rl.config.critic import CriticConfig
 from april_rl.config.engine import EngineConfig
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.config.lora import LoraConfig
@@ -188,6 +189,7 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)

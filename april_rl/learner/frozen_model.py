@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from april_rl.learner.model.lora import without_adapters
-from april_rl.learner.policy import Policy, build_policy
+from april_rl.learner.policy import Policy
 from april_rl.learner.row import PackedRow
 
 
@@ -38,7 +38,7 @@ class FrozenModel:
         first step, in half the memory of its master weights.
         """
         self._device = device
-        self._policy = build_policy(
+        self._policy = Policy.build(
             folder,
             mesh=mesh,
             device=device,

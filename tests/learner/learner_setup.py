@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from april_rl.batch.packing import MicroBatch
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import ComputeDtype
+from april_rl.config.critic import CriticConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.config.teacher import TeacherConfig
@@ -42,7 +43,7 @@ class Example:
     token_ids: tuple[int, ...]
     num_prompt: int
     behaviour_logprobs: np.ndarray  # [R]
-    advantage: float
+    advantage: float | np.ndarray  # or that of each response token [R]
     age: int
 
     @property
@@ -96,6 +97,7 @@ def make_learner(
     *,
     algorithm: AlgorithmConfig = ALGORITHM,
     teacher: TeacherConfig | None = None,
+    critic: CriticConfig | None = None,
     lora: LoraConfig = NO_ADAPTERS,
     seed: int = 0,
     device: str = "cpu",
@@ -119,6 +121,7 @@ def make_learner(
         objective=Objective(algorithm, teacher_weight=teacher.weight),
         model_path=path,
         teacher_path=teacher.path,
+        critic=critic,
         device=device,
         temperature=TEMPERATURE,
         seed=seed,
@@ -239,7 +242,7 @@ def plain_update(
             logprobs = plain_logprobs(model, example)
             r = torch.exp(logprobs - anchor)
             clipped = r.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
-            advantages = torch.full_like(proximal, example.advantage)
+            advantages = torch.zeros_like(proximal) + torch.as_tensor(example.advantage)
             if teacher is not None:
                 with torch.no_grad():
                     told = plain_logprobs(teacher, example)
