@@ -54,6 +54,10 @@ class Advantage(StrEnum):
     none = "none"  # 0: rewards are logged and not trained; with teacher.path
 
 
+# Formulas that do not compare the samples of a group, and so learn from equal rewards, too.
+SAMPLE_BY_SAMPLE = (Advantage.reinforce_pp, Advantage.gae, Advantage.none)
+
+
 class Loss(StrEnum):
     """The policy loss; april_rl/algorithm/losses.py has formulas and sources."""
 

@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 
 from april_rl.config.checks import finite, require
 from april_rl.config.choices import (
+    SAMPLE_BY_SAMPLE,
     Advantage,
     Correction,
     Device,
@@ -63,14 +64,11 @@ def _check_names(config: TrainConfig) -> None:
     )
 
 
-_SAMPLE_BY_SAMPLE = (Advantage.reinforce_pp, Advantage.gae, Advantage.none)
-
-
 def _check_groups(config: TrainConfig) -> None:
     size, algorithm = config.rollout.group_size, config.algorithm
     is_own = algorithm.advantage not in Advantage.__members__
     require(
-        size >= 2 or is_own or algorithm.advantage in _SAMPLE_BY_SAMPLE,
+        size >= 2 or is_own or algorithm.advantage in SAMPLE_BY_SAMPLE,
         f"rollout.group_size must be >= 2 with algorithm.advantage={algorithm.advantage}, "
         f"which compares the samples of a group (reinforce_pp and gae do not), got {size}",
     )

@@ -1,12 +1,15 @@
-"""Models beside the policy: reads what a teacher is, and refuses one that cannot score the
-policy's tokens.
+"""Models beside the policy: reads what a teacher and a critic are, and refuses a teacher that
+cannot score the policy's tokens.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from april_rl.config import TrainConfig
+from april_rl.config.choices import Advantage
 from april_rl.config.lora import LoraConfig
 from april_rl.planning.errors import PreflightError
 from april_rl.planning.memory_inputs import Beside
@@ -16,28 +19,57 @@ from april_rl.planning.sizes import context_length
 
 def read_beside(config: TrainConfig, model: PreTrainedConfig) -> Beside:
     """Return the sizes of the models beside the policy `model`. Raise PreflightError naming
-    teacher.path when it is not a model, or cannot score what the policy samples.
+    teacher.path or critic.path when it is not a model, or cannot read what the policy samples.
     """
+    teacher = critic = None
+    if config.teacher.path:
+        teacher = read_model(config.teacher.path, key="teacher.path")
+        _check_vocabularies(config)
+        _check_reads_all(config, teacher, model, key="teacher.path")
+    if config.algorithm.advantage == Advantage.gae:
+        path = config.critic.path
+        critic = read_model(path, key="critic.path") if path else model
+        _check_reads_all(config, critic, model, key="critic.path")
+    return beside_sizes(teacher=teacher, critic=critic)
+
+
+def beside_sizes(*, teacher: PreTrainedConfig | None, critic: PreTrainedConfig | None) -> Beside:
+    """Return the sizes of the two models; a critic has a head of one row, and ties nothing."""
     from april_rl.learner.model.model_sizes import model_sizes  # it needs torch
 
-    path = config.teacher.path
-    if not path:
-        return Beside()
-    teacher = read_model(path, key="teacher.path")
-    needed, key = context_length(config, is_training=True)
-    if (most := max_context_tokens(teacher)) < needed:
-        raise PreflightError(
-            f"teacher.path={path} reads {most} tokens, and {key} = {needed}: lower it, or choose "
-            "another teacher"
+    beside = Beside() if teacher is None else Beside(teacher=model_sizes(teacher, LoraConfig()))
+    if critic is None:
+        return beside
+    sizes, text = model_sizes(critic, LoraConfig()), critic.get_text_config()
+    head = text.vocab_size * text.hidden_size
+    num_parameters = sizes.num_parameters - (0 if text.tie_word_embeddings else head)
+    return beside._replace(
+        critic=replace(
+            sizes,
+            num_parameters=num_parameters,
+            num_trained=num_parameters,
+            root_parameters=sizes.root_parameters - head,
+            embedding_unit=head,
         )
-    _check_vocabularies(config)
-    ours, theirs = (one.get_text_config().vocab_size for one in (model, teacher))
+    )
+
+
+def _check_reads_all(
+    config: TrainConfig, beside: PreTrainedConfig, model: PreTrainedConfig, *, key: str
+) -> None:
+    """Require that a model knows every token of the policy, and reads the longest sequence."""
+    needed, setting = context_length(config, is_training=True)
+    if (most := max_context_tokens(beside)) < needed:
+        raise PreflightError(
+            f"{key}: the model reads {most} tokens, and {setting} = {needed}: lower it, or choose "
+            "another model"
+        )
+    ours, theirs = (one.get_text_config().vocab_size for one in (model, beside))
     if theirs < ours:
         raise PreflightError(
-            f"teacher.path={path} has {theirs} tokens and the policy {ours}: a teacher has to give "
-            "every token of the policy a probability"
+            f"{key}: the model has {theirs} tokens and the policy {ours}: it has to read every "
+            "token of the policy"
         )
-    return Beside(teacher=model_sizes(teacher, LoraConfig()))
 
 
 def _check_vocabularies(config: TrainConfig) -> None:

@@ -21,6 +21,7 @@ class Beside(NamedTuple):
     """The models beside the policy that have sizes of their own."""
 
     teacher: ModelSizes | None = None
+    critic: ModelSizes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

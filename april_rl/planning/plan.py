@@ -61,14 +61,15 @@ def draft(requested: TrainConfig, machine: Machine, *, is_training: bool = True)
     beside = read_beside(config, model_config) if is_training else Beside()
     if is_training:
         check_router_replay(model, config.learner.router_replay)
+    num_trained = model.num_trained + (beside.critic.num_trained if beside.critic else 0)
     lines = (
         str(layout),
         *unused_gpus(layout, gpus=machine.num_gpus, where=machine.name),
         *auto_choices(requested, config),
         *inert_settings(requested, device=layout.device),
-        *(short_stop_deadline(config, model) if is_training else ()),
+        *(short_stop_deadline(config, num_trained=num_trained) if is_training else ()),
         policy_line(model),
-        *_teacher_line(config, beside),
+        *_beside_lines(config, beside),
     )
     return Draft(config=config, layout=layout, model=model, beside=beside, lines=lines)
 
@@ -103,8 +104,11 @@ def policy_line(model: ModelSizes) -> str:
     return f"policy: {model.num_parameters / 1e6:.1f} million parameters{trained}"
 
 
-def _teacher_line(config: TrainConfig, beside: Beside) -> Iterator[str]:
-    """Yield what the start says about a teacher."""
+def _beside_lines(config: TrainConfig, beside: Beside) -> Iterator[str]:
+    """Yield what the start says about a teacher and a critic."""
+    if beside.critic is not None:
+        path = config.critic.path or config.model.path
+        yield f"critic: from {path}, {beside.critic.num_trained / 1e6:.1f} million trained"
     if beside.teacher is not None:
         size = beside.teacher.num_parameters / 1e6
         yield f"teacher: {config.teacher.path}, {size:.1f} million parameters"

@@ -35,7 +35,7 @@ def resolve(path: str, *, key: str = "path") -> str:
         return path
     name = path.removeprefix(PREFIX)
     if name not in _FILES:
-        is_model = key in ("model.path", "teacher.path")
+        is_model = key in ("model.path", "teacher.path", "critic.path")
         fitting = [PREFIX + known for known in _FILES if (known in _MODELS) == is_model]
         known = " or ".join(fitting)
         raise UnknownBuiltinError(f"{key}={path}: no such builtin; choose {known}")
@@ -49,8 +49,8 @@ def resolve_builtins(config: TrainConfig) -> None:
     UnknownBuiltinError naming the key.
     """
     config.model.path = _model(config.model.path, key="model.path")
-    if config.teacher.path:
-        config.teacher.path = _model(config.teacher.path, key="teacher.path")
+    for key, section in (("teacher.path", config.teacher), ("critic.path", config.critic)):
+        section.path = _model(section.path, key=key) if section.path else ""
     config.data.path = resolve(config.data.path, key="data.path")
     for name, source in config.data.sources.items():
         source.path = resolve(source.path, key=f"data.sources.{name}.path")

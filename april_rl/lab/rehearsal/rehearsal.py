@@ -18,7 +18,7 @@ from pathlib import Path
 from textwrap import indent
 
 from april_rl.config import TrainConfig
-from april_rl.config.lora import LoraConfig
+from april_rl.config.choices import Advantage
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.store import plain_config
 from april_rl.config.task import PromptSetConfig
@@ -37,6 +37,7 @@ from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
 from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.learner.model.sizes import ModelSizes
+from april_rl.planning.beside import beside_sizes
 from april_rl.planning.errors import PreflightError
 from april_rl.planning.memory_inputs import Beside
 from april_rl.planning.model import read_model, without_network_go_offline
@@ -110,11 +111,14 @@ class Rehearsal:
 
     def _beside(self) -> Beside:
         """Return the sizes of the models beside the policy."""
-        path = self.config.teacher.path
-        if not path:
-            return Beside()
-        teacher = read_model(self._model_config(path, key="teacher.path"))
-        return Beside(teacher=model_sizes(teacher, LoraConfig()))
+        config, found = self.config, {}
+        if config.teacher.path:
+            path = self._model_config(config.teacher.path, key="teacher.path")
+            found["teacher"] = read_model(path)
+        if config.algorithm.advantage == Advantage.gae:
+            path = self._model_config(config.critic.path or config.model.path, key="critic.path")
+            found["critic"] = read_model(path)
+        return beside_sizes(teacher=found.get("teacher"), critic=found.get("critic"))
 
     def _data(self, tokenizer: Tokenizer) -> None:
         """Look at every training and evaluation set, and keep a few rows of each."""
