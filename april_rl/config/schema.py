@@ -138,8 +138,8 @@ class LearnerConfig:
     shard_size: int = within(">= 0", 0)
     # on GPU; a checkpoint reads what has been moved to the host
     offload: Offload = Offload.none
-    # mixtures of experts: the pass from which later minibatches repeat the experts of each token,
-    # so that a ratio compares two policies with the same experts
+    # mixtures of experts: the pass whose experts an update repeats for each token, so that a ratio
+    # compares two policies with the same experts
     router_replay: RouterReplay = RouterReplay.none
 
     def __post_init__(self) -> None:

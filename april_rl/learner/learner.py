@@ -261,7 +261,7 @@ class Learner:
         for number, (row, anchor) in enumerate(zip(rows, anchors, strict=True), start=1):
             proximal, reference, choices = anchor
             self._policy.set_last_backward(number == len(rows))
-            with self._routers.repeating(choices):
+            with self._routers.repeating(choices or self._routers.of_engine(row.experts)):
                 logprobs, entropy = self._policy(row)
                 loss = self._objective.of(row, logprobs, proximal=proximal, reference=reference)
                 # FSDP averages gradients over ranks; the loss is a sum over them.

@@ -33,6 +33,9 @@ class PackedRow:
     advantages: Tensor  # [N]
     is_comparable: Tensor  # [N], bool: engine and learner should agree on this token
     loss_weights: Tensor  # [N]
+    # [T, layers, experts of a token] on the host, those that the engine chose; -1: not known. None:
+    # the engine has reported none.
+    experts: Tensor | None
 
     @classmethod
     def of(cls, micro_batch: MicroBatch, *, device: torch.device) -> PackedRow:
@@ -53,4 +56,12 @@ class PackedRow:
             advantages=select(micro_batch.advantages),
             is_comparable=select(micro_batch.is_comparable),
             loss_weights=select(micro_batch.loss_weights),
+            experts=_experts(micro_batch),
         )
+
+
+def _experts(micro_batch: MicroBatch) -> Tensor | None:
+    experts, is_routed = micro_batch.experts, micro_batch.is_routed
+    if experts is None or is_routed is None:
+        return None
+    return torch.from_numpy(np.where(is_routed[:, None, None], experts.astype(np.int16), -1))
