@@ -1,5 +1,5 @@
 """Routers of mixtures of experts, which can repeat the choices of an earlier forward pass, or those
-that the engine made when it sampled the tokens (rollout routing replay, Ma et al. 2025, section 3).
+that the engine made when it sampled the tokens (rollout routing replay, Ma et al. 2025).
 
 Legend: [T] tokens of a packed row, [K] experts of a token. A router scores all experts, and takes
 the best K with `torch.topk`. To repeat a choice its own code runs again, and only that call answers
