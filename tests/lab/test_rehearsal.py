@@ -14,6 +14,7 @@ from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.findings import share_longer_than
 from april_rl.lab.rehearsal.real_size import scenario_at_real_size
+from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.planning.model import read_model
 
@@ -211,6 +212,14 @@ def test_gains_are_those_of_a_run_that_has_decided_whether_it_keeps_caches(overr
     assert scenario_at_real_size(config, sizes, assumed).keeps_parked is keeps
     with pytest.raises(AssertionError, match="has not been decided"):
         _ = Resume.auto.keeps_caches
+
+
+@pytest.mark.parametrize(("replay", "rehearsed"), [("engine", "learner"), ("none", "none")])
+def test_a_rehearsal_repeats_no_experts_of_an_engine(replay, rehearsed):
+    """Fails when it ends with the message that no engine on CPU reports them."""
+    config = to_config(compose_overrides(["+recipe=tiny_cpu", f"learner.router_replay={replay}"]))
+    small = small_run(config, model="folder", rows={}, held_out={})
+    assert small.learner.router_replay.value == rehearsed
 
 
 @pytest.mark.slow
