@@ -82,7 +82,7 @@ def _as_hydra_takes(arguments: Sequence[str]) -> list[str]:
     Raise ConfigError for an option that is unknown.
     """
     parser = get_args_parser()
-    parser.exit_on_error = False
+    parser.exit_on_error = parser.allow_abbrev = False
     try:
         _, others = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
@@ -156,6 +156,10 @@ def run(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it when it is imported
     interrupts = Interrupts()
+    from april_rl.commands.early_resume import is_over
+
+    if is_over(config, run_dir):
+        return
     check_early(config)
     with garbage_collection_paused():
         from april_rl.assembly.run import assemble

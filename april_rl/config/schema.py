@@ -202,6 +202,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require(self.resume != "", "resume must be auto, a path or null, got nothing")
+        require(
+            self.resume not in ("true", "True", "false", "False"),
+            f"resume must be auto, a path or null, got {self.resume}; write "
+            f"resume={'auto' if self.resume in ('true', 'True') else 'null'}",
+        )
 
     @property
     def observation_tokens(self) -> int:
