@@ -161,7 +161,18 @@ def print_sum(value: str) -> str:
     [
         ({"data": [1, 2]}, "data has no rows that can be written"),
         ({"data": [{"prompt": {1, 2}}]}, "set is not JSON"),
-        ({"data": {"prompt_column": "question"}}, "give a list of dicts"),
+        ({"data": {"prompt": ["1"]}}, r"a dict as data is settings .* rows are a list of dicts"),
+        ({"data": {"template": "odd"}}, "data.template must be chat or plain, got odd"),
+        (
+            {"reward": {"functoin": "exact"}},
+            r"dict as reward is settings .* reward=FUNCTION",
+        ),
+        ({"reward_funcs": [len]}, r"functions are given .* TRL's reward_funcs is"),
+        (
+            {"train_dataset": [{"prompt": "1"}]},
+            r"rows .* TRL's train_dataset is here",
+        ),
+        ({"resume": "absent"}, "resume=absent is neither a checkpoint"),
         ({"held_out": [{"prompt": "1"}]}, r"held_out is a dict of rows by .* \{'test': rows\}"),
         ({"tools": ["add"]}, "tools is a list of functions"),
         ({"tools": len}, "tools is a list of functions"),
