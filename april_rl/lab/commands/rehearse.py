@@ -49,9 +49,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def _rehearse(arguments: Sequence[str]) -> int:
     from april_rl.commands.early_checks import check_early
-    from april_rl.config.store import compose_overrides, to_config
-    from april_rl.lab.rehearsal.assumptions import Assumptions
+    from april_rl.config import TrainConfig
+    from april_rl.config.store import ConfigError, compose_overrides, to_config
+    from april_rl.config.wrong_settings import wrong_option
+    from april_rl.lab.rehearsal.assumptions import NAMES, Assumptions
 
+    if options := [word for word in arguments if word.startswith("-")]:
+        own_names = ("output", "quick", *NAMES)
+        raise ConfigError(wrong_option(options[0], arguments, TrainConfig, own=own_names))
     own = dict(a.split("=", 1) for a in arguments if a.startswith(("output=", "quick=")))
     rest = [a for a in arguments if a.partition("=")[0] not in ("output", "quick")]
     assumed, overrides = Assumptions.of(rest)

@@ -9,7 +9,7 @@ from typing import Self
 from april_rl.config import TrainConfig
 from april_rl.errors import RunError
 
-_NAMES = ("gpu_gib", "mean_response_tokens", "accept")
+NAMES = ("gpu_gib", "mean_response_tokens", "accept")
 
 
 class AssumptionError(RunError):
@@ -29,8 +29,8 @@ class Assumptions:
         """Return the assumptions among the arguments `KEY=VALUE`, and the other arguments. Raise
         AssumptionError for a number that is not above 0.
         """
-        given = dict(word.split("=", 1) for word in arguments if word.partition("=")[0] in _NAMES)
-        others = [word for word in arguments if word.partition("=")[0] not in _NAMES]
+        given = dict(word.split("=", 1) for word in arguments if word.partition("=")[0] in NAMES)
+        others = [word for word in arguments if word.partition("=")[0] not in NAMES]
         numbers = {key: _positive(key, text) for key, text in given.items() if key != "accept"}
         accept = given.get("accept", "").strip("[]").replace(" ", "").split(",")
         return cls(**numbers, accept=tuple(filter(None, accept))), others
