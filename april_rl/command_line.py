@@ -40,6 +40,8 @@ from april_rl.types import OnStep
 
 register()
 
+_OF_HYDRA = ("--config-path", "-cp", "--config-name", "-cn")  # the file that they name is ours
+
 
 def run_directory(resume: str | None, name: str, fresh: str) -> str:
     """Return the run directory for runs without hydra.run.dir.
@@ -87,7 +89,9 @@ def _as_hydra_takes(arguments: Sequence[str]) -> list[str]:
         _, others = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
-    if unknown := [word for word in others if word.startswith("-")]:
+    unknown = [word for word in arguments if word.partition("=")[0] in _OF_HYDRA]
+    unknown += [word for word in others if word.startswith("-")]
+    if unknown:
         raise ConfigError(wrong_option(unknown[0], arguments, TrainConfig))
     return as_hydra_takes(without_folder(arguments))
 

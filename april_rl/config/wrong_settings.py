@@ -95,6 +95,8 @@ def _wrong_setting(error: OmegaConfBaseException, schema: type, overrides: Seque
     _, _, value = given.partition("=") if given else line.rpartition("value: ")
     if error_key := re.search(r"\[(\d+)\]$", key):  # an entry of a list
         value = value.strip("[]").split(",")[int(error_key[1])].strip()
+    if named := re.match(r"Value '(.*)' of type '", line):
+        value = value if given else named[1]
     got = f", got {value}" if given or value != line else f" ({line})"
     return f"{key} must be {expected_value(key, schema)}{got}"
 
@@ -154,7 +156,7 @@ def wrong_option(
     behind = words[words.index(word) + 1 :]
     if not has_value:
         value = behind[0] if behind and "=" not in behind[0] else ""
-    if key == "config" or is_yaml(value):
+    if key in ("config", "config_path", "cp", "config_name", "cn") or is_yaml(value):
         return f"{option} is not an option: {_OWN_RECIPE}"
     if key == "recipe":
         return f"{option} is not an option: write +recipe={value or 'NAME'}"

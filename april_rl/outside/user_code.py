@@ -20,6 +20,7 @@ from types import FunctionType, TracebackType
 from typing import Any, Self, cast
 
 from april_rl.config.secrets import hint_at_forgotten
+from april_rl.errors import RunError
 
 GIB = 1 << 30
 # Arguments that a reward gets when it names them, with a default or not.
@@ -174,7 +175,8 @@ class Caught:
         """Store the error's last line and its file and line, and suppress the error."""
         if error is not None:
             last_line, place = traceback.format_exception_only(error)[-1].strip(), _place(error, tb)
-            if not place and type(error) in (TypeError, ModuleNotFoundError):
+            is_ours = type(error) in (TypeError, ModuleNotFoundError) or isinstance(error, RunError)
+            if not place and is_ours:
                 last_line = str(error)  # of this package: a sentence
             hint = hint_at_forgotten(last_line)
             self.message = f"{last_line}{place}{_limit(error)}{hint}"

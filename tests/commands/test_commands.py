@@ -100,3 +100,10 @@ def test_wrong_arguments_of_a_command_are_one_line(
     assert shown.out == ""
     assert shown.err.startswith(f"error: {message}")
     assert shown.err.count("\n") == 1
+
+
+def test_an_argument_of_rehearse_with_dashes_is_answered_with_the_word_to_write(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["rehearse", "+recipe=tiny_cpu", "--gpu_gib=24"]) == 1
+    assert capsys.readouterr().err == "error: --gpu_gib is not an option: write gpu_gib=24\n"

@@ -105,6 +105,8 @@ WRONG = [
      "--config-dir FOLDER +recipe=NAME"),
     ("--config=mine.yaml", "--config is not an option: a recipe of yours is "
      "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),
+    ("--config-name=mine", "--config-name is not an option: a recipe of yours is "
+     "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),
     ("--recipe=tiny_gpu", "--recipe is not an option: write +recipe=tiny_gpu"),
     ("--num_steps=3", "--num_steps is not an option. Settings are written KEY=VALUE, and num_steps "
      "is not a setting; did you mean trainer.num_steps?"),
