@@ -171,6 +171,8 @@ def evaluate(
     _refuse_wrong_place()
     if config_dir is not None:
         register_folder(Path(config_dir))
+    if not isinstance(settings.get("data", {}), Mapping):
+        raise ConfigError("evaluate takes rows as held_out={NAME: rows}; data is for training")
     folder = Path(output or time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))
     with _restore_process():
         words = _words(recipe, overrides, settings | _sections(reward=reward))
@@ -200,7 +202,7 @@ def _sections(**given: object) -> dict[str, object]:
 
 def _words(recipe: str, overrides: Sequence[Override], settings: Mapping[str, object]) -> list[str]:
     """Return the words of the command line that mean the same."""
-    if not isinstance(recipe, str):
+    if not isinstance(recipe, str) or {*"+=,"} & {*recipe}:
         raise ConfigError(
             f"the first argument is the name of a recipe, such as 'tiny_cpu', got {recipe!r:.60}"
         )
@@ -249,8 +251,10 @@ def _file_of(rows: Rows, argument: str, folder: Path) -> str | Path:
             rows.to_parquet(path)
         return path
     path = folder / f"{argument}.jsonl"
+    if isinstance(rows, Sequence) and not rows:
+        raise ConfigError(f"{argument} has no rows: the list is empty")
     try:
-        lines = [json.dumps(dict(row)) for row in rows]
+        lines = [_line_of(row) for row in rows]
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{argument} has no rows that can be written ({error}): give a list of dicts of text "
@@ -258,6 +262,13 @@ def _file_of(rows: Rows, argument: str, folder: Path) -> str | Path:
         ) from error
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
+
+
+def _line_of(row: object) -> str:
+    """Return a row as JSON; raise TypeError or ValueError for one that cannot be written."""
+    if not isinstance(row, Mapping):
+        raise TypeError(f"a row is a dict, got {row!r:.60}")
+    return json.dumps(dict(row))
 
 
 def _name_of(reward: Reward, folder: Path) -> str:
@@ -290,6 +301,8 @@ def _tools(folder: Path, tools: Sequence[Callable[..., object]]) -> Iterator[str
 
 def _functions(folder: Path, functions: Mapping[str, Callable[..., object]]) -> Iterator[str]:
     """Copy functions, and yield the settings that name them."""
+    if not isinstance(functions, Mapping):
+        raise ConfigError("functions is a dict of functions by setting: {'algorithm.loss': loss}")
     for key, function in functions.items():
         if not callable(function):
             raise ConfigError(f"functions[{key!r}] is a {type(function).__name__}; give a function")

@@ -223,6 +223,8 @@ def _no_such_choice(path: str, options: Iterable[str], recipes: Iterable[str]) -
     near = get_close_matches(name, known, n=1)
     near = near or [one for one in known if PurePosixPath(one).name == name]
     hint = f"did you mean {near[0]}? " if near else ""
+    if is_recipe and is_yaml(name):
+        return f"there is no {group} {name}; {_OWN_RECIPE}"
     others = f"{LIST_OF_RECIPES}; a recipe of yours needs --config-dir FOLDER"
     others = others if is_recipe else f"Known: {', '.join(known)}"
     return f"there is no {group} {name}; {hint}{others}"

@@ -59,6 +59,8 @@ WRONG = [
     ("rehearsal.accept=[one_update]", "rehearsal.accept is not a setting any more: give gpu_gib, "
      "mean_response_tokens and accept to python -m april_rl rehearse; remove it"),
     # a choice that is not there
+    ("+recipe=mine.yaml", "there is no recipe mine.yaml; a recipe of yours is "
+     "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),
     ("recipe=tiny_cp", f"there is no recipe tiny_cp; did you mean tiny_cpu? {RECIPES}"),
     ("+recipe=qwen3_4b_deepmath_gspo", "there is no recipe qwen3_4b_deepmath_gspo; did you mean "
      f"paper/qwen3_4b_deepmath_gspo? {RECIPES}"),
