@@ -54,7 +54,6 @@ _MEANT = {
     "evaluation.k": "evaluation.num_samples",
     "k": "evaluation.num_samples",
     "epochs": "trainer.num_steps",
-    "reward": "reward.function",
 }
 _OWN_RECIPE = "a recipe of yours is FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"
 

@@ -106,7 +106,9 @@ def _names_without(path: str, wanted: set[str]) -> list[str]:
 
 
 def check_file(path: str, *, where: str) -> None:
-    """Raise DataError unless the file has a known ending, may be read, and is not empty."""
+    """Raise DataError unless the file is here, has a known ending and can be read, with content."""
+    if "://" in path:
+        raise DataError(f"{where} is an address: download the file and give its path")
     if Path(path).suffix not in FORMATS:
         raise DataError(f"{where}: a data file must end in {', '.join(FORMATS)}")
     try:
