@@ -226,7 +226,9 @@ class Rehearsal:
     def _steps(self, model: str, tokenizer: Tokenizer) -> None:
         """Run two steps of a tiny model; an error in them is a finding."""
         folder = self.folder / "model"
-        num_parameters = write_tiny_model(folder, config_path=model)
+        num_parameters = write_tiny_model(
+            folder, config_path=model, num_tokens=tokenizer.num_tokens
+        )
         tokenizer.save(folder)
         self.say(
             f"steps       two, on this machine, {num_parameters / 1e6:.0f} million random "
