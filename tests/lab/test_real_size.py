@@ -12,7 +12,7 @@ from april_rl.planning.memory_check import Room
 from april_rl.planning.memory_plan import GIB
 
 SMALL_GPUS = {"qwen3_0_6b_smoke": 24, "qwen3_0_6b_gsm8k": 24, "qwen3_4b_lora": 24}
-SMALL_GPUS |= {"qwen3_1_7b_gsm8k": 24, "qwen3_8b_lora": 48}
+SMALL_GPUS |= {"qwen3_1_7b_gsm8k": 24, "qwen3_8b_lora": 48, "r1_distill_1_5b_python": 24}
 
 
 def test_a_token_of_a_4b_model_takes_144_kib_and_its_weights_come_first():
