@@ -4,9 +4,9 @@
 
 Each part runs in processes of its own, so that one that fails does not end the others. The results
 are in acceptance.json and acceptance.md (one page: what was expected, what was measured, what it
-means, what to set) after each part. Stop it when you like: the next start continues with the parts
-that are missing. Parts that are named run again. The folder is outputs/gpu_acceptance; every
-command's log is in its logs/.
+means, what to set) after each part; calibration.json is for python -m april_rl rehearse. Stop it
+when you like: the next start continues with the parts that are missing. Parts that are named run
+again. The folder is outputs/gpu_acceptance; every command's log is in its logs/.
 
 Without a GPU everything runs at tiny size, which shows that it works. Without vLLM the parts that
 need no engine run. Exit status 0: nothing failed; 1: a part failed; 2: wrong arguments.
@@ -34,6 +34,7 @@ PARTS: tuple[Part, ...] = (  # in order of value
     Part("environment", "environment", 1, parts.environment, needs_engine=False),
     Part("gpu_tests", "GPU tests", 4, parts.gpu_tests, needs_engine=False),
     Part("learner", "learner: MFU, compiled functions, offload", 4, parts.learner, False),
+    Part("engine", "engine: speeds, weight sync in parts, sleep", 3, parts.engine),
     Part("async", "asynchronous scheduling and ticks", 6, runs.asynchronous),
     Part("sync", "weight sync", 2, runs.sync),
     Part("smoke", "ten steps of qwen3_0_6b_smoke", 4, runs.smoke),

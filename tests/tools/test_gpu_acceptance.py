@@ -21,6 +21,7 @@ from own_process import wait_until
 from source_tree import ROOT
 
 from april_rl.config.store import compose_overrides, to_config
+from april_rl.lab.simulator.calibration import Calibration
 
 TOOL = ROOT / "tools" / "gpu_acceptance.py"
 GPU = Machine(
@@ -40,6 +41,14 @@ class WithoutVllm(PathFinder):
 
 sys.meta_path = [WithoutVllm if finder is PathFinder else finder for finder in sys.meta_path]
 """
+SYNC = {"gather_s": 0.2, "load_s": 0.1, "bytes": 1.2e9}
+MEASURED = {
+    "engine": {
+        **{"device": "NVIDIA H200", "decode_bytes_per_s": 3.4e12, "between_steps_s": 1e-3},
+        **{"prefill_flops_per_s": 4e14, "asleep_gib": 1.2, "sync": SYNC},
+    },
+    "learner": {"tflops": 165.0},
+}
 PLANTED = "libcudart.so.13: cannot open shared object file"
 
 
@@ -79,6 +88,21 @@ def test_the_limit_is_four_times_the_largest_mismatch_rounded_up_to_one_digit():
     assert calibrate(smoke("Qwen/Qwen3-0.6B", 0.0125)) == 0.05  # is not rounded up to 0.06
     assert calibrate(smoke("random", 0.0125)) is None
     assert calibrate({"environment": outcome()}) is None
+
+
+def test_a_calibration_is_written_once_learner_and_engine_are_measured(tmp_path):
+    """Fails when a key or a unit is not the one that predictions read."""
+    parts = {name: outcome(values=values) for name, values in MEASURED.items()}
+    path = tmp_path / "calibration.json"
+    for name in MEASURED:
+        assert not path.exists()
+        outcomes = {each: parts[each] for each in MEASURED if each <= name}
+        Results(folder=tmp_path, machine=GPU, outcomes=outcomes).write(gpu_acceptance.PARTS)
+    found = Calibration.read(path)
+    assert (found.device, found.update_flops_per_s) == ("NVIDIA H200", 165e12)
+    assert found.sync_bytes_per_s == pytest.approx(1.2e9 / 0.3)
+    assert found.rates.bytes_per_s == 3.4e12
+    assert f"calibration={path}" in (tmp_path / "acceptance.md").read_text()
 
 
 def test_results_are_read_back_unchanged_and_refused_on_another_machine(tmp_path):
@@ -243,6 +267,16 @@ def test_without_vllm_the_learner_is_measured_and_the_rest_says_why_not(tmp_path
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert statuses(folder) == {"sync": "skipped", "learner": "done", "keep": "skipped"}
     assert (folder / "acceptance.md").read_text().count("vLLM is not installed: make setup") == 4
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_the_engine_is_measured_and_a_calibration_is_written(tmp_path):
+    ended = accept(tmp_path, "parts=learner,engine")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert Calibration.read(tmp_path / "calibration.json").update_flops_per_s > 0
+    assert "gather" in (tmp_path / "acceptance.md").read_text()
 
 
 @pytest.mark.soak

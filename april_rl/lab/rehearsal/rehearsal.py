@@ -196,7 +196,7 @@ class Rehearsal:
 
     def _memory(self, model: ModelSizes) -> None:
         """Plan the memory of the real model on the machine that the recipe names."""
-        memory = memory_at_real_size(self.config, model, gpu_gib=self.assumed.gpu_gib)
+        memory = memory_at_real_size(self.config, model, self.assumed)
         self.say(f"memory      of the real model\n{indent(memory.table, '  ')}")
         self.findings += memory.findings
 
@@ -210,8 +210,9 @@ class Rehearsal:
             return
         tokens = self.assumed.response_tokens(self.config)
         table = gains_table(self.config, model, self.assumed)
+        gpu = self.assumed.calibration.device if self.assumed.calibration else "H100"
         self.say(
-            "gain        of over-sampling over the synchronous loop, simulated for H100 GPUs and "
+            f"gain        of over-sampling over the synchronous loop, simulated for {gpu} GPUs and "
             f"lognormal lengths,\n            mean {tokens:,.0f} tokens "
             f"(mean_response_tokens)\n{indent(table, '  ')}"
         )
