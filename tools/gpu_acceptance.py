@@ -26,6 +26,7 @@ from pathlib import Path
 from acceptance import parts, runs
 from acceptance.page import Outcome, Results
 from acceptance.session import NO_MACHINE, FailedError, Machine, Part, Session, SkippedError
+from acceptance.tensor_parallel import tensor_parallel
 
 # For the commands that are started: nothing in their logs but their own lines.
 os.environ |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
@@ -42,6 +43,7 @@ PARTS: tuple[Part, ...] = (  # in order of value
     Part("graphs", "CUDA graphs against eager", 4, runs.graphs),
     Part("keep", "keep against re-prefill", 5, runs.keep),
     Part("workers", "all devices against one", 4, runs.workers),
+    Part("tensor_parallel", "engines of several GPUs, a rank killed", 10, tensor_parallel),
 )
 NAMES = tuple(part.name for part in PARTS)
 
@@ -53,7 +55,7 @@ class UsageError(Exception):
 def main(arguments: Sequence[str]) -> int:
     """Run the parts that are not there yet, or those that are named; return the exit status."""
     if {"-h", "--help"} & set(arguments):
-        lines = (f"  {part.name:<12}{part.minutes:>3g}  {part.title}\n" for part in PARTS)
+        lines = (f"  {part.name:<16}{part.minutes:>3g}  {part.title}\n" for part in PARTS)
         print(f"{__doc__}{''.join(lines)}")
         return 0
     try:

@@ -17,6 +17,7 @@ from acceptance import runs
 from acceptance.device import sheet_tflops
 from acceptance.page import Outcome, Results, calibrate
 from acceptance.session import FailedError, Machine, Measured, Part, Row, Session, SkippedError
+from acceptance.tensor_parallel import kill_rank, row_of_kill, rows_of_run, tensor_parallel
 from own_process import wait_until
 from source_tree import ROOT
 
@@ -103,6 +104,53 @@ def test_a_calibration_is_written_once_learner_and_engine_are_measured(tmp_path)
     assert found.sync_bytes_per_s == pytest.approx(1.2e9 / 0.3)
     assert found.rates.bytes_per_s == 3.4e12
     assert f"calibration={path}" in (tmp_path / "acceptance.md").read_text()
+
+
+def steps_with(*mismatch: float) -> list[dict[str, float]]:
+    return [{"time/step_s": 2.0, "mismatch/logprob_abs_mean": each} for each in mismatch]
+
+
+@pytest.mark.parametrize(
+    ("mismatch", "as_expected"),
+    [
+        ((0.002, 0.004, 0.003, 0.004, 0.003), [True, True]),
+        ((0.002, 0.4, 0.6, 0.8, 1.0), [True, False]),  # the engine keeps its first weights
+        ((0.002, 0.003), [False, True]),
+    ],
+)
+def test_engines_of_several_gpus_need_every_step_and_a_small_mismatch(mismatch, as_expected):
+    rows = rows_of_run(2, steps_with(*mismatch))
+    assert [row.is_as_expected for row in rows] == as_expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_as_expected"),
+    [
+        ({}, True),
+        ({"status": 1}, False),
+        ({"steps": [1, 2, 2, 3, 4, 5]}, False),
+        ({"has_restarted": False}, False),
+        ({"num_workers": 0}, False),  # nothing was killed
+    ],
+)
+def test_a_killed_rank_needs_a_restart_and_every_step_once(changes, is_as_expected):
+    found = {"num_workers": 4, "status": 0, "has_restarted": True, "steps": [1, 2, 3, 4, 5]}
+    assert row_of_kill(found | changes).is_as_expected is is_as_expected
+
+
+def test_engines_of_several_gpus_are_skipped_with_fewer(tmp_path):
+    with pytest.raises(SkippedError, match="it needs 4 GPUs; this machine has 1"):
+        tensor_parallel(Session(tmp_path, GPU))
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_a_run_of_two_ranks_continues_after_one_is_killed(tmp_path):
+    two = ["runtime.num_workers=2", "engine.tensor_parallel_size=2", "engine.kv_cache_gib=0.25"]
+    found = kill_rank(str(tmp_path / "killed"), [*two, "runtime.threads=1"])
+    assert row_of_kill(found).is_as_expected, found
+    assert found["num_workers"] == 2
 
 
 def test_results_are_read_back_unchanged_and_refused_on_another_machine(tmp_path):
