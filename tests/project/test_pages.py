@@ -77,7 +77,8 @@ _COMPOSED = re.compile(
     r"\s*(?:\w+=\S+ )*python -m april_rl(?:\.train| train| rehearse| profile| data| evaluate) (.*)"
 )
 _PATTERN = "data.answer_pattern="
-_OF_COMMANDS = ("write=", "output=", "against=", "temperature=")  # not settings of a run
+# Not settings of a run.
+_OF_COMMANDS = ("write=", "output=", "against=", "temperature=", "calibration=")
 
 
 def command_lines(path: Path) -> list[str]:
