@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import cloudpickle
 
 from april_rl.checkpointing.run_lock import own
-from april_rl.command_line import run
+from april_rl.command_line import run, run_directory
 from april_rl.commands.evaluate import run_evaluation
+from april_rl.config import TrainConfig
 from april_rl.config.python_settings import as_overrides
 from april_rl.config.store import (
     ConfigError,
@@ -32,6 +33,7 @@ from april_rl.config.store import (
     register_folder,
     to_config,
 )
+from april_rl.config.wrong_settings import keys, unknown_setting
 from april_rl.errors import RunError
 from april_rl.supervision.interrupts import SIGNALS
 from april_rl.tracking.labels import run_labels
@@ -43,6 +45,10 @@ if TYPE_CHECKING:
     from april_rl.evaluation.report import Report
 
 _INPUTS = "inputs"  # folder in the run directory: what was given as objects
+_NOT_SETTINGS = {  # how to give what is not settings, by argument
+    "data": "rows are a list of dicts, data=[{'prompt': ..., 'answer': ...}]",
+    "reward": "a reward is a function, reward=FUNCTION",
+}
 
 
 @runtime_checkable
@@ -53,6 +59,8 @@ class Table(Protocol):
         """Write the rows into a file."""
 
 
+# Arguments that have the name of a section take its settings, too, as any other section does.
+Section = Mapping[str, object]
 Rows = Table | Sequence[Mapping[str, object]] | str | Path  # in memory, or the path of a file
 Reward = Callable[..., list[float]] | str  # a function, or the text of reward.function
 Override = str | Mapping[str, object]  # key=value, or settings as nested as a recipe
@@ -100,9 +108,9 @@ def train(
     *overrides: Override,
     run_dir: str | Path | None = None,
     config_dir: str | Path | None = None,
-    data: Rows | None = None,
+    data: Rows | Section | None = None,
     held_out: Mapping[str, Rows] | None = None,
-    reward: Reward | None = None,
+    reward: Reward | Section | None = None,
     tools: Sequence[Callable[..., object]] = (),
     functions: Mapping[str, Callable[..., object]] | None = None,
     on_step: OnStep | None = None,
@@ -114,12 +122,12 @@ def train(
     Recipes of your own are in `config_dir`/recipe.
     `data` and the sets of `held_out`, by name, have the columns that `data.*` names (prompt and
     answer); `reward` is called with prompts, responses and answers in a process of its own, so a
-    function of a notebook is copied there with what it refers to. `tools` are functions that the
-    policy may call, described by their type hints and docstrings; every data set has them then
-    (docs/environments.md). `functions` are functions by the setting that would name them, such as
-    algorithm.loss (docs/own_algorithm.md). `on_step` gets the row of
-    metrics.jsonl of every step, from 0 (the first evaluation) on; when it returns True the run ends
-    with an evaluation, a checkpoint and an export.
+    function of a notebook is copied there with what it refers to. A dict as `data` or `reward` is
+    settings of that section. `tools` are functions that the policy may call, described by their
+    type hints and docstrings; every data set has them then (docs/environments.md). `functions` are
+    functions by the setting that would name them, such as algorithm.loss (docs/own_algorithm.md).
+    `on_step` gets the row of metrics.jsonl of every step, from 0 (the first evaluation) on; when it
+    returns True the run ends with an evaluation, a checkpoint and an export.
 
     Raise RunError for what is wrong with them, or with a setting; KeyboardInterrupt after Ctrl-C,
     when everything is saved.
@@ -129,10 +137,10 @@ def train(
         raise ConfigError(f"on_step is a function of a step and its metrics, got {on_step!r}")
     if config_dir is not None:
         register_folder(Path(config_dir))
-    words = _words(recipe, overrides, settings)
+    words = _words(recipe, overrides, settings | _sections(data=data, reward=reward))
     config = to_config(compose_overrides(words))
     fresh = Path("outputs", config.name, time.strftime("%Y-%m-%d_%H-%M-%S"))
-    path = Path(run_dir) if run_dir else fresh
+    path = Path(run_dir or run_directory(config.resume, config.name, str(fresh)))
     with _restore_process(), own(path):
         labels = run_labels(config.name, overrides=words, seed=config.seed)
         words += _objects(path / _INPUTS, data, held_out or {}, reward)
@@ -151,7 +159,7 @@ def evaluate(
     output: str | Path | None = None,
     config_dir: str | Path | None = None,
     held_out: Mapping[str, Rows] | None = None,
-    reward: Reward | None = None,
+    reward: Reward | Section | None = None,
     tools: Sequence[Callable[..., object]] = (),
     **settings: object,
 ) -> Report:
@@ -163,17 +171,38 @@ def evaluate(
     _refuse_wrong_place()
     if config_dir is not None:
         register_folder(Path(config_dir))
+    if not isinstance(settings.get("data", {}), Mapping):
+        raise ConfigError("evaluate takes rows as held_out={NAME: rows}; data is for training")
     folder = Path(output or time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))
     with _restore_process():
-        words = _words(recipe, overrides, settings)
+        words = _words(recipe, overrides, settings | _sections(reward=reward))
         words += _objects(folder / _INPUTS, None, held_out or {}, reward)
         words += _tools(folder / _INPUTS, tools)
         return run_evaluation(words, folder)
 
 
+def _sections(**given: object) -> dict[str, object]:
+    """Return the arguments that are settings of the section of their name, since each is a dict.
+    Raise ConfigError for a dict that is meant as rows or functions.
+    """
+    sections: dict[str, object] = {}
+    for name, section in given.items():
+        if not isinstance(section, Mapping):
+            continue
+        sections[name] = section
+        known = {key for key in keys(TrainConfig) if key.startswith(f"{name}.")}
+        for key in section:
+            if f"{name}.{key}" not in known and f"{name}.{key}".rpartition(".")[0] not in known:
+                raise ConfigError(
+                    f"a dict as {name} is settings of that section; {_NOT_SETTINGS[name]}. "
+                    + unknown_setting(f"{name}.{key}", TrainConfig)
+                )
+    return sections
+
+
 def _words(recipe: str, overrides: Sequence[Override], settings: Mapping[str, object]) -> list[str]:
     """Return the words of the command line that mean the same."""
-    if not isinstance(recipe, str):
+    if not isinstance(recipe, str) or {*"+=,"} & {*recipe}:
         raise ConfigError(
             f"the first argument is the name of a recipe, such as 'tiny_cpu', got {recipe!r:.60}"
         )
@@ -192,17 +221,20 @@ def _words(recipe: str, overrides: Sequence[Override], settings: Mapping[str, ob
 
 
 def _objects(
-    folder: Path, data: Rows | None, held_out: Mapping[str, Rows], reward: Reward | None
+    folder: Path,
+    data: Rows | Section | None,
+    held_out: Mapping[str, Rows],
+    reward: Reward | Section | None,
 ) -> Iterator[str]:
     """Write what was given as objects, and yield the settings that name the files."""
-    if data is not None:
+    if data is not None and not isinstance(data, Mapping):
         yield from as_overrides({"data.path": _file_of(data, "data", folder)})
     if not isinstance(held_out, Mapping):
         raise ConfigError("held_out is a dict of rows by the name of the set: {'test': rows}")
     for name, rows in held_out.items():
         path = _file_of(rows, f"held_out_{name}", folder)
         yield from as_overrides({"evaluation.sets": {name: {"path": path}}})
-    if reward is not None:
+    if reward is not None and not isinstance(reward, Mapping):
         yield from as_overrides({"reward.function": _name_of(reward, folder)})
 
 
@@ -219,8 +251,10 @@ def _file_of(rows: Rows, argument: str, folder: Path) -> str | Path:
             rows.to_parquet(path)
         return path
     path = folder / f"{argument}.jsonl"
+    if isinstance(rows, Sequence) and not rows:
+        raise ConfigError(f"{argument} has no rows: the list is empty")
     try:
-        lines = [json.dumps(dict(row)) for row in rows]
+        lines = [_line_of(row) for row in rows]
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{argument} has no rows that can be written ({error}): give a list of dicts of text "
@@ -228,6 +262,13 @@ def _file_of(rows: Rows, argument: str, folder: Path) -> str | Path:
         ) from error
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
+
+
+def _line_of(row: object) -> str:
+    """Return a row as JSON; raise TypeError or ValueError for one that cannot be written."""
+    if not isinstance(row, Mapping):
+        raise TypeError(f"a row is a dict, got {row!r:.60}")
+    return json.dumps(dict(row))
 
 
 def _name_of(reward: Reward, folder: Path) -> str:
@@ -260,6 +301,8 @@ def _tools(folder: Path, tools: Sequence[Callable[..., object]]) -> Iterator[str
 
 def _functions(folder: Path, functions: Mapping[str, Callable[..., object]]) -> Iterator[str]:
     """Copy functions, and yield the settings that name them."""
+    if not isinstance(functions, Mapping):
+        raise ConfigError("functions is a dict of functions by setting: {'algorithm.loss': loss}")
     for key, function in functions.items():
         if not callable(function):
             raise ConfigError(f"functions[{key!r}] is a {type(function).__name__}; give a function")

@@ -40,6 +40,8 @@ from april_rl.types import OnStep
 
 register()
 
+_OF_HYDRA = ("--config-path", "-cp", "--config-name", "-cn")  # the file that they name is ours
+
 
 def run_directory(resume: str | None, name: str, fresh: str) -> str:
     """Return the run directory for runs without hydra.run.dir.
@@ -82,12 +84,14 @@ def _as_hydra_takes(arguments: Sequence[str]) -> list[str]:
     Raise ConfigError for an option that is unknown.
     """
     parser = get_args_parser()
-    parser.exit_on_error = False
+    parser.exit_on_error = parser.allow_abbrev = False
     try:
         _, others = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
-    if unknown := [word for word in others if word.startswith("-")]:
+    unknown = [word for word in arguments if word.partition("=")[0] in _OF_HYDRA]
+    unknown += [word for word in others if word.startswith("-")]
+    if unknown:
         raise ConfigError(wrong_option(unknown[0], arguments, TrainConfig))
     return as_hydra_takes(without_folder(arguments))
 
@@ -156,6 +160,10 @@ def run(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it when it is imported
     interrupts = Interrupts()
+    from april_rl.commands.early_resume import is_over
+
+    if is_over(config, run_dir):
+        return
     check_early(config)
     with garbage_collection_paused():
         from april_rl.assembly.run import assemble

@@ -58,6 +58,19 @@ class Prompt:
     has_environment: bool = False  # turns are answered by one; else a response is a single turn
 
 
+class Experts(NamedTuple):
+    """Experts that an engine's routers chose for consecutive tokens of a sample."""
+
+    # [tokens · layers · experts of a token], flat: 1 byte each, or 2 in a model of more than 256
+    numbers: array[int]
+    num_layers: int  # of the whole model; in a layer without experts the numbers mean nothing
+    num_chosen: int  # for a token in a layer
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.numbers) // (self.num_layers * self.num_chosen)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """The result of one request to an engine: a whole turn, or a part when `finish_reason` is None.
@@ -74,6 +87,9 @@ class Completion:
     token_ids: Sequence[int]  # [R of this completion]
     logprobs: Sequence[float]  # behaviour_logprobs [R of this completion]
     finish_reason: FinishReason | None
+    # With learner.router_replay=engine those of the tokens that the engine read for it, which end
+    # before its last token and begin after what earlier completions of its context have.
+    experts: Experts | None = None
 
     @property
     def is_kept(self) -> bool:

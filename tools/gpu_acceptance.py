@@ -4,9 +4,9 @@
 
 Each part runs in processes of its own, so that one that fails does not end the others. The results
 are in acceptance.json and acceptance.md (one page: what was expected, what was measured, what it
-means, what to set) after each part. Stop it when you like: the next start continues with the parts
-that are missing. Parts that are named run again. The folder is outputs/gpu_acceptance; every
-command's log is in its logs/.
+means, what to set) after each part; calibration.json is for python -m april_rl rehearse. Stop it
+when you like: the next start continues with the parts that are missing. Parts that are named run
+again. The folder is outputs/gpu_acceptance; every command's log is in its logs/.
 
 Without a GPU everything runs at tiny size, which shows that it works. Without vLLM the parts that
 need no engine run. Exit status 0: nothing failed; 1: a part failed; 2: wrong arguments.
@@ -26,6 +26,7 @@ from pathlib import Path
 from acceptance import parts, runs
 from acceptance.page import Outcome, Results
 from acceptance.session import NO_MACHINE, FailedError, Machine, Part, Session, SkippedError
+from acceptance.tensor_parallel import tensor_parallel
 
 # For the commands that are started: nothing in their logs but their own lines.
 os.environ |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
@@ -34,6 +35,7 @@ PARTS: tuple[Part, ...] = (  # in order of value
     Part("environment", "environment", 1, parts.environment, needs_engine=False),
     Part("gpu_tests", "GPU tests", 4, parts.gpu_tests, needs_engine=False),
     Part("learner", "learner: MFU, compiled functions, offload", 4, parts.learner, False),
+    Part("engine", "engine: speeds, weight sync in parts, sleep", 3, parts.engine),
     Part("async", "asynchronous scheduling and ticks", 6, runs.asynchronous),
     Part("sync", "weight sync", 2, runs.sync),
     Part("smoke", "ten steps of qwen3_0_6b_smoke", 4, runs.smoke),
@@ -41,6 +43,7 @@ PARTS: tuple[Part, ...] = (  # in order of value
     Part("graphs", "CUDA graphs against eager", 4, runs.graphs),
     Part("keep", "keep against re-prefill", 5, runs.keep),
     Part("workers", "all devices against one", 4, runs.workers),
+    Part("tensor_parallel", "engines of several GPUs, a rank killed", 10, tensor_parallel),
 )
 NAMES = tuple(part.name for part in PARTS)
 
@@ -52,7 +55,7 @@ class UsageError(Exception):
 def main(arguments: Sequence[str]) -> int:
     """Run the parts that are not there yet, or those that are named; return the exit status."""
     if {"-h", "--help"} & set(arguments):
-        lines = (f"  {part.name:<12}{part.minutes:>3g}  {part.title}\n" for part in PARTS)
+        lines = (f"  {part.name:<16}{part.minutes:>3g}  {part.title}\n" for part in PARTS)
         print(f"{__doc__}{''.join(lines)}")
         return 0
     try:

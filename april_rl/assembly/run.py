@@ -82,7 +82,6 @@ def assemble(
     drafted = draft(config, machine_of(config))
     config, layout = drafted.config, drafted.layout
     directory = RunDirectory(run_dir, config, layout.shown_in(plain), resumed, labels)
-    directory.check()
     packer = build_packer(
         config, num_ranks=layout.num_workers, hidden_size=drafted.model.hidden_size
     )

@@ -19,7 +19,7 @@ from april_rl.checkpointing.resume import AUTO, Resumed
 from april_rl.config import TrainConfig
 from april_rl.tracking.labels import RunLabels
 from april_rl.tracking.terminal import View
-from april_rl.tracking.tracker import Tracker, check_unused, config_text
+from april_rl.tracking.tracker import Tracker, config_text
 
 _UNTOLD = ("resume", "run_dir")
 
@@ -33,11 +33,6 @@ class RunDirectory:
     shown: Mapping[str, object]  # the configuration as config.yaml shows it
     resumed: Resumed | None
     labels: RunLabels | None = None  # of the trackers
-
-    def check(self) -> None:
-        """Raise RunDirectoryError where a new run would mix with the files of another one."""
-        if self._first_step() is None:
-            check_unused(self.path)
 
     def take_over(self, view: View) -> Tracker:
         """Return the tracker, which continues the metrics and samples of the directory.
@@ -67,8 +62,6 @@ class RunDirectory:
             view.message(f"resumed from {resumed.path}, after step {resumed.manifest.step}")
             if changes := changes_since(resumed.path, self.shown):
                 view.message(f"changed since that checkpoint: {', '.join(changes)}")
-        elif config.resume == AUTO:
-            view.message("resume=auto found no unfinished run to continue: this is a new one")
         return tracker
 
     def _first_step(self) -> int | None:

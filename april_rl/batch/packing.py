@@ -5,7 +5,8 @@ Legend: [T] positions of a packed row, [R] response tokens of a sample. Rows are
 *predicting* position: position t carries what belongs to the token at t + 1 of the same sequence,
 so a sequence of P + R tokens has its response at positions P - 1 … P + R - 2 and nothing at its
 last one. What an environment says between the turns is in the sequence, and in no mask. A sample
-with several contexts is several sequences, one after the other, and one response.
+with several contexts is several sequences, one after the other, and one response. Experts are
+those of the token at t itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from april_rl.batch.staleness import (
     staleness_metrics,
 )
 from april_rl.metrics import Histogram, Mean, Metrics, Sum
-from april_rl.types import Sample, ScoredGroup
+from april_rl.types import Completion, Sample, ScoredGroup
 
 # The dummy row of a rank without samples left: all ranks make the same number of passes.
 _DUMMY_TOKENS = 2
@@ -50,6 +51,8 @@ class MicroBatch:
     ages: NDArray[np.int32]  # [T], policy versions between sampling and this update; 0 elsewhere
     is_comparable: NDArray[np.bool_]  # [T], age 0 and sampled on a KV cache of the same weights
     loss_weights: NDArray[np.float32]  # [T], weight of a token in the loss of its minibatch
+    experts: NDArray[np.uint8 | np.uint16] | None = None  # [T, layers, experts of a token]
+    is_routed: NDArray[np.bool_] | None = None  # [T], whether `experts` has those of this token
 
 
 # minibatches[m][rank][k] is micro-batch k of a rank in optimizer step m.
@@ -267,4 +270,26 @@ def pack_row(weighed: Sequence[_Weighed]) -> MicroBatch:
         ages=ages,
         is_comparable=is_comparable,
         loss_weights=weights,
+        **_experts([row.sample for row, _ in weighed], size),
     )
+
+
+def _experts(samples: Sequence[Sample], size: int) -> dict[str, NDArray[Any]]:
+    """Return the fields `experts` and `is_routed` of a row of `size` tokens; none of them when no
+    engine has reported experts.
+    """
+    first = next((c.experts for s in samples for c in s.completions if c.experts), None)
+    if first is None:
+        return {}
+    shape = size, first.num_layers, first.num_chosen
+    experts, is_routed = np.zeros(shape, first.numbers.typecode), np.zeros(size, np.bool_)
+    end = 0
+    for sample in samples:
+        end += len(sample.prompt.token_ids)
+        for span in sample.spans:
+            end += len(span.token_ids)
+            if isinstance(span, Completion) and span.experts is not None:
+                tokens = slice(end - 1 - span.experts.num_tokens, end - 1)
+                experts[tokens] = np.asarray(span.experts.numbers).reshape(-1, *shape[1:])
+                is_routed[tokens] = True
+    return {"experts": experts, "is_routed": is_routed}

@@ -21,8 +21,9 @@ from safetensors.numpy import load_file, save_file
 from april_rl.checkpointing.file_mode import mode_of_new_files
 from april_rl.errors import RunError
 
-Plain = Any  # dicts with string keys, lists, numbers, strings, None, arrays of type i or d
-_COLUMNS = {"i": "int32", "d": "float64"}  # by the array's typecode
+Plain = Any  # dicts with string keys, lists, numbers, strings, None, arrays of these types
+# By the array's typecode.
+_COLUMNS = {"B": "uint8", "H": "uint16", "i": "int32", "d": "float64"}
 _TYPECODES = {column: typecode for typecode, column in _COLUMNS.items()}
 
 

@@ -99,6 +99,12 @@ def checkpoint_at(path: Path, *, key: str = "") -> Path:
         found = latest(root)
     if found is not None:
         return found
+    if (path / "config.json").is_file():
+        run = f"{key}{path.parent.parent}" if path.parent.name == "exports" else f"{key}RUN"
+        raise CheckpointError(
+            f"{key}{path} is a policy without its optimizer and its data: {run} continues the run, "
+            f"model.path={path} begins a new one"
+        )
     paths = [*(one.path for one in list_saved(root)), *list_abandoned(root)]
     names = ", ".join(path.name for path in paths) or "no checkpoint"
     raise CheckpointError(

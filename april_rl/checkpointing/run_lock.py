@@ -55,7 +55,10 @@ def own(run_dir: Path) -> Iterator[None]:
     Wait until it is known whether an owner on another machine is alive. Raise RunOwnedError, naming
     the owner, when a living process owns the directory; nothing is changed then.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"run directory {run_dir} cannot be made: {error.strerror}") from error
     path, is_over = run_dir / FILE, threading.Event()
     with _free(path, creates=True) as opened:
         mine = _sign(opened)

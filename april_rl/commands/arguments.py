@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from difflib import get_close_matches
 from typing import NoReturn
 
 
@@ -14,10 +15,26 @@ class Arguments(argparse.ArgumentParser):
         """Print what is wrong, and end the program with status 2."""
         kind, _, what = message.partition(": ")
         if kind == "unrecognized arguments":
-            text = f"{what.split()[0]} is not an option; settings are written KEY=VALUE"
+            text = self._unknown(what.split())
         elif kind == "the following arguments are required":
             text = f"{what} is missing"
         else:
             plain = message.removeprefix("argument ")
             text = re.sub(r"invalid \S+ value: '(.*)'$", r"must be a number, got \1", plain)
-        self.exit(2, f"error: {text}. {self.prog} --help shows what it takes\n")
+        stop = "" if text.endswith("?") else "."
+        self.exit(2, f"error: {text}{stop} {self.prog} --help shows what it takes\n")
+
+    def _unknown(self, words: list[str]) -> str:
+        """Return what is wrong with words that belong to no argument."""
+        places = [action for action in self._actions if not action.option_strings]
+        options = [word for word in words if word.startswith("-")]
+        if not options:
+            taken = " ".join(str(place.metavar or place.dest) for place in places)
+            return f"{' '.join(words)} is too much, it takes {taken}"
+        option = options[0].partition("=")[0]
+        if any(place.dest == "settings" for place in places):
+            return f"{option} is not an option; settings are written KEY=VALUE"
+        known = [name for name in self._option_string_actions if name not in ("-h", "--help")]
+        near = get_close_matches(option, known, n=1, cutoff=0.75)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+        return f"{option} is not an option; {hint}"

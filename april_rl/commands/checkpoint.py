@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,14 @@ def main(arguments: Sequence[str]) -> int:
         takes = ", ".join(_KEEP)
         print(f"error: {unknown[0]} is not an option; prune takes {takes}", file=sys.stderr)
         return 2
-    if wanted not in (*actions, "prune") or len(paths) != 1 or (kept and wanted != "prune"):
+    if wanted not in (names := (*actions, "prune")):
+        near = get_close_matches(wanted, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(names)}"
+        print(f"error: checkpoint has no {wanted}; {hint}", file=sys.stderr)
+        return 2
+    if len(paths) != 1 or (kept and wanted != "prune"):
         print(
-            f"error: give one command (show, verify, list or prune) and one PATH\n{_USAGE}",
+            f"error: {wanted} takes one PATH, got {' '.join(arguments[1:]) or 'none'}\n{_USAGE}",
             file=sys.stderr,
         )
         return 2

@@ -8,6 +8,7 @@ from april_rl.config import TrainConfig
 from april_rl.data.files import check_files
 from april_rl.errors import RunError
 from april_rl.outside.user_code import Caught, check_named
+from april_rl.planning.model_folder import check_model_folder
 from april_rl.planning.versions import check_versions
 from april_rl.rewards.functions import reward_functions
 from april_rl.tiny.builtins import resolve_builtins
@@ -15,11 +16,15 @@ from april_rl.tiny.builtins import resolve_builtins
 
 def check_early(config: TrainConfig, *, trains: bool = True, evaluates: bool = True) -> None:
     """Replace the builtin paths of `config`, and raise RunError for a version that does not fit, a
-    data file or column that is missing, or a function of the user's that is not there. A command
-    that does not train, or does not evaluate, leaves out what only that needs.
+    model, a data file or a column that is missing, or a function of the user's that is not there.
+    A command that does not train, or does not evaluate, leaves out what only that needs.
     """
     check_versions()
     resolve_builtins(config)
+    check_model_folder(config.model.path)
+    for key, path in (("teacher.path", config.teacher.path), ("critic.path", config.critic.path)):
+        if path and trains:
+            check_model_folder(path, key=key)
     check_files(config, trains=trains, evaluates=evaluates)
     for key, function in _functions(config, trains=trains):
         if ":" not in function:

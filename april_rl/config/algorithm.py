@@ -20,6 +20,12 @@ from april_rl.config.choices import (
     Ratio,
 )
 
+# The loss and the advantage of each algorithm in configs/algorithm that has another name.
+PARTS: dict[str, dict[str, str]] = {
+    "loss": dict.fromkeys(("grpo", "dapo", "dr_grpo", "ppo"), "ppo_clip") | {"dppo": "dppo_tv"},
+    "advantage": dict.fromkeys(("cispo", "dapo", "dppo", "gspo"), "grpo") | {"ppo": "gae"},
+}
+
 
 @dataclass(slots=True, kw_only=True)
 class AlgorithmConfig:
@@ -123,6 +129,12 @@ class AlgorithmConfig:
             ("advantage", self.advantage, Advantage),
             ("loss", self.loss, Loss),
         ):
+            part = PARTS[key].get(value)
+            require(
+                part is None,
+                f"algorithm.{key} takes a part of an algorithm, got {value}: write "
+                f"algorithm={value} for all of it, or algorithm.{key}={part}",
+            )
             require_function(f"algorithm.{key}", value, known=list(known.__members__))
             own += [] if value in known.__members__ else [value]
         if self.group_filter:

@@ -34,7 +34,8 @@ def require_function(
     if OWN_FUNCTION.fullmatch(f"{module}:{name}") and not value.endswith(".py"):
         raise ValueError(f"{key} must be {form}, got {value}; did you mean {module}:{name}?")
     choices = f"{form} or one of {', '.join(known)}" if known else form
-    near = get_close_matches(value, known, n=1)
+    longer = [name for name in known if name.startswith(f"{value}_")]  # ppo for ppo_clip
+    near = longer or get_close_matches(value, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     if not near and name.isidentifier():
         hint = f"; write {module}{'.' if module else ''}{name}:NAME for one of yours"

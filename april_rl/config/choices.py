@@ -149,6 +149,7 @@ class RouterReplay(Enum):
 
     none = "none"  # every pass chooses its own
     learner = "learner"  # the pass that computed the proximal log-probabilities
+    engine = "engine"  # the engine's, when it sampled the tokens
 
     @property
     def is_on(self) -> bool:

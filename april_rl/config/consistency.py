@@ -16,6 +16,7 @@ from april_rl.config.choices import (
     OnStale,
     Ratio,
     Resume,
+    RouterReplay,
     Sleep,
     Speculation,
 )
@@ -299,6 +300,12 @@ def _check_engine(config: TrainConfig) -> None:
         not (guesses and config.rollout.resume is Resume.keep),
         f"{setting} has guesses under way between two engine steps, which a sample that is "
         "parked with its KV cache cannot keep: take rollout.resume=reprefill",
+    )
+    require(
+        engine.prefix_caching or config.learner.router_replay is not RouterReplay.engine,
+        "learner.router_replay=engine needs engine.prefix_caching=true, because vLLM stores the "
+        "experts of a token with the blocks of its prefix cache: set it, or take "
+        "learner.router_replay=learner",
     )
 
 

@@ -14,6 +14,7 @@ NAMES: dict[str, dict[str, str]] = {
         "gradient_accumulation_steps": "trainer.num_minibatches",
         "num_iterations": "trainer.num_passes",
         "max_steps": "trainer.num_steps",
+        "num_train_epochs": "trainer.num_steps",
         "per_device_train_batch_size": "learner.max_tokens",
         "max_completion_length": "rollout.max_response_tokens",
         "scale_rewards": "algorithm.advantage",
@@ -31,6 +32,9 @@ NAMES: dict[str, dict[str, str]] = {
         "vllm_importance_sampling_clip_max": "algorithm.tis_cap",
         "off_policy_mask_threshold": "algorithm.opsm_threshold",
         "mask_truncated_completions": "algorithm.mask_truncated",
+        "top_p": "no top-p or top-k in training",
+        "top_k": "no top-p or top-k in training",
+        "min_p": "no top-p or top-k in training",
         "learning_rate": "optimizer.lr",
         "train_dataset": "data.path",
         "reward_funcs": "reward.function",
@@ -39,6 +43,8 @@ NAMES: dict[str, dict[str, str]] = {
         "tools": "environment.function",
         "eval_dataset": "evaluation.sets",
         "eval_steps": "evaluation.every",
+        "num_generations_eval": "evaluation.num_samples",
+        "use_vllm": "always vLLM",
         "vllm_gpu_memory_utilization": "engine.gpu_memory_utilization",
         "vllm_enable_sleep_mode": "engine.sleep",
         "vllm_tensor_parallel_size": "engine.tensor_parallel_size",
@@ -47,6 +53,8 @@ NAMES: dict[str, dict[str, str]] = {
         "peft_config": "lora.rank",
         "save_steps": "checkpoint.every_steps",
         "resume_from_checkpoint": "resume=auto",
+        "output_dir": "hydra.run.dir",
+        "report_to": "tracking.backends",
     },
     "verl": {
         "actor_rollout_ref.model.path": "model.path",
@@ -55,10 +63,13 @@ NAMES: dict[str, dict[str, str]] = {
         "actor_rollout_ref.actor.ppo_mini_batch_size": "trainer.num_minibatches",
         "ppo_epochs": "trainer.num_passes",
         "trainer.total_training_steps": "trainer.num_steps",
+        "trainer.total_epochs": "trainer.num_steps",
         "ppo_max_token_len_per_gpu": "learner.max_tokens",
         "data.max_response_length": "rollout.max_response_tokens",
         "data.max_prompt_length": "data.max_prompt_tokens",
         "rollout.temperature": "rollout.temperature",
+        "rollout.top_p": "no top-p or top-k in training",
+        "rollout.top_k": "no top-p or top-k in training",
         "rollout.over_sample_rate": "rollout.over_sampling_factor",
         "trainer.v1.trainer_mode": "rollout.over_sampling_factor",
         "trainer.v1.sampler.max_off_policy_threshold": "rollout.max_staleness",
@@ -76,6 +87,7 @@ NAMES: dict[str, dict[str, str]] = {
         "use_kl_loss": "algorithm.kl",
         "kl_loss_type": "algorithm.kl",
         "kl_loss_coef": "algorithm.kl_coefficient",
+        "algorithm.kl_ctrl.kl_coef": "algorithm.kl_coefficient",
         "entropy_coeff": "algorithm.entropy_coefficient",
         "algorithm.rollout_correction": "algorithm.correction",
         "actor.optim.lr": "optimizer.lr",
@@ -88,6 +100,8 @@ NAMES: dict[str, dict[str, str]] = {
         "data.val_files": "evaluation.sets",
         "trainer.test_freq": "evaluation.every",
         "trainer.val_before_train": "always before the first step",
+        "rollout.val_kwargs.n": "evaluation.num_samples",
+        "rollout.name": "always vLLM",
         "rollout.gpu_memory_utilization": "engine.gpu_memory_utilization",
         "rollout.free_cache_engine": "engine.sleep",
         "rollout.tensor_model_parallel_size": "engine.tensor_parallel_size",
@@ -99,6 +113,8 @@ NAMES: dict[str, dict[str, str]] = {
         "model.lora_alpha": "lora.alpha",
         "trainer.save_freq": "checkpoint.every_steps",
         "trainer.resume_mode": "resume=auto",
+        "trainer.default_local_dir": "hydra.run.dir",
+        "trainer.logger": "tracking.backends",
     },
     "slime": {
         "--hf-checkpoint": "model.path",
@@ -106,10 +122,13 @@ NAMES: dict[str, dict[str, str]] = {
         "--n-samples-per-prompt": "rollout.group_size",
         "--num-steps-per-rollout": "trainer.num_minibatches",
         "--num-rollout": "trainer.num_steps",
+        "--num-epoch": "trainer.num_steps",
         "--max-tokens-per-gpu": "learner.max_tokens",
         "--rollout-max-response-len": "rollout.max_response_tokens",
         "--rollout-max-prompt-len": "data.max_prompt_tokens",
         "--rollout-temperature": "rollout.temperature",
+        "--rollout-top-p": "no top-p or top-k in training",
+        "--rollout-top-k": "no top-p or top-k in training",
         "--over-sampling-batch-size": "rollout.over_sampling_factor",
         "--partial-rollout": "rollout.refill",
         "--mask-offpolicy-in-partial-rollout": "rollout.on_stale",
@@ -121,6 +140,7 @@ NAMES: dict[str, dict[str, str]] = {
         "--use-kl-loss": "algorithm.kl",
         "--kl-loss-type": "algorithm.kl",
         "--kl-loss-coef": "algorithm.kl_coefficient",
+        "--kl-coef": "algorithm.kl_coefficient",
         "--entropy-coef": "algorithm.entropy_coefficient",
         "--use-tis": "algorithm.correction",
         "--tis-clip": "algorithm.tis_cap",
@@ -133,6 +153,7 @@ NAMES: dict[str, dict[str, str]] = {
         "--custom-generate-function-path": "environment.function",
         "--eval-prompt-data": "evaluation.sets",
         "--eval-interval": "evaluation.every",
+        "--n-samples-per-eval-prompt": "evaluation.num_samples",
         "--sglang-mem-fraction-static": "engine.gpu_memory_utilization",
         "--offload": "engine.sleep",
         "--rollout-num-gpus-per-engine": "engine.tensor_parallel_size",
@@ -140,6 +161,8 @@ NAMES: dict[str, dict[str, str]] = {
         "--actor-num-gpus-per-node": "runtime.num_workers",
         "--save-interval": "checkpoint.every_steps",
         "--load": "resume=auto",
+        "--save": "hydra.run.dir",
+        "--use-wandb": "tracking.backends",
     },
 }
 
@@ -157,7 +180,8 @@ def called_here(key: str) -> str:
     found.sort(key=lambda entry: _as_key(entry[1]) != key)  # a name that is the key itself first
     if found:
         trainer, name, here = found[0]
-        return f"{trainer}'s {name} is here: {here} ({_PAGE})"
+        verb = ":" if " " in here else " is here:"  # a sentence, or the name of a setting
+        return f"{trainer}'s {name}{verb} {here} ({_PAGE})"
     owners = [trainer for trainer, name, _ in _all_names() if name.startswith(f"{key}.")]
     return f"it is a section of {owners[0]}; {_PAGE} has its settings" if owners else ""
 

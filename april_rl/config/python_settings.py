@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 
 from april_rl.config.schema import TrainConfig
 from april_rl.config.store import NAMED_BY_USERS, ConfigError
+from april_rl.config.wrong_settings import unknown_setting
 
 # Sections, whose settings are overridden one by one, as the entries are that a user names.
 _SECTIONS = {
@@ -32,6 +33,12 @@ def as_overrides(settings: Mapping[str, object]) -> list[str]:
 def _overrides(settings: Mapping[str, object], prefix: str) -> Iterator[str]:
     for name, value in settings.items():
         key = f"{prefix}{name}"
+        is_known = key.partition(".")[0] in TrainConfig.__dataclass_fields__
+        if not is_known and not isinstance(value, str | Real | None):
+            raise ConfigError(
+                "rows and functions are given as data, held_out, reward, tools and functions. "
+                + unknown_setting(key, TrainConfig)
+            )
         if isinstance(value, Mapping) and key in _SECTIONS:
             yield from _overrides(value, f"{key}.")
         else:

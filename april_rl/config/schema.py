@@ -129,8 +129,8 @@ class LearnerConfig:
     # above 5 times it a step is skipped and the weights are synced again, before the run ends
     max_mismatch: float = within("> 0", 0.05)
     compute_dtype: ComputeDtype = ComputeDtype.auto
-    # compile normalisations, MLPs and the output layer's passes into few kernels: the same numbers
-    # but for roundings, faster on GPUs; needs a C compiler. auto: on GPUs
+    # compile normalisations, MLPs, rotary embeddings and the output layer's passes into few
+    # kernels: the same numbers but for roundings, faster on GPUs; needs a C compiler. auto: on GPUs
     fused: bool | str = "auto"
     # share of the layers whose activations are computed twice: less memory, slower; true: all,
     # false: none, auto: the smallest share with which the memory plan fits, and the run says why
@@ -140,8 +140,8 @@ class LearnerConfig:
     shard_size: int = within(">= 0", 0)
     # on GPU; a checkpoint reads what has been moved to the host
     offload: Offload = Offload.none
-    # mixtures of experts: the pass from which later minibatches repeat the experts of each token,
-    # so that a ratio compares two policies with the same experts
+    # mixtures of experts: the pass whose experts an update repeats for each token, so that a ratio
+    # compares two policies with the same experts
     router_replay: RouterReplay = RouterReplay.none
 
     def __post_init__(self) -> None:
@@ -206,6 +206,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require(self.resume != "", "resume must be auto, a path or null, got nothing")
+        require(
+            self.resume not in ("true", "True", "false", "False"),
+            f"resume must be auto, a path or null, got {self.resume}; write "
+            f"resume={'auto' if self.resume in ('true', 'True') else 'null'}",
+        )
 
     @property
     def observation_tokens(self) -> int:

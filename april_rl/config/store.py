@@ -140,6 +140,9 @@ def _store(name: str, path: Path) -> None:
     except (OSError, YAMLError) as error:
         _unusable_files[name] = f"{path}{_fault(error)}"
         return
+    if not isinstance(node, DictConfig) or not node:
+        _unusable_files[name] = f"{path} must have settings, KEY: VALUE on each line"
+        return
     package = "_global_" if is_recipe else None
     _unusable_files.pop(name, None)
     ConfigStore.instance().store(group=group or None, name=leaf, node=node, package=package)

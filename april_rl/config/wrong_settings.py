@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -15,7 +15,8 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
-    InterpolationKeyError,
+    GrammarParseError,
+    InterpolationResolutionError,
     OmegaConfBaseException,
 )
 
@@ -48,6 +49,14 @@ REMOVED: dict[str, str] = {
     "tracking.save_samples_every=0",
 }
 
+# What people call a setting; no setting has a name near it.
+_MEANT = {
+    "evaluation.k": "evaluation.num_samples",
+    "k": "evaluation.num_samples",
+    "epochs": "trainer.num_steps",
+}
+_OWN_RECIPE = "a recipe of yours is FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"
+
 
 def explain(
     error: Exception,
@@ -77,16 +86,30 @@ def explain(
 def _wrong_setting(error: OmegaConfBaseException, schema: type, overrides: Sequence[str]) -> str:
     key = str(error.full_key)
     given = _override_of(key, overrides)
-    if isinstance(error, InterpolationKeyError):
-        return f"{key} refers to a setting that is not there: {_first_line(error)}"
+    if isinstance(error, InterpolationResolutionError | GrammarParseError):
+        return f"{key} refers to {_unresolved(_first_line(error))}"
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         return unknown_setting(given.partition("=")[0].lstrip("+~") or key, schema)
     line = _first_line(error)
     _, _, value = given.partition("=") if given else line.rpartition("value: ")
     if error_key := re.search(r"\[(\d+)\]$", key):  # an entry of a list
         value = value.strip("[]").split(",")[int(error_key[1])].strip()
+    if named := re.match(r"Value '(.*)' of type '", line):
+        value = value if given else named[1]
     got = f", got {value}" if given or value != line else f" ({line})"
     return f"{key} must be {expected_value(key, schema)}{got}"
+
+
+def _unresolved(line: str) -> str:
+    """Return what a reference ${...} names that is not there, from the error of OmegaConf."""
+    if name := re.match(r"Interpolation key '(.*)' not found", line):
+        return f"{name[1]}, which is not a setting"
+    if name := re.search(r"Environment variable '(.*)' not found", line):
+        return f"the environment variable {name[1]}, which is not set"
+    return (
+        "what cannot be read: write ${NAME} for a setting, ${oc.env:NAME} for an environment "
+        "variable"
+    )
 
 
 def _of_file(error: Exception) -> str:
@@ -101,6 +124,8 @@ def unknown_setting(key: str, schema: type) -> str:
     """
     if (instead := REMOVED.get(key) or REMOVED.get(key.partition(".")[0])) is not None:
         return f"{key} is not a setting any more: {instead}; remove it"
+    if (meant := _MEANT.get(key)) is not None:
+        return f"{key} is not a setting; did you mean {meant}?"
     known = list(keys(schema))
     section, _, name = key.rpartition(".")
     kind = _type_of(section, schema)
@@ -119,17 +144,30 @@ def unknown_setting(key: str, schema: type) -> str:
     return f"{key} is not a setting; {hint}"
 
 
-def wrong_option(word: str, words: Sequence[str], schema: type) -> str:
-    """Return what to write in place of `word`, which begins with dashes and is not an option."""
+def wrong_option(
+    word: str, words: Sequence[str], schema: type, *, own: Collection[str] = ()
+) -> str:
+    """Return what to write in place of `word`, which begins with dashes and is not an option. A
+    command takes its `own` arguments NAME=VALUE beside the settings.
+    """
     option, has_value, value = word.partition("=")
     key = option.lstrip("-").replace("-", "_")
-    if key not in keys(schema):
-        hint = unknown_setting(key, schema)
-        return f"{option} is not an option. Settings are written KEY=VALUE, and {hint}"
     behind = words[words.index(word) + 1 :]
     if not has_value:
-        value = behind[0] if behind and "=" not in behind[0] else "VALUE"
-    return f"{option} is not an option: write {key}={value}"
+        value = behind[0] if behind and "=" not in behind[0] else ""
+    if key in ("config", "config_path", "cp", "config_name", "cn") or is_yaml(value):
+        return f"{option} is not an option: {_OWN_RECIPE}"
+    if key == "recipe":
+        return f"{option} is not an option: write +recipe={value or 'NAME'}"
+    if key not in (*own, *keys(schema)):
+        hint = unknown_setting(key, schema)
+        return f"{option} is not an option. Settings are written KEY=VALUE, and {hint}"
+    return f"{option} is not an option: write {key}={value or 'VALUE'}"
+
+
+def is_yaml(word: str) -> bool:
+    """Return whether a word of the command line is the name of a YAML file."""
+    return PurePosixPath(word).suffix in (".yaml", ".yml")
 
 
 def expected_value(key: str, schema: type) -> str:
@@ -184,6 +222,8 @@ def _no_such_choice(path: str, options: Iterable[str], recipes: Iterable[str]) -
     near = get_close_matches(name, known, n=1)
     near = near or [one for one in known if PurePosixPath(one).name == name]
     hint = f"did you mean {near[0]}? " if near else ""
+    if is_recipe and is_yaml(name):
+        return f"there is no {group} {name}; {_OWN_RECIPE}"
     others = f"{LIST_OF_RECIPES}; a recipe of yours needs --config-dir FOLDER"
     others = others if is_recipe else f"Known: {', '.join(known)}"
     return f"there is no {group} {name}; {hint}{others}"
@@ -227,6 +267,8 @@ def _unreadable(override: str, schema: type) -> str:
 def _meant_by_path(word: str) -> str:
     """Return the settings that may have been meant by the path of a file or folder."""
     path = Path(word)
+    if is_yaml(word):
+        return _OWN_RECIPE
     if path.is_dir():
         return f"a model is named by model.path={word}"
     return f"data is named by data.path={word}" if path.is_file() else ""

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.errors import DataError
+from april_rl.data.json_faults import check_text, is_json, json_fault
 
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-_START_BYTES = 2**20  # of a JSON file, for its first row
+_READ_BY_DATASETS = (*FORMATS, ".csv", ".tsv", ".arrow", ".txt", ".xml", ".zip", ".tar", ".gz")
+_MANY_FILES = 10_000
+_START_BYTES = 2**20  # of a JSON file, for its first row; a smaller file is read whole
 
 
 def is_file(path: str) -> bool:
@@ -49,9 +53,17 @@ def no_column(where: str, setting: str, names: Iterable[str]) -> DataError:
 
 def _check(chosen: PromptSetConfig, *, key: str) -> None:
     path, where = chosen.path, f"{key}={chosen.path}"
+    if Path(path).is_dir() and not _has_data(Path(path)):
+        raise DataError(
+            f"{where} is a folder without data files: give a file that ends in {', '.join(FORMATS)}"
+        )
     if not is_file(path):
         return
     check_file(path, where=where)
+    if FORMATS[Path(path).suffix] == "json" and Path(path).stat().st_size <= _START_BYTES:
+        check_text(path, where=where)
+        if not is_json(path) and (fault := json_fault(path, where=where)):
+            raise DataError(fault)
     columns = {"prompt": chosen.prompt_column, "answer": chosen.answer_column}
     names = _columns_of_parquet(path) if FORMATS[Path(path).suffix] == "parquet" else None
     for kind, column in columns.items():
@@ -59,6 +71,12 @@ def _check(chosen: PromptSetConfig, *, key: str) -> None:
         lacking = _names_without(path, first) if names is None else names
         if lacking and not first & {*lacking}:
             raise no_column(where, f"data.{kind}_column={column}", lacking)
+
+
+def _has_data(folder: Path) -> bool:
+    """Return whether a folder has a file with data, or too many files to look at all."""
+    found = list(islice(folder.rglob("*"), _MANY_FILES))
+    return len(found) == _MANY_FILES or any(one.suffix in _READ_BY_DATASETS for one in found)
 
 
 def _columns_of_parquet(path: str) -> list[str]:
@@ -88,7 +106,9 @@ def _names_without(path: str, wanted: set[str]) -> list[str]:
 
 
 def check_file(path: str, *, where: str) -> None:
-    """Raise DataError unless the file has a known ending, may be read, and is not empty."""
+    """Raise DataError unless the file is here, has a known ending and can be read, with content."""
+    if "://" in path:
+        raise DataError(f"{where} is an address: download the file and give its path")
     if Path(path).suffix not in FORMATS:
         raise DataError(f"{where}: a data file must end in {', '.join(FORMATS)}")
     try:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from april_rl.data.errors import DataError
+
+_DECODER, _NOT_SPACE = json.JSONDecoder(), re.compile(r"\S")
 
 
 def check_text(path: str, *, where: str) -> None:
@@ -21,6 +24,17 @@ def check_text(path: str, *, where: str) -> None:
                     f"{where}:{number}: not UTF-8: {error.reason} "
                     f"0x{line[error.start]:02x} at byte {error.start + 1} of the line"
                 ) from error
+
+
+def is_json(path: str) -> bool:
+    """Return whether a file is JSON values one after another, over any number of lines."""
+    text, at = Path(path).read_text(encoding="utf-8-sig"), 0
+    try:
+        while start := _NOT_SPACE.search(text, at):
+            _, at = _DECODER.raw_decode(text, start.start())
+    except json.JSONDecodeError:
+        return False
+    return True
 
 
 def json_fault(path: str, *, where: str) -> str | None:

@@ -160,7 +160,7 @@ def hub_name(path: str) -> tuple[str, str | None]:
     The configuration follows a colon, as in openai/gsm8k:main. A local folder is never split.
     """
     if Path(path).is_dir():
-        return path, None
+        return str(Path(path).absolute()), None  # `datasets` takes its name, which "." lacks
     dataset, _, configuration = path.partition(":")
     return dataset, configuration or None
 

@@ -207,6 +207,11 @@ class Tokenizer:
         ends = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)
         return None if found in ends else found
 
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of tokens, with those that were added to the vocabulary."""
+        return len(self._tokenizer)
+
     def show_text(self, token_ids: Sequence[int]) -> str:
         """Return the tokens of a prompt as text, special ones and unknown ones by their names."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))

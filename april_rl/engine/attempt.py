@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from array import array
 from dataclasses import dataclass, field
+from typing import Any
 
+from numpy.typing import NDArray
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine import FinishReason as EndOfRequest
 
 from april_rl.engine.stop_texts import StopTexts
 from april_rl.rollout.requests import Request
-from april_rl.types import Completion, FinishReason
+from april_rl.types import Completion, Experts, FinishReason
 
 _ENDS: dict[EndOfRequest, FinishReason] = {EndOfRequest.STOP: "stop", EndOfRequest.LENGTH: "length"}
 
@@ -26,6 +28,7 @@ class Attempt:
     token_ids: array[int] = field(default_factory=lambda: array("i"))  # [R of this completion]
     logprobs: array[float] = field(default_factory=lambda: array("d"))  # [R of this completion]
     is_continued: bool = False  # with the KV cache of an earlier request
+    experts: Experts | None = None  # of the tokens that were read, where vLLM reports them
 
     def take(self, output: EngineCoreOutput) -> FinishReason | None:
         """Append the output of an engine step; return how the request ended, one of ENGINE_FAULTS
@@ -35,6 +38,8 @@ class Attempt:
         """
         if output.new_token_ids and not self._append(output):
             return "nan_logprobs"
+        if output.routed_experts is not None and self.request.sampling is None:
+            self._append_experts(output.routed_experts)
         if self.request.stop and self._is_stopped(num_new=len(output.new_token_ids)):
             return "stop"
         if output.finish_reason is None:
@@ -61,6 +66,29 @@ class Attempt:
         self.token_ids.fromlist(token_ids)
         self.logprobs.fromlist(logprobs)
         return True
+
+    def _append_experts(self, rows: NDArray[Any]) -> None:
+        """Append the experts of the tokens that were read, [tokens, layers, experts of a token]."""
+        if self.experts is None:
+            self.experts = Experts(array(rows.dtype.char), *rows.shape[1:])
+        self.experts.numbers.frombytes(rows.tobytes())
+
+    def _known_experts(self) -> Experts | None:
+        """Return a copy of the experts of the tokens before the last one, without spare capacity
+        and without the experts of tokens that a stop text has cut off.
+
+        Raise RuntimeError when vLLM reported fewer.
+        """
+        if self.experts is None or not self.token_ids:
+            return None
+        num_tokens = self.request.num_tokens + len(self.token_ids) - 1 - self.request.num_routed
+        if self.experts.num_tokens < num_tokens:
+            raise RuntimeError(
+                f"sample {self.request.sample_id}: vLLM reported the experts of "
+                f"{self.experts.num_tokens} tokens instead of {num_tokens}"
+            )
+        numbers, num_layers, num_chosen = self.experts
+        return self.experts._replace(numbers=numbers[: num_tokens * num_layers * num_chosen])
 
     def _is_stopped(self, *, num_new: int) -> bool:
         """Return whether a text of the request is there, and forget the tokens behind it. One that
@@ -97,6 +125,7 @@ class Attempt:
             token_ids=self.token_ids[:],  # a copy, without spare capacity
             logprobs=self.logprobs[:],
             finish_reason=finish_reason,
+            experts=self._known_experts(),
         )
 
 

@@ -23,6 +23,9 @@ _ALLOCATORS = re.compile(r"can't allocate memory|out of memory", re.I)
 # vLLM's checks of weights and KV cache against the device raise ValueError with these words.
 _CHECKS = re.compile(r"\b(available|free|enough)\b.*\bmemory\b|\bmemory utilization\b", re.I)
 
+# vLLM's errors about experts that it cannot report have these words.
+_NO_EXPERTS = re.compile(r"AuxOutput|routed.experts", re.I)
+
 _MORE_MEMORY = (
     "weights and KV cache of the engine do not fit into memory: change engine.kv_cache_gib (on "
     "CPU) or engine.gpu_memory_utilization (on GPU), or lower engine.max_model_len"
@@ -36,6 +39,10 @@ _TORCHVISION = (
 _MERGED = (
     "lora.sync=adapter: vLLM cannot apply the adapters of this model; set lora.sync=merged, or "
     "choose other layers in lora.target_modules"
+)
+_OWN_EXPERTS = (
+    "learner.router_replay=engine: vLLM cannot report which experts it chose (on a CPU it never "
+    "can, on a GPU it depends on model and kernels); set learner.router_replay=learner"
 )
 
 
@@ -59,6 +66,8 @@ def start_core(args: EngineArgs) -> InprocClient:
             remedy = f"model.path={args.model}: {_TORCHVISION}"
         elif args.enable_lora and "LoRA" in str(error):
             remedy = _MERGED
+        elif args.enable_return_routed_experts and _NO_EXPERTS.search(str(error)):
+            remedy = _OWN_EXPERTS
         else:
             raise
         raise EngineStartError(f"{remedy}. vLLM's message: {error}") from error

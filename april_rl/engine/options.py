@@ -26,6 +26,7 @@ def engine_args(
     max_model_len: int,
     max_num_seqs: int,
     lora: LoraConfig | None = None,
+    reports_experts: bool = False,
 ) -> EngineArgs:
     """Return arguments that keep the distribution of samples and their exact log-probabilities,
     except for the precision of the KV cache.
@@ -47,6 +48,7 @@ def engine_args(
         skip_tokenizer_init=True,
         language_model_only=True,  # of a multimodal model
         logprobs_mode="processed_logprobs",  # after the temperature
+        enable_return_routed_experts=reports_experts,
         disable_log_stats=True,
         use_tqdm_on_load=False,
         **_lora_args(lora),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -23,6 +24,8 @@ class CountingScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's own
         super().__init__(*args, **kwargs)
         self.counts = TickCounts()  # of the current tick; the engine replaces it
+        if not get_tp_group().is_first_rank:
+            self.aux_output_connector = None  # only the first rank's worker reports experts
         self._recomputed: dict[str, int] = {}  # tokens by request, until its next token is sampled
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:

@@ -55,6 +55,7 @@ class VllmEngine:
         sleeps: bool,
         stop_tokens: Sequence[int],
         lora: LoraConfig | None = None,
+        reports_experts: bool = False,
     ) -> None:
         """Load the model from the folder `model_path`.
 
@@ -62,8 +63,9 @@ class VllmEngine:
         may be 0. Log-probabilities are taken at `temperature`. With `keeps_parked`, aborted samples
         keep their KV cache while memory allows. With `sleeps`, an accelerator frees its memory in
         `sleep`, including that of parked samples. `stop_tokens` end a turn. With `lora` an
-        adapter of that form is applied once `load_adapter` has brought it. vLLM seeds the whole
-        process with `seed`. Raise EngineStartError when it does not fit into memory.
+        adapter of that form is applied once `load_adapter` has brought it. With `reports_experts`
+        completions have the experts of their tokens. vLLM seeds the whole process with `seed`.
+        Raise EngineStartError when it does not fit into memory or cannot report experts.
         """
         self._device = this_device(config, sleeps=sleeps)
         self._core = start_core(
@@ -75,6 +77,7 @@ class VllmEngine:
                 max_model_len=max_model_len,
                 max_num_seqs=max_num_seqs,
                 lora=lora,
+                reports_experts=reports_experts,
             )
         )
         self._adapter: LoRARequest | None = None
@@ -281,6 +284,7 @@ class VllmEngine:
             stop_token_ids=self._stop_token_ids,
             logprobs=0,  # of the sampled token only
             detokenize=False,
+            routed_experts_prompt_start=request.num_routed,
         )
         return self._device.with_seed(params, request)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.adapters import (
@@ -77,11 +77,27 @@ def _describe(config: EnvironmentConfig, connection: Connection) -> None:
 
 
 def _describe_class(found: type[Any], args: Mapping[str, Any]) -> Description:
-    from transformers.utils.chat_template_utils import get_json_schema
-
     methods = methods_of(found(**args))
-    tools = tuple(get_json_schema(methods[name]) for name in tools_of(found))
+    tools = tuple(_schema(methods[name]) for name in tools_of(found))
     return Description(tools, columns_of(found), has_reward=not is_of_functions(found))
+
+
+def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the JSON schema of a tool. Raise TypeError when it is not described."""
+    from transformers.utils.chat_template_utils import (
+        DocstringParsingException,
+        TypeHintParsingException,
+        get_json_schema,
+    )
+
+    try:
+        return cast("Mapping[str, Any]", get_json_schema(tool))
+    except (DocstringParsingException, TypeHintParsingException) as error:
+        name = tool.__name__
+        raise TypeError(
+            f"the tool {name} needs a type hint for each argument and a docstring whose Args: say "
+            f"what each is, since the policy is told so ({str(error).rstrip('!.')})"
+        ) from None
 
 
 def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:

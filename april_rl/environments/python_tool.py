@@ -1,7 +1,12 @@
-"""A tool that runs Python programs of the policy, in the sandbox of the reward `code`."""
+"""Environments that run Python programs of the policy, in the sandbox of the reward `code`."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from april_rl.environments.protocol import StepResult, Turn
 from april_rl.rewards.builtin.code import WALL_PER_CPU, Choice, open_sandbox
 
 # The sandbox drops standard error; of the traceback the policy reads the part in its own program.
@@ -13,6 +18,13 @@ except Exception as error:
     error.__traceback__ = error.__traceback__.tb_next
     traceback.print_exception(error, file=sys.stdout)
 """
+
+_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+_EXPLANATION = (
+    "You may run Python programs. To run one, end your turn with it in a block that begins with "
+    "```python and ends with ```; the next message has what it prints. When you know the answer, "
+    "end with a turn without a program."
+)
 
 
 class PythonTool:
@@ -50,3 +62,25 @@ class PythonTool:
         if finished.limit in ("cpu", "wall"):
             return f"{printed}\nThe program was stopped after {self._timeout_s:g} s."
         return printed or "The program printed nothing."
+
+
+class PythonBlocks:
+    """The same for models without tool calls: the last block of Python in a turn is run, and the
+    policy reads its output as a message of the user. A turn without a block ends the episode.
+    """
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401
+        """`settings` are those of `PythonTool`."""
+        self._tool = PythonTool(**settings)
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> str:  # noqa: ARG002
+        """Say how a program is run; every program starts with nothing."""
+        return _EXPLANATION
+
+    def step(self, turn: Turn) -> StepResult:
+        """Run the turn's last block."""
+        said = turn.text.rpartition("</think>")[2]  # a draft in a thought is not run
+        blocks = _BLOCK.findall(said)
+        if not blocks or turn.is_truncated:
+            return StepResult(is_final=True)
+        return StepResult(f"Output:\n{self._tool.python(blocks[-1])}")

@@ -24,7 +24,7 @@ class Anchor(NamedTuple):
     proximal: Tensor | None = None  # log-probabilities [N]; None: taken from the row's own pass
     reference: Tensor | None = None  # log-probabilities [N]; None: the loss needs none
     teacher: Tensor | None = None  # log-probabilities [N]; None: there is no teacher
-    choices: Choices | None = None  # of experts, in the pass of `proximal`; None: chosen again
+    choices: Choices | None = None  # of experts, in the pass of `proximal`; None: there was none
 
 
 class Anchors:
@@ -66,7 +66,8 @@ class Anchors:
 
     @torch.no_grad()
     def _proximal(self, row: PackedRow, mismatch: Mismatch) -> Anchor:
-        logprobs = self._policy(row)[0]
+        with self._routers.repeating(self._routers.of_engine(row.experts)):
+            logprobs = self._policy(row)[0]
         mismatch.add(row, logprobs)
         return Anchor(proximal=logprobs, choices=self._routers.last_choices())
 

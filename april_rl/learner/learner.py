@@ -285,7 +285,8 @@ class Learner:
         losses, seen = [], []
         for number, (row, anchor) in enumerate(zip(rows, anchors, strict=True), start=1):
             self._policy.set_last_backward(number == len(rows))
-            with self._routers.repeating(anchor.choices):
+            choices = anchor.choices or self._routers.of_engine(row.experts)
+            with self._routers.repeating(choices):
                 logprobs, entropy = self._policy(row)
                 loss = self._objective.of(
                     row,

@@ -34,6 +34,9 @@ class PackedRow:
     ages: Tensor  # [N], policy versions between sampling and this update
     is_comparable: Tensor  # [N], bool: engine and learner should agree on this token
     loss_weights: Tensor  # [N]
+    # [T, layers, experts of a token] on the host, those that the engine chose; -1: not known. None:
+    # the engine has reported none.
+    experts: Tensor | None
 
     @classmethod
     def of(cls, micro_batch: MicroBatch, *, device: torch.device) -> PackedRow:
@@ -55,4 +58,12 @@ class PackedRow:
             ages=select(micro_batch.ages),
             is_comparable=select(micro_batch.is_comparable),
             loss_weights=select(micro_batch.loss_weights),
+            experts=_experts(micro_batch),
         )
+
+
+def _experts(micro_batch: MicroBatch) -> Tensor | None:
+    experts, is_routed = micro_batch.experts, micro_batch.is_routed
+    if experts is None or is_routed is None:
+        return None
+    return torch.from_numpy(np.where(is_routed[:, None, None], experts.astype(np.int16), -1))

@@ -20,6 +20,7 @@ from types import FunctionType, TracebackType
 from typing import Any, Self, cast
 
 from april_rl.config.secrets import hint_at_forgotten
+from april_rl.errors import RunError
 
 GIB = 1 << 30
 # Arguments that a reward gets when it names them, with a default or not.
@@ -33,7 +34,7 @@ def import_function(function: str) -> Callable[..., Any]:
     found = import_object(function)
     if not callable(found):
         module, _, name = function.partition(":")
-        raise TypeError(f"module {module} has no function {name!r}")
+        raise _not_function(module, name, type(found).__name__)
     return cast(Callable[..., Any], found)
 
 
@@ -58,8 +59,9 @@ def import_object(path: str) -> object:
 
 
 def check_named(path: str) -> None:
-    """Raise as `import_object` does for a module that does not exist, whose text is not Python, or
-    whose text does not have the name, without importing it: its imports may take long.
+    """Raise as `import_function` does for a module that does not exist, whose text is not Python,
+    or whose text does not have the name or gives it a number or a text, without importing it: its
+    imports may take long.
     """
     module, _, name = path.partition(":")
     if module in sys.modules:
@@ -70,6 +72,14 @@ def check_named(path: str) -> None:
     source = Path(str(spec.origin)).read_bytes()
     tree = ast.parse(source, str(spec.origin))
     text = source.decode(errors="replace")
+    assigned = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets)
+    ]
+    is_made = re.search(rf"\b(def|class|import|as)\s+{re.escape(name)}\b", text)
+    if assigned and isinstance(value := assigned[-1], ast.Constant) and not is_made:
+        raise _not_function(module, name, type(value.value).__name__)
     made = r"import \*|__getattr__|globals\(|setattr\(|vars\("  # names that stand nowhere
     if re.search(rf"\b{re.escape(name)}\b|{made}", text):
         return
@@ -100,6 +110,10 @@ def _no_module(name: str) -> ModuleNotFoundError:
         f"there is no module {name} in the folder of the command, on PYTHONPATH or among the "
         f"installed packages{hint}"
     )
+
+
+def _not_function(module: str, name: str, kind: str) -> TypeError:
+    return TypeError(f"{name} of module {module} is not a function: it is of type {kind}")
 
 
 def _no_function(module: str, name: str, own: Iterable[str]) -> TypeError:
@@ -161,7 +175,8 @@ class Caught:
         """Store the error's last line and its file and line, and suppress the error."""
         if error is not None:
             last_line, place = traceback.format_exception_only(error)[-1].strip(), _place(error, tb)
-            if not place and type(error) in (TypeError, ModuleNotFoundError):
+            is_ours = type(error) in (TypeError, ModuleNotFoundError) or isinstance(error, RunError)
+            if not place and is_ours:
                 last_line = str(error)  # of this package: a sentence
             hint = hint_at_forgotten(last_line)
             self.message = f"{last_line}{place}{_limit(error)}{hint}"

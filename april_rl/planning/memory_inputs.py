@@ -38,6 +38,8 @@ class MemoryInputs:
     beside: Beside
     longest_tokens: int  # of a sample: learner.max_tokens cannot be less
     keeps_parked: bool  # rollout.resume=keep: engines must not sleep; with auto they may
+    # CUDA graphs, which a sleeping engine keeps: as published (vllm-project/vllm#47654)
+    graph_bytes: float = 1.5e9
 
     @property
     def is_on_cpu(self) -> bool:

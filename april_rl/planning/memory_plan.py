@@ -30,7 +30,6 @@ _COPIES_IN_SYNC = 3  # of the largest tensor: cast, gathered, and in the engine'
 _LOGIT_BLOCKS = 3  # at most: logits, their exponentials, and a product of both
 # Published by users, not measured here.
 _NCCL_BYTES = GIB  # buffers of a group of ranks (vllm-project/vllm#51485, four ranks)
-_GRAPH_BYTES = 1.5e9  # CUDA graphs, which a sleeping engine keeps (vllm-project/vllm#47654)
 _STEP_BYTES = GIB  # activations and logits of an engine step, an estimate
 ENGINE_ITEMS = ("engine weights", "KV cache and workspace")  # of an engine that is awake
 
@@ -104,7 +103,7 @@ def plan_memory(
 
 def kept_asleep(inputs: MemoryInputs) -> float:
     """Return the bytes of CUDA graphs and of NCCL's buffers, which sleep does not free."""
-    graphs = _GRAPH_BYTES if inputs.engine.cuda_graphs else 0.0
+    graphs = inputs.graph_bytes if inputs.engine.cuda_graphs else 0.0
     return graphs + (_NCCL_BYTES if inputs.layout.tensor_parallel_size > 1 else 0.0)
 
 

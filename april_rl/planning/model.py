@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants
 from transformers import AutoConfig, PreTrainedConfig
 
 from april_rl.planning.errors import PreflightError
+from april_rl.planning.model_folder import check_model_folder
 
 
 def read_model(model_path: str, *, key: str = "model.path") -> PreTrainedConfig:
@@ -20,7 +20,7 @@ def read_model(model_path: str, *, key: str = "model.path") -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(model_path)
     except (OSError, ValueError) as error:
-        _refuse_missing_folder(model_path, key=key)
+        check_model_folder(model_path, key=key)
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise PreflightError(
             f"{key}={model_path} is neither a Hugging Face folder nor a model that the hub "
@@ -58,19 +58,3 @@ def without_network_go_offline() -> None:
     except OSError:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         constants.HF_HUB_OFFLINE = True
-
-
-def _refuse_missing_folder(given: str, *, key: str) -> None:
-    """Raise PreflightError for a folder that is not there, and name those beside it; for the
-    directory of a run, name an export.
-    """
-    path = Path(given)
-    if exports := sorted(path.glob("exports/step_*"), key=lambda export: export.stat().st_mtime):
-        raise PreflightError(f"{key}={path} is a run directory: give an export, {exports[-1]}")
-    is_marked = path.is_absolute() or given.startswith((".", "~"))
-    has_parent = path.parent.is_dir() and (is_marked or path.parent != Path())
-    if path.exists() or not (has_parent or is_marked):
-        return
-    beside = sorted(one.name for one in path.parent.iterdir())[:5] if has_parent else []
-    also = f"; {path.parent} has {', '.join(beside)}" if beside else ""
-    raise PreflightError(f"{key}={given} does not exist{also}")

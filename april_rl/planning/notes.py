@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from april_rl.config.choices import LOSS_SETTINGS, Offload, Ratio, Sleep
+from april_rl.config.choices import LOSS_SETTINGS, Offload, Ratio, RouterReplay, Sleep
 from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import TrainConfig
 from april_rl.planning.memory_plan import CHECKPOINT_BYTES
@@ -25,7 +25,7 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
         keys = " and ".join([", ".join(most), last]) if most else last
         yield (f"with trainer.num_minibatches=1 every ratio is 1: {keys} never act, which is sound")
     replay, has_proximal = config.learner.router_replay, algorithm.ratio is Ratio.proximal
-    if replay.is_on and (is_one_update or not has_proximal):
+    if replay is RouterReplay.learner and (is_one_update or not has_proximal):
         cause = "trainer.num_minibatches=1" if is_one_update else "algorithm.ratio=behaviour"
         yield (
             f"learner.router_replay={replay.value} has no effect with {cause}, where no pass "

@@ -13,6 +13,7 @@ from april_rl.errors import RunError
 from april_rl.rollout.open_group import OpenGroup
 from april_rl.types import (
     Completion,
+    Experts,
     Group,
     Observation,
     Prompt,
@@ -182,6 +183,7 @@ def _save_span(span: Span) -> Plain:
         "token_ids": _array("i", span.token_ids),
         "logprobs": _array("d", span.logprobs),
         "finish_reason": span.finish_reason,
+        **({} if span.experts is None else {"experts": span.experts._asdict()}),
     }
 
 
@@ -191,7 +193,8 @@ def restore_sample(state: list[Plain], *, prompt: Prompt, index: int) -> Sample:
     spans: list[Span] = []
     for span in state:
         if "logprobs" in span:
-            spans.append(Completion(sample_id=sample_id, start=end, **span))
+            experts = {"experts": Experts(**span["experts"])} if "experts" in span else {}
+            spans.append(Completion(sample_id=sample_id, start=end, **span | experts))
         else:
             observation = Observation(**span)
             spans.append(observation._replace(stop=tuple(observation.stop)))

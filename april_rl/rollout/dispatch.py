@@ -207,6 +207,7 @@ class Dispatch:
             ],
             context_starts=[group.context_start(index) for group, index in samples],
             stops=[group.stop(index) for group, index in samples],
+            num_routed=[group.num_routed(index) for group, index in samples],
             sampling=self._rules.sampling,
         )
 

@@ -68,4 +68,5 @@ def _plain(sample: Sample) -> dict[str, object]:
 def _plain_span(span: Span) -> dict[str, object]:
     if isinstance(span, Observation):
         return span._asdict()
-    return {key: value for key, value in asdict(span).items() if key != "sample_id"}
+    left_out = ("sample_id", "experts")
+    return {key: value for key, value in asdict(span).items() if key not in left_out}

@@ -193,6 +193,19 @@ class OpenGroup:
             return 0
         return sum(self.sample(index).context_lengths[:-1])
 
+    def num_routed(self, index: int) -> int:
+        """Return how many tokens of a sample's last context come before the end of those whose
+        experts the engines have reported.
+        """
+        found, end = 0, len(self.prompt.token_ids)
+        for span in self.spans[index]:
+            if isinstance(span, Observation) and span.begins_context:
+                found = end = 0
+            end += len(span.token_ids)
+            if isinstance(span, Completion) and span.experts is not None:
+                found = end - 1  # the last token has not been read
+        return found
+
     def turn_tokens(self, index: int) -> int:
         """Return the response tokens of a sample's last turn so far."""
         spans, num_tokens = self.spans[index], 0

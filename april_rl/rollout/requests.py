@@ -35,6 +35,7 @@ class Request(NamedTuple):
     sampling: Sampling | None = None  # None: the engine's temperature and all tokens
     context_start: int = 0  # where the policy begins to read, in the prompt and these parts
     stop: tuple[str, ...] = ()  # texts that end the turn
+    num_routed: int = 0  # first tokens of what the policy reads whose experts are known
 
     @property
     def token_ids(self) -> list[int]:
@@ -62,6 +63,7 @@ class Requests(NamedTuple):
     parts: Sequence[tuple[Sequence[int], ...]] = ()  # tokens of each sample, by span [n]
     context_starts: Sequence[int] = ()  # where the policy begins to read [n]; empty: all 0
     stops: Sequence[tuple[str, ...]] = ()  # texts that end the turn of each [n]; empty: none
+    num_routed: Sequence[int] = ()  # first tokens whose experts are known [n]; empty: all 0
     sampling: Sampling | None = None  # for all of them; None: as in training
 
     def each(self) -> list[Request]:
@@ -74,6 +76,7 @@ class Requests(NamedTuple):
             self.parts,
             self.context_starts or [0] * len(self.parts),
             self.stops or [()] * len(self.parts),
+            self.num_routed or [0] * len(self.parts),
             strict=True,
         )
         return [
@@ -87,8 +90,11 @@ class Requests(NamedTuple):
                 sampling=self.sampling,
                 context_start=context_start,
                 stop=stop,
+                num_routed=routed,
             )
-            for prompt_id, index, prompt_token_ids, limit, parts, context_start, stop in samples
+            for prompt_id, index, prompt_token_ids, limit, parts, context_start, stop, routed in (
+                samples
+            )
         ]
 
 

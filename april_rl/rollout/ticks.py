@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.types import Completion, FinishReason, SampleId
+from april_rl.types import Completion, Experts, FinishReason, SampleId
 
 # Finish reasons; a completion travels with the index of its own.
 _REASONS: tuple[FinishReason | None, ...] = (None, *get_args(FinishReason))
@@ -36,7 +36,8 @@ class Completions(tuple[Completion, ...]):
         ]
         token_ids = _concatenate([completion.token_ids for completion in self], np.intc)
         logprobs = _concatenate([completion.logprobs for completion in self], np.float64)
-        return _unpack, (np.array(numbers, np.int64), token_ids, logprobs)
+        experts = [completion.experts for completion in self]
+        return _unpack, (np.array(numbers, np.int64), token_ids, logprobs, experts)
 
 
 def _concatenate(sequences: Iterable[Sequence[float]], kind: type[np.number[Any]]) -> NDArray[Any]:
@@ -45,7 +46,10 @@ def _concatenate(sequences: Iterable[Sequence[float]], kind: type[np.number[Any]
 
 
 def _unpack(
-    numbers: NDArray[np.int64], token_ids: NDArray[Any], logprobs: NDArray[Any]
+    numbers: NDArray[np.int64],
+    token_ids: NDArray[Any],
+    logprobs: NDArray[Any],
+    experts: Sequence[Experts | None],
 ) -> Completions:
     """Return what `Completions.__reduce__` packed.
 
@@ -54,7 +58,7 @@ def _unpack(
     completions: list[Completion] = []
     token_bytes, logprob_bytes = (each.view(np.uint8).data for each in (token_ids, logprobs))
     end = 0
-    for fields in numbers.tolist():
+    for fields, chosen in zip(numbers.tolist(), experts, strict=True):
         prompt_id, index, start, num_tokens, policy_version, context_version, reason = fields
         begin, end = end, end + num_tokens
         response, behaviour = array("i"), array("d")
@@ -69,6 +73,7 @@ def _unpack(
                 token_ids=response,
                 logprobs=behaviour,
                 finish_reason=_REASONS[reason],
+                experts=chosen,
             )
         )
     return Completions(completions)

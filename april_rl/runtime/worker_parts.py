@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Advantage
+from april_rl.config.choices import Advantage, RouterReplay
 from april_rl.config.engine import EngineConfig
 from april_rl.rollout.garbage_collection import garbage_collection_paused
 from april_rl.runtime.weight_sync import sends_adapter
@@ -86,4 +86,5 @@ def build_engine(
         sleeps=sleeps,
         stop_tokens=settings.stop_tokens,
         lora=config.lora if sends_adapter(config.lora) else None,
+        reports_experts=config.learner.router_replay is RouterReplay.engine,
     )

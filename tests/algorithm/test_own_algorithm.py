@@ -86,8 +86,9 @@ def test_a_group_filter_sees_the_scored_group() -> None:
 def test_a_function_that_cannot_be_used_is_refused_before_training(
     settings: dict[str, object], sentence: str
 ) -> None:
-    with pytest.raises(OwnFunctionError, match=sentence):
+    with pytest.raises(OwnFunctionError, match=sentence) as caught:
         try_own_functions(of(**settings))
+    assert "OwnFunctionError" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Observations of an environment in packed rows."""
 
 from array import array
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import token_mean
 from april_rl.batch.packing import Batch, Packer
-from april_rl.types import Completion, Group, Observation, Prompt, Sample, ScoredGroup
+from april_rl.types import Completion, Experts, Group, Observation, Prompt, Sample, ScoredGroup
 
 PROMPT = Prompt(id=3, token_ids=(1, 2), text="", answer="", source="", has_environment=True)
 
@@ -56,6 +57,25 @@ def test_contexts_are_sequences_of_their_own_and_one_response():
     assert np.flatnonzero(row.response_mask).tolist() == predicting
     assert row.labels[predicting].tolist() == [3, 4, 5, 6]
     assert row.advantages[predicting].tolist() == [3, 3, -2, -2]
+
+
+def test_experts_are_those_of_each_token_and_the_last_of_a_context_has_none():
+    """Fails when they are shifted, or another context's."""
+    sample = Sample(PROMPT, 0)
+    for version, tokens, said, known in (
+        (5, [3, 4], Observation(array("i", [90])), [1, 2, 3]),
+        (6, [5], Observation(array("i", [91, 92]), begins_context=True), [4, 90]),
+        (7, [6, 7], Observation(array("i", [93]), is_final=True), [91, 92, 6]),
+    ):
+        chosen = Experts(array("B", [n for t in known for n in (t, 7, version, 7)]), 2, 2)
+        part = replace(completion(sample, version, tokens), experts=chosen)
+        sample = sample.with_span(part).with_span(said)
+    [[[row]]] = pack(sample, [1.0] * 5).minibatches
+    assert row.token_ids.tolist() == [1, 2, 3, 4, 90, 5, 91, 92, 6, 7, 93]
+    assert row.is_routed.tolist() == [*[True] * 5, False, *[True] * 3, False, False]
+    assert row.experts.shape == (11, 2, 2)
+    assert row.experts[row.is_routed, 0, 0].tolist() == [1, 2, 3, 4, 90, 91, 92, 6]
+    assert row.experts[row.is_routed, 1, 0].tolist() == [5] * 3 + [6] * 2 + [7] * 3
 
 
 def test_observations_are_read_and_never_trained():

@@ -12,6 +12,8 @@ from april_rl.checkpointing.columns import DamagedStateError, read_state, write_
 ARRAYS = st.one_of(
     st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5).map(lambda x: array("i", x)),
     st.lists(st.floats(allow_nan=False), max_size=5).map(lambda x: array("d", x)),
+    st.binary(max_size=5).map(lambda x: array("B", x)),
+    st.lists(st.integers(0, 2**16 - 1), max_size=5).map(lambda x: array("H", x)),
 )
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | ARRAYS
 STATES = st.recursive(

@@ -14,9 +14,8 @@ from april_rl.commands import checkpoint
     ("arguments", "status", "message"),
     [
         (["show", "nowhere"], 1, "nowhere/checkpoints has no checkpoint"),
-        (["show"], 2, "one PATH"),
+        (["show"], 2, "show takes one PATH, got none"),
         (["prune", "a", "keep=1"], 2, "keep is not an option; prune takes keep_last, keep_best"),
-        (["burn", "nowhere"], 2, "give one command (show"),
         (["prune", "nowhere", "keep_last=0"], 2, "keep_last must be a number >= 1, got 0"),
     ],
 )

@@ -78,6 +78,11 @@ def test_an_unknown_command_gives_one_message_with_the_closest_name(
         ("profile --x", "--x is not an option; settings are written KEY=VALUE"),
         ("report", "RUN is missing. python -m april_rl report --help shows what it takes"),
         ("compare", "RUN is missing. python -m april_rl compare --help shows what it takes"),
+        ("compare RUN --metric x", "--metric is not an option; it has --accuracy, --set, --html"),
+        ("compare RUN --accurcy 1", "--accurcy is not an option; did you mean --accuracy?"),
+        ("push A B me/x", "me/x is too much, it takes EXPORT OWNER/NAME"),
+        ("checkpoint lst RUN", "checkpoint has no lst; did you mean list?"),
+        ("checkpoint burn RUN", "checkpoint has no burn; choose show, verify, list, prune"),
         ("simulate --alpha two", "--alpha: must be a number, got two"),
         ("simulate --alpha 0.5", "--alpha: alpha must be >= 1, got 0.5"),
     ],
@@ -95,3 +100,10 @@ def test_wrong_arguments_of_a_command_are_one_line(
     assert shown.out == ""
     assert shown.err.startswith(f"error: {message}")
     assert shown.err.count("\n") == 1
+
+
+def test_an_argument_of_rehearse_with_dashes_is_answered_with_the_word_to_write(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["rehearse", "+recipe=tiny_cpu", "--gpu_gib=24"]) == 1
+    assert capsys.readouterr().err == "error: --gpu_gib is not an option: write gpu_gib=24\n"

@@ -17,7 +17,7 @@ from april_rl.algorithm.losses import LossInputs, loss_function
 from april_rl.algorithm.responses import Responses
 from april_rl.assembly.packer import AgeWeightError, build_packer, load_age_weights
 from april_rl.config import config_dir
-from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.algorithm import PARTS, AlgorithmConfig
 from april_rl.config.choices import LOSS_SETTINGS, Advantage, Correction, Kl, Loss, Ratio
 from april_rl.config.store import ConfigError
 from april_rl.learner.objective import Objective
@@ -34,6 +34,16 @@ def refusal(*overrides: str) -> str:
         load_tiny(*overrides)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_the_name_of_an_algorithm_as_its_loss_is_answered_with_the_parts_that_it_has() -> None:
+    """Fails when a file of configs/algorithm has another loss or advantage, or is forgotten."""
+    chosen = {group: load_tiny(f"algorithm={group}").algorithm for group in GROUPS}
+    for key, known in (("loss", Loss), ("advantage", Advantage)):
+        parts = {
+            name: getattr(of, key) for name, of in chosen.items() if name not in known.__members__
+        }
+        assert PARTS[key] == parts
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -217,7 +227,7 @@ def test_an_age_weight_function_is_called_once_per_age_and_weighs_tokens() -> No
             "age_functions:missing",
             "cannot be loaded: module age_functions has no function 'missing'",
         ),
-        ("age_functions:not_a_function", "has no function 'not_a_function'"),
+        ("age_functions:not_a_function", "is not a function: it is of type int"),
         ("age_functions:fails_at_age_2", "the ages 0 to 3 as a test: ZeroDivisionError"),
         ("age_functions:negative_weight", "the weight of age 1 must be a number >= 0, got -1"),
         ("age_functions:weight_as_text", "failed when called"),

@@ -205,6 +205,10 @@ SOURCES = (
             "lora.rank=513: vLLM's LoRA layers have at most rank 512",
         ),
         (["lora.sync=adapter"], "has no effect with lora.rank=0; set lora.rank"),
+        (
+            ["learner.router_replay=engine", "engine.prefix_caching=false"],
+            "learner.router_replay=engine needs engine.prefix_caching=true",
+        ),
         (["lora.alpha=16"], "lora.alpha=16.0 has no effect with lora.rank=0"),
         (["lora.target_modules=[q_proj]"], "lora.target_modules=['q_proj'] has no effect with"),
     ],

@@ -111,7 +111,13 @@ def test_the_settings_of_a_run_of_an_older_version_can_be_read(tmp_path: Path) -
         ("tiny_cpu", "seed: 1", "tiny_cpu.yaml: there is a recipe/tiny_cpu already"),
         ("broken", "seed: [1", "broken.yaml:1: not valid YAML: expected"),
         ("typo", "trainer: {num_step: 3}", "recipe/typo: trainer.num_step is not a setting; did"),
-        ("kind", "trainer: {num_steps: abc}", "recipe/kind: trainer.num_steps must be a whole"),
+        (
+            "kind",
+            "trainer: {num_steps: abc}",
+            "recipe/kind: trainer.num_steps must be a whole number, got abc\n",
+        ),
+        ("list", "[a, b]", "recipe/list.yaml must have settings, KEY: VALUE on each line"),
+        ("empty", "", "recipe/empty.yaml must have settings, KEY: VALUE on each line"),
         (
             "slash",
             "defaults: [override algorithm: dapo]",

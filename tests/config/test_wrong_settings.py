@@ -37,6 +37,21 @@ WRONG = [
     ("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.n is not a setting; verl's "
      "actor_rollout_ref.rollout.n is here: rollout.group_size (docs/coming_from.md)"),
     ("lr=1e-4", "lr is not a setting; did you mean optimizer.lr?"),
+    ("use_vllm=true",
+     "use_vllm is not a setting; TRL's use_vllm: always vLLM (docs/coming_from.md)"),
+    ("report_to=wandb", "report_to is not a setting; TRL's report_to is here: tracking.backends "
+     "(docs/coming_from.md)"),
+    ("output_dir=out", "output_dir is not a setting; TRL's output_dir is here: hydra.run.dir "
+     "(docs/coming_from.md)"),
+    ("kl_coef=0.1", "kl_coef is not a setting; slime's --kl-coef is here: "
+     "algorithm.kl_coefficient (docs/coming_from.md)"),
+    ("num_train_epochs=3", "num_train_epochs is not a setting; TRL's num_train_epochs is here: "
+     "trainer.num_steps (docs/coming_from.md)"),
+    ("trainer.total_epochs=3", "trainer.total_epochs is not a setting; verl's trainer.total_epochs "
+     "is here: trainer.num_steps (docs/coming_from.md)"),
+    ("rollout.top_p=0.9", "rollout.top_p is not a setting; verl's rollout.top_p: no top-p or top-k "
+     "in training (docs/coming_from.md)"),
+    ("evaluation.k=4", "evaluation.k is not a setting; did you mean evaluation.num_samples?"),
     # a setting of an older version
     ("rollout.abort_timeout_s=5",
      "rollout.abort_timeout_s is not a setting any more: an engine has 60 s to give its samples "
@@ -44,6 +59,8 @@ WRONG = [
     ("rehearsal.accept=[one_update]", "rehearsal.accept is not a setting any more: give gpu_gib, "
      "mean_response_tokens and accept to python -m april_rl rehearse; remove it"),
     # a choice that is not there
+    ("+recipe=mine.yaml", "there is no recipe mine.yaml; a recipe of yours is "
+     "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),
     ("recipe=tiny_cp", f"there is no recipe tiny_cp; did you mean tiny_cpu? {RECIPES}"),
     ("+recipe=qwen3_4b_deepmath_gspo", "there is no recipe qwen3_4b_deepmath_gspo; did you mean "
      f"paper/qwen3_4b_deepmath_gspo? {RECIPES}"),
@@ -80,8 +97,19 @@ WRONG = [
     ("tiny_cpu", "tiny_cpu is a recipe: write +recipe=tiny_cpu"),
     ("trainer.num_steps=1,2",
      "trainer.num_steps=1,2 has several values: add --multirun, or [a,b] for a list"),
-    ("trainer.num_steps=${x}", "trainer.num_steps refers to a setting that is not there: "
-     "Interpolation key 'x' not found"),
+    ("trainer.num_steps=${x}", "trainer.num_steps refers to x, which is not a setting"),
+    ("model.path=${a.b}", "model.path refers to a.b, which is not a setting"),
+    ("model.path=${oc.env:NOPE}",
+     "model.path refers to the environment variable NOPE, which is not set"),
+    ("model.path=${nope:x}", "model.path refers to what cannot be read: write ${NAME} for a "
+     "setting, ${oc.env:NAME} for an environment variable"),
+    ("mine.yaml", "mine.yaml is not key=value; a recipe of yours is FOLDER/recipe/NAME.yaml: write "
+     "--config-dir FOLDER +recipe=NAME"),
+    ("--config=mine.yaml", "--config is not an option: a recipe of yours is "
+     "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),
+    ("--config-name=mine", "--config-name is not an option: a recipe of yours is "
+     "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),
+    ("--recipe=tiny_gpu", "--recipe is not an option: write +recipe=tiny_gpu"),
     ("--num_steps=3", "--num_steps is not an option. Settings are written KEY=VALUE, and num_steps "
      "is not a setting; did you mean trainer.num_steps?"),
     ("--lr=1e-4", "--lr is not an option. Settings are written KEY=VALUE, and lr is not a setting; "
@@ -108,7 +136,12 @@ WRONG = [
      "ages.py; write ages:NAME for one of yours"),
     ("tracking.backends=[trackio,wandbb]", "tracking.backends[1] must be wandb or trackio or "
      "tensorboard, got wandbb"),
+    ("algorithm.loss=grpo", "algorithm.loss takes a part of an algorithm, got grpo: write "
+     "algorithm=grpo for all of it, or algorithm.loss=ppo_clip"),
+    ("algorithm.loss=ppo", "algorithm.loss must be module:function or one of ppo_clip, gspo, "
+     "gspo_token, cispo, sapo, dppo_tv, dppo_kl, policy_gradient, got ppo; did you mean ppo_clip?"),
     ("resume=", "resume must be auto, a path or null, got nothing"),
+    ("resume=true", "resume must be auto, a path or null, got True; write resume=auto"),
 ]  # fmt: skip
 
 
@@ -139,6 +172,9 @@ def test_a_wrong_setting_is_named_with_the_values_it_takes(
          "--trainer.num_steps is not an option: write trainer.num_steps=5"),
         (["--trainer.num-steps", "seed=5"],
          "--trainer.num-steps is not an option: write trainer.num_steps=VALUE"),
+        (["--recipe", "tiny_gpu"], "--recipe is not an option: write +recipe=tiny_gpu"),
+        (["--config", "mine.yaml"], "--config is not an option: a recipe of yours is "
+         "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),
         (["+evaluation.sets.x={path:", "data/test.jsonl}"],
          "the shell has split evaluation.sets.x={path: at the space; put the whole word into "
          "quotes: '+evaluation.sets.x={path: data/test.jsonl}'"),

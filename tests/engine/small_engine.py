@@ -34,6 +34,7 @@ def small_engine(
     sleeps: bool = True,
     stop_tokens: Sequence[int] | None = None,
     lora: LoraConfig | None = None,
+    reports_experts: bool = False,
     **settings: Any,
 ) -> VllmEngine:
     """Start an engine with the model in `folder`; `settings` are those of the section `engine`."""
@@ -50,4 +51,5 @@ def small_engine(
         sleeps=sleeps,
         stop_tokens=stop_token_ids(str(folder)) if stop_tokens is None else stop_tokens,
         lora=lora,
+        reports_experts=reports_experts,
     )

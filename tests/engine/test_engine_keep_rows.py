@@ -1,11 +1,10 @@
 """Parked samples in vLLM's Model Runner V2, which is that of GPUs: here by Triton's interpreter."""
 
-import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+from interpreted_runner import use_runner_of_gpus
 from own_process import in_own_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
@@ -26,18 +25,11 @@ class Found(NamedTuple):
 
 def run(folder: Path) -> Found:
     """Park three of four slots' worth and go on; park them again and fill all slots with others."""
-    _interpret_triton()
+    use_runner_of_gpus()
     import test_engine_keep as keep
     from small_engine import small_engine
     from tiny_models import write_tiny_qwen3
 
-    from april_rl.engine import device
-
-    def as_it_is(self: object, core: object, *, temperature: float) -> None:
-        """The sampler of this runner draws by seed and position itself."""
-
-    device.CpuDevice.attach = as_it_is  # type: ignore[method-assign,assignment]
-    device.CpuDevice.with_seed = device.AcceleratorDevice.with_seed  # type: ignore[method-assign,assignment]
     write_tiny_qwen3(folder)
     engine = small_engine(
         folder,
@@ -71,15 +63,6 @@ def run(folder: Path) -> Found:
         num_others=len(others),
         num_idle=len(engine._parked._idle),
     )
-
-
-def _interpret_triton() -> None:
-    """Make vLLM use Triton's interpreter, which computes on CPU."""
-    os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
-    from triton.backends import backends
-
-    backends.clear()
-    backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=bool))
 
 
 @pytest.mark.soak

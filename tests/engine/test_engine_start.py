@@ -8,7 +8,7 @@ import pytest
 import torch
 from small_engine import small_engine
 from tiny_architectures import tiny_config, tiny_model
-from tiny_models import EOS_ID, write_tiny_qwen3
+from tiny_models import EOS_ID, write_tiny_qwen3, write_tiny_qwen3_moe
 
 from april_rl.data.stop_tokens import stop_token_ids
 from april_rl.engine.core import EngineStartError, lacks_memory, start_core
@@ -43,6 +43,13 @@ def test_a_lack_of_memory_is_distinguished_from_messages_that_mention_memory(
 ) -> None:
     """Fails when any error that has the word is shown as a lack, without its traceback."""
     assert lacks_memory(error) is is_lack
+
+
+def test_experts_that_vllm_cannot_report_name_the_setting(tmp_path: Path) -> None:
+    """The model runner for CPUs does not report them."""
+    write_tiny_qwen3_moe(tmp_path)
+    with pytest.raises(EngineStartError, match=r"learner\.router_replay=engine: vLLM cannot"):
+        small_engine(tmp_path, max_model_len=64, max_num_seqs=4, reports_experts=True)
 
 
 @pytest.mark.parametrize("kv_cache_gib", [1e-5, 100_000.0])

@@ -66,11 +66,11 @@ ATTRIBUTES = {
         "lora_request cache_salt data_parallel_rank"
     ),
     "vllm.v1.engine:EngineCoreOutput": (
-        "request_id new_token_ids new_logprobs finish_reason prefill_stats"
+        "request_id new_token_ids new_logprobs finish_reason prefill_stats routed_experts"
     ),
     "vllm.v1.engine:EngineCoreOutputs": "outputs",
     "vllm.v1.engine:FinishReason": "STOP LENGTH",
-    SCHEDULER: "running requests kv_cache_manager kv_cache_config",
+    SCHEDULER: "running requests kv_cache_manager kv_cache_config aux_output_connector",
     "vllm.v1.core.sched.async_scheduler:AsyncScheduler": "running",
     OUTPUT: (
         "total_num_scheduled_tokens scheduled_new_reqs scheduled_cached_reqs preempted_req_ids"

@@ -130,7 +130,7 @@ def test_functions_are_tools_and_give_no_reward(name, tmp_path):
         ("nothing", "has no function 'nothing'"),
         ("TWICE", "a tool cannot be called add"),
         ("step", "a tool cannot be called step"),
-        ("undescribed", "docstring"),
+        ("undescribed", "the tool undescribed needs a type hint for each argument and a docstring"),
     ],
 )
 def test_what_cannot_be_a_tool_is_refused(name, sentence):

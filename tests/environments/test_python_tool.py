@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from april_rl.environments.python_tool import PythonTool
+from april_rl.environments.protocol import StepResult, Turn
+from april_rl.environments.python_tool import PythonBlocks, PythonTool
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +30,26 @@ def test_nothing_is_kept_for_the_next_program(tool):
 def test_a_program_that_floods_or_does_not_end_is_cut(tool):
     assert len(tool.python("print('a' * 100000)")) == 60
     assert tool.python("while True: pass").endswith("The program was stopped after 1 s.")
+
+
+def blocks_say(text: str, **turn: bool) -> StepResult:
+    environment = PythonBlocks(sandbox="none")
+    assert "```python" in environment.reset({}, 0)
+    return environment.step(Turn(text=text, raw_text=text, **turn))
+
+
+def test_the_last_block_of_a_turn_is_run_and_its_output_is_the_next_message():
+    text = "```python\nprint(1)\n```\nno, rather\n```python\nprint(6 * 7)\n```\nLet us see."
+    assert blocks_say(text) == StepResult("Output:\n42\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_truncated"),
+    [
+        ("Answer: 42", False),
+        ("```python\nprint(1)\n``` is a draft</think>Answer: 1", False),  # in a thought
+        ("```python\nprint(1)\n```", True),
+    ],
+)
+def test_a_turn_without_a_program_ends_the_episode(text, is_truncated):
+    assert blocks_say(text, is_truncated=is_truncated) == StepResult(is_final=True)

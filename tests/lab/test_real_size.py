@@ -5,6 +5,7 @@ from composed_config import load
 from planned_models import GPU, HUB, INPUTS, PLANNED, change, sizes_of
 
 from april_rl.config.choices import KvCacheDtype
+from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.real_size import memory_at_real_size, real_layout
 from april_rl.planning.engine_sleep import decide_sleep_and_resume
 from april_rl.planning.kv_room import kv_demand, planned_kv_tokens
@@ -12,7 +13,7 @@ from april_rl.planning.memory_check import Room
 from april_rl.planning.memory_plan import GIB
 
 SMALL_GPUS = {"qwen3_0_6b_smoke": 24, "qwen3_0_6b_gsm8k": 24, "qwen3_4b_lora": 24}
-SMALL_GPUS |= {"qwen3_1_7b_gsm8k": 24, "qwen3_8b_lora": 48}
+SMALL_GPUS |= {"qwen3_1_7b_gsm8k": 24, "qwen3_8b_lora": 48, "r1_distill_1_5b_python": 24}
 
 
 def test_a_token_of_a_4b_model_takes_144_kib_and_its_weights_come_first():
@@ -56,7 +57,8 @@ def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_set_up(name)
 def test_a_rehearsal_says_which_share_of_a_gpu_auto_has_become():
     config = load("+recipe=qwen3_4b_dapo")
     small, large = (
-        memory_at_real_size(config, sizes_of("4B"), gpu_gib=gib).table for gib in (80, 141)
+        memory_at_real_size(config, sizes_of("4B"), Assumptions(gpu_gib=gib)).table
+        for gib in (80, 141)
     )
     assert "engine.gpu_memory_utilization=auto: 0.85, for engines that sleep" in small
     assert "engine.gpu_memory_utilization=auto: 0.71, the most that fits beside" in large

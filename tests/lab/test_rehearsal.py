@@ -14,6 +14,8 @@ from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.findings import share_longer_than
 from april_rl.lab.rehearsal.real_size import scenario_at_real_size
+from april_rl.lab.rehearsal.small_run import small_run
+from april_rl.lab.rehearsal.tiny_model import write_tiny_model
 from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.planning.model import read_model
 
@@ -27,6 +29,8 @@ DIFFERENT = (
     pytest.param("qwen3_0_6b_gsm8k", marks=pytest.mark.soak),
     pytest.param("qwen3_1_7b_gsm8k", marks=pytest.mark.soak),
     "qwen3_4b_lora",
+    "r1_distill_1_5b_python",
+    pytest.param("glm4_9b_math", marks=pytest.mark.soak),
     pytest.param("qwen3_8b_lora", marks=pytest.mark.soak),
     pytest.param("qwen3_4b_dapo", marks=pytest.mark.soak),  # other tests here find nothing in it
     pytest.param("paper/qwen3_4b_deepmath_gspo", marks=pytest.mark.soak),
@@ -181,6 +185,7 @@ def test_the_share_of_long_responses_is_that_of_the_lognormal_lengths():
         ("Qwen/Qwen3-8B", 8.19e9),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1.78e9),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", 134.5e6),
+        ("zai-org/GLM-4-9B-0414", 9.40e9),
         ("Qwen/Qwen3.5-4B", 4.21e9),  # without its image encoder
         ("Qwen/Qwen3-30B-A3B", 30.5e9),
     ],
@@ -190,6 +195,15 @@ def test_the_stand_in_of_a_model_has_its_published_size(model, num_parameters):
     assert config is not None
     sizes = model_sizes(read_model(config), LoraConfig())
     assert sizes.num_parameters == pytest.approx(num_parameters, rel=0.005)
+
+
+def test_a_tiny_model_has_room_for_the_tokenizer_of_another_model(tmp_path):
+    """Qwen3's tokenizer, which stands in, has more tokens than GLM-4's vocabulary."""
+    path = stand_ins.model_config("zai-org/GLM-4-9B-0414")
+    assert path is not None
+    num_tokens = 151_669
+    write_tiny_model(tmp_path, config_path=path, num_tokens=num_tokens)
+    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == num_tokens
 
 
 @pytest.mark.parametrize(
@@ -211,6 +225,14 @@ def test_gains_are_those_of_a_run_that_has_decided_whether_it_keeps_caches(overr
     assert scenario_at_real_size(config, sizes, assumed).keeps_parked is keeps
     with pytest.raises(AssertionError, match="has not been decided"):
         _ = Resume.auto.keeps_caches
+
+
+@pytest.mark.parametrize(("replay", "rehearsed"), [("engine", "learner"), ("none", "none")])
+def test_a_rehearsal_repeats_no_experts_of_an_engine(replay, rehearsed):
+    """Fails when it ends with the message that no engine on CPU reports them."""
+    config = to_config(compose_overrides(["+recipe=tiny_cpu", f"learner.router_replay={replay}"]))
+    small = small_run(config, model="folder", rows={}, held_out={})
+    assert small.learner.router_replay.value == rehearsed
 
 
 @pytest.mark.slow

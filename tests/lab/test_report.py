@@ -184,6 +184,14 @@ def advice_for(run: RunFiles, gains: Gains | None = None, **changes: object) -> 
             {"rollout/reprefill_tokens": 30_000, "rollout/time_s": 2},
             r"15 % of the rollouts went into prefilling parked samples again.*resume=keep",
         ),
+        (
+            {
+                "rollout/reprefill_tokens": 30_000,
+                "rollout/time_s": 2,
+                "rollout/kept_samples": 1,
+            },
+            r"parked samples again.*; their KV cache made room for running ones: give it more",
+        ),
         ({"rollout/preempted_samples": 3}, r"lost their KV cache 21 times"),
         ({"rollout/failed_attempts": 2}, r"Engines failed 14 attempts at a response"),
         ({"rollout/truncated_frac": 0.3}, r"30 % .* cut off by rollout.max_response_tokens=400"),

@@ -1,10 +1,12 @@
 """Routers that repeat the experts of an earlier pass, in every family that the learner knows."""
 
 import re
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from learner_setup import (
@@ -17,6 +19,7 @@ from learner_setup import (
     record_gradients,
 )
 from tiny_architectures import tiny_config, tiny_model
+from tiny_models import write_tiny_qwen3_moe
 from torch import Tensor
 
 from april_rl.batch.packing import MicroBatch
@@ -226,6 +229,41 @@ def test_a_second_pass_repeats_the_experts_of_the_first_minibatch(qwen):
     assert len(seen) == 4 + 2 * 4, "two rows of each minibatch, beforehand and in each pass"
     for pass_of_both in (seen[4:8], seen[8:]):
         assert all(map(torch.equal, chain(*seen[:4]), chain(*pass_of_both)))
+
+
+def with_experts(micro_batch: MicroBatch, *, seed: int) -> MicroBatch:
+    """Return the row with two of six experts for each token and layer, but for every fifth token
+    none that the engine has reported.
+    """
+    rng = np.random.default_rng(seed)
+    size = len(micro_batch.token_ids)
+    experts = rng.random((size, 3, 6)).argsort(axis=-1)[..., :2].astype(np.uint8)
+    return replace(micro_batch, experts=experts, is_routed=np.arange(size) % 5 > 0)
+
+
+@pytest.mark.parametrize("num_passes", [1, 2])
+def test_every_pass_of_an_update_has_the_experts_of_the_engine(tmp_path, num_passes):
+    """The second of three layers has none. Fails when a layer or a token gets another's, or a token
+    without any does not have those of its proximal pass.
+    """
+    write_tiny_qwen3_moe(tmp_path)
+    minibatches = [
+        [with_experts(row, seed=10 * number + i) for i, row in enumerate(rows)]
+        for number, rows in enumerate(two_minibatches())
+    ]
+    learner = make_learner(
+        str(tmp_path), lr=0.1, router_replay=RouterReplay.engine, num_passes=num_passes
+    )
+    seen: list[Choices] = []
+    learner._policy.register_forward_hook(lambda *_: seen.append(learner._routers.last_choices()))
+    learner.update(minibatches)
+    rows = list(chain(*minibatches))
+    proximal = rows if num_passes > 1 else rows[2:]
+    for row, choices in zip([*proximal, *num_passes * rows], seen, strict=True):
+        for layer, choice in zip((0, 2), choices, strict=True):
+            assert np.array_equal(choice[row.is_routed], row.experts[row.is_routed, layer])
+    for before, after in zip(seen[: len(proximal)], seen[-len(proximal) :], strict=True):
+        assert all(map(torch.equal, before, after))
 
 
 def test_recomputed_activations_have_the_repeated_experts(qwen):

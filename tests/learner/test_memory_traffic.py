@@ -85,8 +85,9 @@ def counted(traffic: MemoryTraffic, work: Callable[[], None]) -> int:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # read by the compiler
-@pytest.mark.parametrize(("name", "most"), [("Qwen3-0.6B", 0.75), ("Qwen3-4B", 0.86)])
-def test_compiled_functions_spare_a_quarter_of_the_bytes_of_an_update(name, most, monkeypatch):
+@pytest.mark.parametrize(("name", "most"), [("Qwen3-0.6B", 0.3), ("Qwen3-4B", 0.38)])
+def test_compiled_functions_spare_most_bytes_of_an_update(name, most, monkeypatch):
+    """Fails when norms, MLPs, rotary embeddings or the output layer are not compiled any more."""
     plain, compiled = (
         update_bytes(name, is_fused=each, monkeypatch=monkeypatch) for each in (False, True)
     )

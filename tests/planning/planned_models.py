@@ -55,6 +55,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 HUB = {
     "Qwen/Qwen3.5-4B": "Qwen/Qwen3.5-4B",
     "Qwen/Qwen3-30B-A3B": "Qwen/Qwen3-30B-A3B",
+    "zai-org/GLM-4-9B-0414": "zai-org/GLM-4-9B-0414",
     "Qwen/Qwen3-0.6B": "0.6B",
     "Qwen/Qwen3-1.7B": "1.7B",
     "Qwen/Qwen3-4B": "4B",

@@ -117,6 +117,8 @@ def test_router_replay_without_a_proximal_pass_is_named_at_the_start(cause: str)
     found = [line for line in notes(*overrides.values()) if line.startswith(both[0])]
     assert len(found) == 1
     assert f"has no effect with {cause}" in found[0]
+    always = {**overrides, both[0].partition("=")[0]: "learner.router_replay=engine"}
+    assert not [line for line in notes(*always.values()) if "router_replay" in line]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+from small_checkpoints import write as write_checkpoint
 from source_tree import ROOT
 
 from april_rl.config import TrainConfig
@@ -49,15 +50,94 @@ def start(command: str, folder: Path, *overrides: str) -> subprocess.CompletedPr
         ("data.path=absent.jsonl", "data.path=absent.jsonl: cannot be read: No such file"),
         ("data.path=rows.csv", "data.path=rows.csv: a data file must end in .jsonl, .json"),
         ("data.path=empty.jsonl", "data.path=empty.jsonl: the file is empty"),
+        ("data.path=https://a.b/c.jsonl", "c.jsonl is an address: download the file and give its"),
         ("evaluation.sets.test={path: absent.jsonl}", "evaluation.sets.test=null leaves it out"),
+        ("data.path=bad.jsonl", "data.path=bad.jsonl:2: not valid JSON: Expecting value"),
+        ("data.path=folder", "data.path=folder is a folder without data files: give a file that"),
+        ("model.path=folder", "folder is not a model: it has no config.json"),
+        ("model.path=./absent", "model.path=./absent does not exist; . has bad.jsonl"),
+        ("model.path=rows.csv", "model.path=rows.csv is a file; give the folder that has config."),
+        ("resume=absent", "resume=absent is neither a checkpoint (RUN/checkpoints/step_N) nor the"),
+        ("hydra.run.dir=used", "used already holds a run (metrics.jsonl); give another folder"),
+        (
+            "resume=used/exports/step_8",
+            "used/exports/step_8 is a policy without its optimizer and its data: resume=used "
+            "continues the run, model.path=used/exports/step_8 begins a new one",
+        ),
     ],
 )
-def test_a_data_file_is_checked_before_torch_is_imported(tmp_path: Path, override, message) -> None:
+def test_a_path_is_checked_before_torch_is_imported(tmp_path: Path, override, message) -> None:
     (tmp_path / "rows.csv").write_text("prompt,answer\n")
     (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "1", "answer": "1"}\n{"prompt": ')
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "used" / "exports" / "step_8").mkdir(parents=True)
+    (tmp_path / "used" / "exports" / "step_8" / "config.json").write_text("{}")
+    (tmp_path / "used" / "metrics.jsonl").write_text("")
     done = start("train", tmp_path, override)
     assert message in done.stderr
     assert (done.returncode, done.stdout) == (1, "[]\n")
+
+
+FINISHED = "outputs/tiny_cpu/one is already at step 8 of trainer.num_steps=8"
+NOTHING = f"{FINISHED}; nothing to train: set trainer.num_steps higher to continue\n"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "status", "out", "err"),
+    [
+        (["resume=auto", "hydra.run.dir=outputs/tiny_cpu/one"], 0, NOTHING, ""),
+        (["resume=outputs/tiny_cpu/one", "hydra.run.dir=new"], 1, "", f"error: {NOTHING}"),
+        (["resume=outputs/tiny_cpu/one/checkpoints/step_8"], 1, "", f"error: {NOTHING}"),
+        (
+            ["resume=auto", "hydra.run.dir=outputs/tiny_cpu/new", "data.path=absent.jsonl"],
+            1,
+            "resume=auto found no unfinished run to continue, {folder}/outputs/tiny_cpu/one has "
+            "finished at step 8: a new run begins in {folder}/outputs/tiny_cpu/new. To train the "
+            "finished one longer: resume={folder}/outputs/tiny_cpu/one "
+            "hydra.run.dir={folder}/outputs/tiny_cpu/one trainer.num_steps=16\n",
+            "error: data.path=absent.jsonl: cannot be read: No such file or directory\n",
+        ),
+        (
+            ["resume=auto", "hydra.run.dir=elsewhere/new", "data.path=absent.jsonl"],
+            1,
+            "resume=auto found no unfinished run to continue: a new run begins in "
+            "{folder}/elsewhere/new\n",
+            "error: data.path=absent.jsonl: cannot be read: No such file or directory\n",
+        ),
+    ],
+)
+def test_a_finished_run_is_named_with_its_step_before_torch_is_imported(
+    tmp_path: Path, overrides, status, out, err
+) -> None:
+    """Fails when a run that has nothing to do loads its model, or a new one begins in silence."""
+    run = tmp_path / "outputs" / "tiny_cpu" / "one"
+    write_checkpoint(run / "checkpoints", 8, is_finished=True)
+    (run / "exports" / "step_8").mkdir(parents=True)
+    done = start("train", tmp_path, "trainer.num_steps=8", *overrides)
+    said = [
+        line.replace(f"{tmp_path}/outputs/tiny_cpu/one is", "outputs/tiny_cpu/one is")
+        for line in (done.stdout, done.stderr)
+    ]
+    assert said == [f"{out.format(folder=tmp_path)}[]\n", err]
+    assert done.returncode == status
+
+
+@pytest.mark.parametrize(("is_finished", "has_export"), [(False, True), (True, False)])
+def test_a_run_that_lacks_its_end_is_continued_and_says_so(
+    tmp_path: Path, is_finished: bool, has_export: bool
+) -> None:
+    """Fails when a run that was stopped before its last evaluation or export cannot get it."""
+    write_checkpoint(tmp_path / "run" / "checkpoints", 8, is_finished=is_finished)
+    if has_export:
+        (tmp_path / "run" / "exports" / "step_8").mkdir(parents=True)
+    words = ("resume=auto", "hydra.run.dir=run", "trainer.num_steps=8", "data.path=absent.jsonl")
+    done = start("train", tmp_path, *words)
+    assert (
+        "step 8 of trainer.num_steps=8: no step is left; the run is evaluated and exp"
+        in done.stdout
+    )
+    assert "absent.jsonl" in done.stderr
 
 
 SENTENCES = {
@@ -126,7 +206,8 @@ def test_a_column_that_no_row_has_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_column_that_a_later_row_has_is_left_to_the_reader(tmp_path: Path) -> None:
     later = '{"prompt": "1+1"}\n{"prompt": "1+2", "answer": "3"}\n'
     refusals = []
-    for name, text in (("rows.jsonl", later), ("broken.jsonl", "{")):
+    several_lines = '{"prompt": "1+1",\n "answer": "2"}\n{"prompt": "1+2",\n "answer": "3"}\n'
+    for name, text in (("rows.jsonl", later), ("rows.json", several_lines)):
         try:
             check_columns(write(tmp_path, name, text))
         except DataError as error:
@@ -141,6 +222,7 @@ def test_a_column_that_a_later_row_has_is_left_to_the_reader(tmp_path: Path) -> 
         ("early.absent:f", "there is no module early.absent in the folder"),
         ("early.part:Clas", "module early.part has no function 'Clas'; did you mean Class?"),
         ("early.wrong:f", "invalid syntax"),
+        ("early.number:x", "x of module early.number is not a function: it is of type int"),
     ],
 )
 def test_a_function_is_looked_up_without_its_import(tmp_path, monkeypatch, path, message) -> None:
@@ -149,9 +231,10 @@ def test_a_function_is_looked_up_without_its_import(tmp_path, monkeypatch, path,
     write(package, "__init__.py", "raise AssertionError('imported')\n")
     write(package, "part.py", "class Class: ...\n")
     write(package, "wrong.py", "def f(:\n")
+    write(package, "number.py", "x = 3\ny = 3\ndef y(): ...\n")
     write(package, "star.py", "from os.path import *\n")
     monkeypatch.syspath_prepend(tmp_path)
-    for fine in ("early.part:Class", "early.star:join", "math:sqrt"):
+    for fine in ("early.part:Class", "early.star:join", "early.number:y", "math:sqrt"):
         check_named(fine)
     with pytest.raises((TypeError, ModuleNotFoundError, SyntaxError), match=message):
         check_named(path)

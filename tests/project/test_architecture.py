@@ -75,7 +75,7 @@ DICTATED = {"forward", "packed_attention"}  # torch and transformers choose thes
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_POSITIONAL, MAX_NESTING = 400, 60, 3, 3
 PATH = ("rollout", "batch", "algorithm", "learner", "engine", "runtime")
 PATH_FILES = ("trainer.py", "updates.py", "types.py", "metrics.py")
-MAX_PATH_LINES, TOLERANCE_K = 9300, 0.2
+MAX_PATH_LINES, TOLERANCE_K = 9400, 0.3
 MAX_MEDIAN, MAX_P90 = 10, 35
 
 
@@ -107,7 +107,9 @@ def test_the_core_never_imports_the_lab() -> None:
 
 
 def test_no_test_of_the_core_needs_the_lab() -> None:
-    """But those that compare a run with what the lab draws of it, and those of whole pages."""
+    """But those that compare a run with what the lab draws of it, those of whole pages, and those
+    of tools that measure for the lab.
+    """
     allowed = {"tests/project/test_pictures.py"}
     users = {
         str(path.relative_to(ROOT))
@@ -116,7 +118,8 @@ def test_no_test_of_the_core_needs_the_lab() -> None:
         for entry in imports_of(path)
         if entry.module.startswith("april_rl.lab")
     }
-    assert users - {"tests/tools/test_bench.py"} == allowed
+    of_tools = {"tests/tools/test_bench.py", "tests/tools/test_gpu_acceptance.py"}
+    assert users - of_tools == allowed
 
 
 def test_the_package_imports_itself_by_its_full_name() -> None:

@@ -24,14 +24,18 @@ from april_rl.tracking.keys import undescribed_keys
 
 
 def unknown_settings(text: str) -> set[str]:
-    """Settings in back quotes that are none, among words of the form section.key."""
+    """Settings in back quotes that are none, among words of the form section.key; those of Hydra
+    are not ours.
+    """
     config = compose_overrides(["+recipe=tiny_cpu"])
     keys = {tuple(key.split(".")) for key in re.findall(r"`([a-z]+\.[a-z_]+)", text)}
     files = {"md", "html", "txt", "yaml"}
     return {
         f"{section}.{key}"
         for section, key in keys
-        if key not in files and (section not in config or key not in config[section])
+        if section != "hydra"
+        and key not in files
+        and (section not in config or key not in config[section])
     }
 
 
@@ -73,7 +77,8 @@ _COMPOSED = re.compile(
     r"\s*(?:\w+=\S+ )*python -m april_rl(?:\.train| train| rehearse| profile| data| evaluate) (.*)"
 )
 _PATTERN = "data.answer_pattern="
-_OF_COMMANDS = ("write=", "output=", "against=", "temperature=")  # not settings of a run
+# Not settings of a run.
+_OF_COMMANDS = ("write=", "output=", "against=", "temperature=", "calibration=")
 
 
 def command_lines(path: Path) -> list[str]:

@@ -216,7 +216,7 @@ def test_a_killed_controller_takes_its_reward_processes_along(tmp_path, forked):
 BAD_FUNCTIONS = {
     "no_such_module:reward": "cannot be loaded: there is no module no_such",
     "reward_functions:gone": "cannot be loaded: .*has no function 'gone'",
-    "reward_functions:not_a_function": "cannot be loaded: .*has no function 'not_a_function'",
+    "reward_functions:not_a_function": "cannot be loaded: .*is not a function: it is of type ",
     "reward_functions:raises": r"raised KeyError.*reward_functions\.py:\d+\), when called once",
     "reward_functions:returns_nan": "returned nan as a reward",
     "reward_functions:returns_text": "returned '1.0' as a reward",

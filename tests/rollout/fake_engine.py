@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from april_rl.rollout.in_process import SerialEngines
 from april_rl.rollout.requests import Request, Requests
 from april_rl.rollout.ticks import Completions, Tick
-from april_rl.types import Completion, SampleId
+from april_rl.types import Completion, Experts, SampleId
 
 LengthDistribution = Callable[[SampleId], int]  # the length of a sample's turns without a budget
 SAID = 0  # every token of an environment; engines sample others
@@ -24,6 +24,14 @@ def token(sample_id: SampleId, position: int) -> int:
 def logprob(sample_id: SampleId, position: int, policy_version: int) -> float:
     """Return the log-probability of that token by `policy_version`."""
     return -(token(sample_id, position) + policy_version / 16) / 1024
+
+
+def experts(sample_id: SampleId, tokens: range, policy_version: int) -> Experts:
+    """Return the experts that `policy_version` chooses for the tokens at these positions of prompt
+    and response: two numbers each, position and version.
+    """
+    chosen = [number for p in tokens for number in (p + sample_id.index, policy_version)]
+    return Experts(array("H", chosen), num_layers=1, num_chosen=2)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,6 +114,7 @@ class FakeEngine:
 
     def _completion(self, request: Request, tokens: list[int]) -> Completion:
         sample_id, start, end = request.sample_id, request.start, request.start + len(tokens)
+        known = range(request.num_routed, len(request.prompt_token_ids) + end - 1)
         is_stop = tokens and end - _turn_start(request) >= self.length_of(sample_id)
         return Completion(
             sample_id=sample_id,
@@ -121,6 +130,7 @@ class FakeEngine:
             else "length"
             if len(tokens) == request.max_tokens
             else None,
+            experts=experts(sample_id, known, self.policy_version) if tokens else None,
         )
 
     def _check(self, request: Request) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
-from fake_engine import SAID, FakeEngines, LengthDistribution, logprob, token
+from fake_engine import SAID, FakeEngines, LengthDistribution, experts, logprob, token
 from fake_outside import FakePrompts, FakeScorer, num_turns, reward
 from hypothesis import strategies as st
 
@@ -18,7 +18,7 @@ from april_rl.rollout.over_sampling import FixedFactor, OverSampling
 from april_rl.rollout.ports import Engines
 from april_rl.rollout.record import GroupState
 from april_rl.rollout.step import StepRules
-from april_rl.types import Group, Observation, Sample, SampleId, ScoredGroup
+from april_rl.types import Completion, Group, Observation, Sample, SampleId, ScoredGroup
 
 
 def constant(length: int) -> LengthDistribution:
@@ -232,6 +232,20 @@ def check_sample(sample: Sample) -> None:
     expected = [logprob(sample.id, p, v) for p, v in zip(places, versions, strict=True)]
     assert sample.behaviour_logprobs.tolist() == expected
     assert list(versions) == sorted(versions)
+    check_experts(sample)
+
+
+def check_experts(sample: Sample) -> None:
+    """Check that every token but those behind the last one that was read has its experts, from the
+    version that sampled the next token.
+    """
+    end = known = 0
+    for span in (sample.prompt, *sample.spans):
+        end += len(span.token_ids)
+        if isinstance(span, Completion) and span.token_ids:
+            expected = experts(sample.id, range(known, end - 1), span.policy_version)
+            assert span.experts == expected, sample.id
+            known = end - 1
 
 
 def check_trainable(scored: ScoredGroup, setup: Setup) -> None:

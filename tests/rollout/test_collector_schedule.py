@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from fake_engine import logprob, token
+from fake_engine import experts, logprob, token
 from fake_outside import FakePrompts, reward
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,6 +34,7 @@ def plain_step(setup: Setup, prompts: FakePrompts, version: int) -> list[ScoredG
                 token_ids=array("i", (token(sample_id, p) for p in length)),
                 logprobs=array("d", (logprob(sample_id, p, version) for p in length)),
                 finish_reason="stop" if natural <= setup.budget else "length",
+                experts=experts(sample_id, range(len(prompt.token_ids) + len(length) - 1), version),
             )
             samples.append(Sample(prompt=prompt, index=index).with_span(completion))
         rewards = tuple(reward(sample.id) for sample in samples)

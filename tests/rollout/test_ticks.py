@@ -8,6 +8,7 @@ from dataclasses import replace
 from light_samples import completion
 
 from april_rl.rollout.ticks import Completions
+from april_rl.types import Experts
 
 SHORT = completion(1, start=4, num_tokens=2, version=7)
 PARTS = (
@@ -23,7 +24,8 @@ def test_completions_arrive_as_they_were_sent():
     """
     exact = replace(PARTS[0], logprobs=array("d", [-0.1, -1e-300, 0.0, -math.inf, -2 / 3]))
     truncated = replace(SHORT, finish_reason="length")
-    sent = Completions([exact, *PARTS[1:], truncated])
+    routed = replace(SHORT, experts=Experts(array("H", [1, 300, 2, 4]), 1, 2))
+    sent = Completions([exact, *PARTS[1:], truncated, routed])
     arrived, nothing = pickle.loads(pickle.dumps([sent, Completions()]))
     assert nothing == ()
     assert isinstance(arrived, Completions)

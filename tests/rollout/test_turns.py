@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from fake_engine import experts
 from light_samples import PROMPT, completion
 from rollout_runs import Run, Setup, constant
 from sent_samples import Sent
@@ -56,6 +57,26 @@ def test_a_new_context_is_all_that_the_engine_reads():
     assert sent.dispatch.assign(limit=1) == 1
     *_, request = sent.dispatch._requests(0).each()
     assert (request.token_ids, request.num_tokens, request.start) == ([9, 9], 2, 8)
+
+
+def test_a_request_counts_the_tokens_of_its_context_whose_experts_are_known():
+    """Fails when a token's experts would be reported twice or never, or an earlier context's
+    count.
+    """
+    sent = Sent(group_size=1)
+    group = begin(sent)
+    assert group.num_routed(0) == 0
+    take_turn(sent, group, replace(TURN, experts=experts(TURN.sample_id, range(7), 3)))
+    assert group.num_routed(0) == len(ASKED.token_ids) + 1 + 5 - 1
+    sent.groups.take_replies([Reply(TURN.sample_id, 6, SAID)])
+    sent.dispatch.add_turn(group)
+    sent.dispatch.assign(limit=1)
+    *_, request = sent.dispatch._requests(0).each()
+    assert request.num_routed == 7
+    turn = replace(TURN, start=8, experts=experts(TURN.sample_id, range(7, 14), 3))
+    take_turn(sent, group, turn)
+    sent.groups.take_replies([Reply(TURN.sample_id, 13, SAID._replace(begins_context=True))])
+    assert group.num_routed(0) == 0
 
 
 def test_a_turn_has_its_own_limit_within_the_budget():

@@ -159,9 +159,22 @@ def print_sum(value: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"data": [1, 2]}, "data has no rows that can be written"),
+        ({"data": [1, 2]}, r"data has no rows that can be written \(a row is a dict, got 1\)"),
+        ({"data": []}, "data has no rows: the list is empty"),
+        ({"functions": [len]}, "functions is a dict of functions by setting"),
         ({"data": [{"prompt": {1, 2}}]}, "set is not JSON"),
-        ({"data": {"prompt_column": "question"}}, "give a list of dicts"),
+        ({"data": {"prompt": ["1"]}}, r"a dict as data is settings .* rows are a list of dicts"),
+        ({"data": {"template": "odd"}}, "data.template must be chat or plain, got odd"),
+        (
+            {"reward": {"functoin": "exact"}},
+            r"dict as reward is settings .* reward=FUNCTION",
+        ),
+        ({"reward_funcs": [len]}, r"functions are given .* TRL's reward_funcs is"),
+        (
+            {"train_dataset": [{"prompt": "1"}]},
+            r"rows .* TRL's train_dataset is here",
+        ),
+        ({"resume": "absent"}, "resume=absent is neither a checkpoint"),
         ({"held_out": [{"prompt": "1"}]}, r"held_out is a dict of rows by .* \{'test': rows\}"),
         ({"tools": ["add"]}, "tools is a list of functions"),
         ({"tools": len}, "tools is a list of functions"),
@@ -205,9 +218,21 @@ def test_a_notebook_is_not_asked_for_packages_that_draw_tables() -> None:
     assert "ipywidgets" not in done.stdout + done.stderr
 
 
-def test_settings_in_the_place_of_the_recipe_are_refused() -> None:
+@pytest.mark.parametrize("recipe", [{"trainer": {"num_steps": 3}}, "+recipe=tiny_cpu"])
+def test_settings_in_the_place_of_the_recipe_are_refused(recipe: Any) -> None:
     with pytest.raises(RunError, match="the first argument is the name of a recipe"):
-        train({"trainer": {"num_steps": 3}})  # type: ignore[arg-type]
+        train(recipe)
+
+
+def test_rows_that_are_not_held_out_are_refused_by_evaluate() -> None:
+    with pytest.raises(RunError, match="evaluate takes rows as held_out"):
+        evaluate("tiny_cpu", data=[{"prompt": "1", "answer": "1"}])
+
+
+def test_a_run_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(RunError, match=r"run directory .*/run cannot be made: File exists"):
+        train("tiny_cpu", run_dir=tmp_path / "run")
 
 
 def test_a_wrong_setting_is_an_error_that_names_it(tmp_path: Path) -> None:

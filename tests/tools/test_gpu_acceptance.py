@@ -17,10 +17,12 @@ from acceptance import runs
 from acceptance.device import sheet_tflops
 from acceptance.page import Outcome, Results, calibrate
 from acceptance.session import FailedError, Machine, Measured, Part, Row, Session, SkippedError
+from acceptance.tensor_parallel import kill_rank, row_of_kill, rows_of_run, tensor_parallel
 from own_process import wait_until
 from source_tree import ROOT
 
 from april_rl.config.store import compose_overrides, to_config
+from april_rl.lab.simulator.calibration import Calibration
 
 TOOL = ROOT / "tools" / "gpu_acceptance.py"
 GPU = Machine(
@@ -40,6 +42,14 @@ class WithoutVllm(PathFinder):
 
 sys.meta_path = [WithoutVllm if finder is PathFinder else finder for finder in sys.meta_path]
 """
+SYNC = {"gather_s": 0.2, "load_s": 0.1, "bytes": 1.2e9}
+MEASURED = {
+    "engine": {
+        **{"device": "NVIDIA H200", "decode_bytes_per_s": 3.4e12, "between_steps_s": 1e-3},
+        **{"prefill_flops_per_s": 4e14, "asleep_gib": 1.2, "sync": SYNC},
+    },
+    "learner": {"tflops": 165.0},
+}
 PLANTED = "libcudart.so.13: cannot open shared object file"
 
 
@@ -79,6 +89,68 @@ def test_the_limit_is_four_times_the_largest_mismatch_rounded_up_to_one_digit():
     assert calibrate(smoke("Qwen/Qwen3-0.6B", 0.0125)) == 0.05  # is not rounded up to 0.06
     assert calibrate(smoke("random", 0.0125)) is None
     assert calibrate({"environment": outcome()}) is None
+
+
+def test_a_calibration_is_written_once_learner_and_engine_are_measured(tmp_path):
+    """Fails when a key or a unit is not the one that predictions read."""
+    parts = {name: outcome(values=values) for name, values in MEASURED.items()}
+    path = tmp_path / "calibration.json"
+    for name in MEASURED:
+        assert not path.exists()
+        outcomes = {each: parts[each] for each in MEASURED if each <= name}
+        Results(folder=tmp_path, machine=GPU, outcomes=outcomes).write(gpu_acceptance.PARTS)
+    found = Calibration.read(path)
+    assert (found.device, found.update_flops_per_s) == ("NVIDIA H200", 165e12)
+    assert found.sync_bytes_per_s == pytest.approx(1.2e9 / 0.3)
+    assert found.rates.bytes_per_s == 3.4e12
+    assert f"calibration={path}" in (tmp_path / "acceptance.md").read_text()
+
+
+def steps_with(*mismatch: float) -> list[dict[str, float]]:
+    return [{"time/step_s": 2.0, "mismatch/logprob_abs_mean": each} for each in mismatch]
+
+
+@pytest.mark.parametrize(
+    ("mismatch", "as_expected"),
+    [
+        ((0.002, 0.004, 0.003, 0.004, 0.003), [True, True]),
+        ((0.002, 0.4, 0.6, 0.8, 1.0), [True, False]),  # the engine keeps its first weights
+        ((0.002, 0.003), [False, True]),
+    ],
+)
+def test_engines_of_several_gpus_need_every_step_and_a_small_mismatch(mismatch, as_expected):
+    rows = rows_of_run(2, steps_with(*mismatch))
+    assert [row.is_as_expected for row in rows] == as_expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_as_expected"),
+    [
+        ({}, True),
+        ({"status": 1}, False),
+        ({"steps": [1, 2, 2, 3, 4, 5]}, False),
+        ({"has_restarted": False}, False),
+        ({"num_workers": 0}, False),  # nothing was killed
+    ],
+)
+def test_a_killed_rank_needs_a_restart_and_every_step_once(changes, is_as_expected):
+    found = {"num_workers": 4, "status": 0, "has_restarted": True, "steps": [1, 2, 3, 4, 5]}
+    assert row_of_kill(found | changes).is_as_expected is is_as_expected
+
+
+def test_engines_of_several_gpus_are_skipped_with_fewer(tmp_path):
+    with pytest.raises(SkippedError, match="it needs 4 GPUs; this machine has 1"):
+        tensor_parallel(Session(tmp_path, GPU))
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_a_run_of_two_ranks_continues_after_one_is_killed(tmp_path):
+    two = ["runtime.num_workers=2", "engine.tensor_parallel_size=2", "engine.kv_cache_gib=0.25"]
+    found = kill_rank(str(tmp_path / "killed"), [*two, "runtime.threads=1"])
+    assert row_of_kill(found).is_as_expected, found
+    assert found["num_workers"] == 2
 
 
 def test_results_are_read_back_unchanged_and_refused_on_another_machine(tmp_path):
@@ -243,6 +315,16 @@ def test_without_vllm_the_learner_is_measured_and_the_rest_says_why_not(tmp_path
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert statuses(folder) == {"sync": "skipped", "learner": "done", "keep": "skipped"}
     assert (folder / "acceptance.md").read_text().count("vLLM is not installed: make setup") == 4
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_the_engine_is_measured_and_a_calibration_is_written(tmp_path):
+    ended = accept(tmp_path, "parts=learner,engine")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert Calibration.read(tmp_path / "calibration.json").update_flops_per_s > 0
+    assert "gather" in (tmp_path / "acceptance.md").read_text()
 
 
 @pytest.mark.soak

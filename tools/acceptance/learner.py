@@ -42,7 +42,7 @@ def measure(settings: Sequence[str], num_groups: int, median_tokens: float) -> d
     moving weights and optimizer state to the host and back.
     """
     device = this_device()
-    with _learner(settings) as (config, learner):
+    with open_learner(settings) as (config, learner):
         rows = _rows(config, num_groups, median_tokens)
         learner.update([rows])
         peak = 0 if device.type == "cpu" else torch.accelerator.max_memory_allocated()
@@ -81,7 +81,7 @@ def step_flops(model: Any, rows: Sequence[MicroBatch]) -> float:  # noqa: ANN401
 
 
 @contextmanager
-def _learner(settings: Sequence[str]) -> Iterator[tuple[TrainConfig, Learner]]:
+def open_learner(settings: Sequence[str]) -> Iterator[tuple[TrainConfig, Learner]]:
     """Build the learner in a `torch.distributed` process group with this process alone."""
     # Random samples come from no engine, so nothing is close to their log-probabilities.
     unchecked = "learner.max_mismatch=100"
@@ -95,7 +95,8 @@ def _learner(settings: Sequence[str]) -> Iterator[tuple[TrainConfig, Learner]]:
     try:
         yield config, build_learner(config, device=device.type)
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():  # an engine beside the learner has ended it
+            dist.destroy_process_group()
 
 
 def _rows(config: TrainConfig, num_groups: int, median_tokens: float) -> list[MicroBatch]:

@@ -78,6 +78,10 @@ class Results:
             "max_mismatch": calibrate(self.outcomes),
             "parts": {name: asdict(outcome) for name, outcome in self.outcomes.items()},
         }
+        speeds = calibration(self.outcomes)
+        if speeds is not None:
+            path = self.folder / "calibration.json"
+            path.write_text(json.dumps(speeds, indent=1) + "\n", encoding="utf-8")
         unfinished = self.json_path.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
         unfinished.rename(self.json_path)
@@ -95,6 +99,26 @@ def calibrate(outcomes: Mapping[str, Outcome]) -> float | None:
     limit = MISMATCH_FACTOR * max(smoke.values["mismatch"])
     digit = 10.0 ** math.floor(math.log10(limit))
     return float(f"{math.ceil(limit / digit - 1e-9) * digit:.0e}")
+
+
+def calibration(outcomes: Mapping[str, Outcome]) -> dict[str, Any] | None:
+    """Return what predictions read in place of their assumptions, in the units that
+    `april_rl.lab.simulator.calibration` names; None until `learner` and `engine` are done.
+    """
+    found = [outcomes.get(name) for name in ("learner", "engine")]
+    learner, engine = (each.values if each and each.status == "done" else None for each in found)
+    if learner is None or engine is None:
+        return None
+    sync = engine["sync"]
+    return {
+        "device": engine["device"],
+        **{key: engine[key] for key in _SPEEDS},
+        "update_flops_per_s": learner["tflops"] * 1e12,
+        "sync_bytes_per_s": sync["bytes"] / (sync["gather_s"] + sync["load_s"]),
+    }
+
+
+_SPEEDS = ("decode_bytes_per_s", "between_steps_s", "prefill_flops_per_s", "asleep_gib")
 
 
 def page(results: Results, parts: Sequence[Part]) -> Iterator[str]:
@@ -117,6 +141,9 @@ def page(results: Results, parts: Sequence[Part]) -> Iterator[str]:
             if row.setting:
                 yield f"- `{row.setting}` ({part.title}: {row.quantity}, {row.measured})"
     yield _limit_line(calibrate(outcomes))
+    if calibration(outcomes) is not None:
+        path = results.folder / "calibration.json"
+        yield f"- `python -m april_rl rehearse +recipe=NAME calibration={path}` predicts with these"
     for part in shown:
         yield from ("", *_section(part, outcomes[part.name]))
 

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 from acceptance.session import PROJECT, FailedError, Measured, Row, Session, SkippedError
 
 _LEAST_GIB = 40.0  # device memory that trains the learner's row without recomputation
+_KEPT_GIB = 1.4  # of CUDA graphs, by the memory plan
 _OFFLOAD = (
     "a step with learner.offload=all pays both, optimizer two thirds of them at every optimizer "
     "step; none pays nothing and is right wherever the memory plan fits"
@@ -143,6 +144,42 @@ def _fused_row(session: Session, name: str, path: Path, **work: object) -> Row:
     )
 
 
+def engine(session: Session) -> Measured:
+    """Speeds of the engine, the parts of a weight sync, and what a sleeping engine keeps."""
+    settings = [*_learner_settings(session, session.model()), *_ENGINE_ON_CPU]
+    work = {"context": 256, "batch": 8}
+    if session.is_gpu:
+        settings[-len(_ENGINE_ON_CPU) :] = _ENGINE_ON_GPU
+        work = {"context": 2048, "batch": 32}  # 7 GiB of keys and values
+    found = session.measure("engine.measure", settings=settings, **work)
+    sync, kept = found["sync"], found["asleep_gib"]
+    rows = [
+        Row(
+            "decoding",
+            f"{found['decode_bytes_per_s'] / 1e9:,.0f} GB/s of weights, keys and values, "
+            f"{1000 * found['between_steps_s']:.1f} ms a step beside them",
+        ),
+        Row("prefill", f"{found['prefill_flops_per_s'] / 1e12:,.3g} TFLOP/s"),
+        Row(
+            "weight sync in parts",
+            f"wake {sync['wake_s']:.3f}, gather {sync['gather_s']:.3f}, transfer and load "
+            f"{sync['load_s']:.3f}, learner to the host {sync['offload_s']:.3f}, wake the cache "
+            f"{sync['wake_cache_s']:.3f} s for {sync['bytes'] / 2**20:,.1f} MiB",
+            meaning="the slowest part is the one to mend; gathering waits for each tensor here",
+        ),
+        Row(
+            "kept by a sleeping engine",
+            f"{kept:.2f} GiB",
+            f"at most {_KEPT_GIB} GiB",
+            kept <= _KEPT_GIB,
+            "the memory plan counts as much; if more, sleeping engines leave too little",
+        ),
+    ]
+    return Measured(rows, found)
+
+
+_ENGINE_ON_CPU = ("engine.kv_cache_gib=0.25",)
+_ENGINE_ON_GPU = ("engine.gpu_memory_utilization=0.5", "engine.cuda_graphs=true")
 _TINY_WORK = {"num_groups": 1, "median_tokens": 64}
 
 

@@ -58,7 +58,7 @@ def sync(session: Session) -> Measured:
     sync_s, size_mib = run["weight_sync_s"], run["synced_bytes"] / 2**20
     shared = 1 - run["rollout_frac"] - run["update_frac"]
     rows = [
-        _mismatch_row("mismatch, before and after three syncs", run["mismatch"]),
+        mismatch_row("mismatch, before and after three syncs", run["mismatch"]),
         Row(
             "weight sync",
             f"{sync_s:.3f} s for {size_mib:,.1f} MiB",
@@ -77,7 +77,8 @@ def sync(session: Session) -> Measured:
     return Measured(rows, run)
 
 
-def _mismatch_row(quantity: str, values: Sequence[float]) -> Row:
+def mismatch_row(quantity: str, values: Sequence[float]) -> Row:
+    """Return a line that compares the mismatches of a run's steps with the default limit."""
     return Row(
         quantity,
         " ".join(f"{value:.2g}" for value in values) + " nats",
@@ -116,7 +117,7 @@ def smoke(session: Session) -> Measured:
             rollout_s > total_s / 2,
             "over-sampling shortens the rollout",
         ),
-        _mismatch_row("mismatch of each step", mismatch),
+        mismatch_row("mismatch of each step", mismatch),
         Row(
             "controller, of the rollout",
             f"{100 * controller:.1f} %",

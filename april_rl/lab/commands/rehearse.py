@@ -12,6 +12,7 @@ from pathlib import Path
 _USAGE = """\
 usage: python -m april_rl rehearse +recipe=NAME [key=value ...] [quick=true] [output=FOLDER]
            [gpu_gib=80] [mean_response_tokens=N] [accept=NAME,NAME]
+           [calibration=FILE]
 
   python -m april_rl rehearse +recipe=qwen3_4b_dapo
   python -m april_rl rehearse +recipe=qwen3_4b_dapo rollout.max_response_tokens=32768
@@ -24,7 +25,9 @@ Without a network, rows and models of the hub are replaced by stand-ins, and the
 
 quick=true skips the simulator and the two steps, and takes seconds. gpu_gib is the memory of one
 of the real GPUs, mean_response_tokens the expected mean length, half of
-rollout.max_response_tokens by default.
+rollout.max_response_tokens by default. calibration is the calibration.json that
+tools/gpu_acceptance.py wrote on such a GPU: its speeds and memory take the place of an H100's data
+sheet and of estimates.
 
 Exit status 0: no findings; 1: findings, each with a name. Accept an intended one by its name:
 accept=one_update."""
@@ -49,9 +52,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def _rehearse(arguments: Sequence[str]) -> int:
     from april_rl.commands.early_checks import check_early
-    from april_rl.config.store import compose_overrides, to_config
-    from april_rl.lab.rehearsal.assumptions import Assumptions
+    from april_rl.config import TrainConfig
+    from april_rl.config.store import ConfigError, compose_overrides, to_config
+    from april_rl.config.wrong_settings import wrong_option
+    from april_rl.lab.rehearsal.assumptions import NAMES, Assumptions
 
+    if options := [word for word in arguments if word.startswith("-")]:
+        own_names = ("output", "quick", *NAMES)
+        raise ConfigError(wrong_option(options[0], arguments, TrainConfig, own=own_names))
     own = dict(a.split("=", 1) for a in arguments if a.startswith(("output=", "quick=")))
     rest = [a for a in arguments if a.partition("=")[0] not in ("output", "quick")]
     assumed, overrides = Assumptions.of(rest)

@@ -17,6 +17,7 @@ from rich.progress import track
 from april_rl.commands.arguments import Arguments
 from april_rl.errors import RunError
 from april_rl.lab.simulator.april_paper import paper_cases, simulate_case
+from april_rl.lab.simulator.calibration import Calibration
 from april_rl.lab.simulator.length_distributions import Lognormal, Recorded, median_for
 from april_rl.lab.simulator.prediction import modes_of, predict
 from april_rl.lab.simulator.presets import PRESETS
@@ -102,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--correlation", type=float, help="with --preset: of lengths in a group (default 0.3)"
     )
+    parser.add_argument(
+        "--calibration", type=Path, metavar="FILE", help="with --preset: calibration.json of a GPU"
+    )
     yes_no = argparse.BooleanOptionalAction
     parser.add_argument("--refill", action=yes_no, help="fill a finished sample's slot at once")
     parser.add_argument("--filter", action=yes_no, help="reject groups without signal")
@@ -139,6 +143,8 @@ def _count(text: str) -> int:
 
 def _source(options: argparse.Namespace) -> Source:
     """Return the scenario of the run or the preset, with the command line's changes."""
+    if options.calibration and not options.preset:
+        raise SimulationError("--calibration has an effect with --preset only; remove it")
     source = _load_run(options.run) if options.run else _preset(options)
     given = {name: getattr(options, name) for name, _, _ in _FIELDS}
     if options.resume:
@@ -186,12 +192,16 @@ def _length_of(options: argparse.Namespace, scenario: Scenario) -> Lognormal | R
 
 
 def _preset(options: argparse.Namespace) -> Source:
-    preset = PRESETS[options.preset]
+    preset, title = PRESETS[options.preset], options.preset
+    if options.calibration:
+        measured = Calibration.read(options.calibration)
+        preset = replace(preset, rates=measured.rates)
+        title += f" on {measured.device}"
     placeholder = Lognormal(median_tokens=1.0, sigma=0.0)  # `_length_of` knows the final budget
     return Source(
         scenario=Scenario(cost=preset.cost, length_of=placeholder, num_engines=8, tick_steps=32),
         refill=True,
-        title=options.preset,
+        title=title,
         kv_bytes_per_token=preset.kv_bytes_per_token,
     )
 

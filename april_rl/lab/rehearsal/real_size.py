@@ -8,9 +8,10 @@ from april_rl.config import TrainConfig
 from april_rl.config.choices import Device
 from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.findings import SIGMA, Finding
+from april_rl.lab.simulator.calibration import Calibration
 from april_rl.lab.simulator.length_distributions import Lognormal, median_for
 from april_rl.lab.simulator.prediction import modes_of, predict
-from april_rl.lab.simulator.presets import h100
+from april_rl.lab.simulator.presets import H100, Preset
 from april_rl.lab.simulator.scenarios import scenario_of
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.learner.model.sizes import ModelSizes
@@ -52,14 +53,15 @@ def real_layout(config: TrainConfig) -> tuple[TrainConfig, Layout]:
 def memory_at_real_size(
     config: TrainConfig,
     model: ModelSizes,
-    *,
-    gpu_gib: float,
+    assumed: Assumptions,
     beside: Beside = Beside(),  # noqa: B008 -- immutable
 ) -> MemoryAtRealSize:
     """Plan the memory of a worker; a phase that does not fit is a finding."""
     config, layout = real_layout(config)
     inputs = memory_inputs(config, layout, beside)
-    room = _room(layout, gpu_gib=gpu_gib)
+    if assumed.calibration is not None:
+        inputs = replace(inputs, graph_bytes=assumed.calibration.asleep_gib * GIB)
+    room = _room(layout, gpu_gib=assumed.gpu_gib)
     found: list[Finding] = []
     inputs, share = settle_share(model, inputs, room=room, demand=peak_demand(config, layout))
     table = str(plan_memory(model, inputs, device_bytes=room.device))
@@ -85,7 +87,7 @@ def _room(layout: Layout, *, gpu_gib: float) -> Room:
 
 
 def gains_table(config: TrainConfig, model: ModelSizes, assumed: Assumptions) -> str:
-    """Return a line for the synchronous loop and for each α on H100s: gain, ages, KV cache.
+    """Return a line for the synchronous loop and for each α: gain, ages, KV cache.
 
     Lengths are lognormal with the expected mean under the budget, an assumption; the gain is of
     trained samples per second of rollout, over the synchronous loop.
@@ -107,7 +109,26 @@ def gains_table(config: TrainConfig, model: ModelSizes, assumed: Assumptions) ->
             f"{outcome.off_policy_token_frac:>12.2f}{outcome.age_max:>9}"
             f"{outcome.peak_kv_tokens * gib:>14.1f}"
         )
+    if assumed.calibration is not None:
+        lines.append(_rest_line(config, model, assumed, assumed.calibration))
     return "\n".join(lines)
+
+
+def _rest_line(
+    config: TrainConfig, model: ModelSizes, assumed: Assumptions, measured: Calibration
+) -> str:
+    """Return the seconds of update and weight sync that the calibration predicts for a step."""
+    config, layout = real_layout(config)
+    tokens = assumed.response_tokens(config) + min(_PROMPT_TOKENS, config.data.max_prompt_tokens)
+    tokens *= config.trainer.num_groups * config.rollout.group_size
+    # A forward pass takes 2 FLOPs a parameter and token, a backward pass 4, of frozen weights 2.
+    flops = 4 if config.lora.rank else 6
+    if config.trainer.num_minibatches * config.trainer.num_passes > 1:
+        flops += 2  # log-probabilities before the first of several updates
+    update_s = flops * model.num_parameters * tokens
+    update_s /= measured.update_flops_per_s * layout.num_workers
+    sync_s = 2 * model.num_parameters / measured.sync_bytes_per_s
+    return f"beside the rollout, a step: update {update_s:.1f} s, weight sync {sync_s:.1f} s"
 
 
 def kv_bytes_per_token(model: ModelSizes) -> int:
@@ -116,7 +137,7 @@ def kv_bytes_per_token(model: ModelSizes) -> int:
 
 
 def scenario_at_real_size(config: TrainConfig, model: ModelSizes, assumed: Assumptions) -> Scenario:
-    """Return the recipe on H100s as a scenario to simulate."""
+    """Return the recipe as a scenario to simulate, on H100s or on the calibrated GPU."""
     config, layout = real_layout(config)
     room = _room(layout, gpu_gib=assumed.gpu_gib)
     config = with_resume(config, layout, model=model, room=room)
@@ -126,11 +147,10 @@ def scenario_at_real_size(config: TrainConfig, model: ModelSizes, assumed: Assum
     # A tensor-parallel engine is taken for one GPU of as many times the speed: its weights and
     # its cache are divided.
     shrink = layout.tensor_parallel_size
-    cost = h100(
+    cost = Preset(
         num_parameters=model.num_parameters / shrink,
-        num_layers=model.num_layers,
-        num_kv_heads=1,
-        head_dim=max(1, model.kv_numbers // (2 * model.num_layers * shrink)),
+        kv_bytes_per_token=kv_bytes_per_token(model) // shrink,
+        rates=assumed.calibration.rates if assumed.calibration else H100,
     ).cost
     scenario = scenario_of(
         config,

@@ -209,9 +209,7 @@ class Rehearsal:
 
     def _memory(self, model: ModelSizes, beside: Beside) -> None:
         """Plan the memory of the real models on the machine that the recipe names."""
-        memory = memory_at_real_size(
-            self.config, model, gpu_gib=self.assumed.gpu_gib, beside=beside
-        )
+        memory = memory_at_real_size(self.config, model, self.assumed, beside)
         self.say(f"memory      of the real model\n{indent(memory.table, '  ')}")
         self.findings += memory.findings
 
@@ -225,8 +223,9 @@ class Rehearsal:
             return
         tokens = self.assumed.response_tokens(self.config)
         table = gains_table(self.config, model, self.assumed)
+        gpu = self.assumed.calibration.device if self.assumed.calibration else "H100"
         self.say(
-            "gain        of over-sampling over the synchronous loop, simulated for H100 GPUs and "
+            f"gain        of over-sampling over the synchronous loop, simulated for {gpu} GPUs and "
             f"lognormal lengths,\n            mean {tokens:,.0f} tokens "
             f"(mean_response_tokens)\n{indent(table, '  ')}"
         )
@@ -241,7 +240,9 @@ class Rehearsal:
     def _steps(self, model: str, tokenizer: Tokenizer) -> None:
         """Run two steps of a tiny model; an error in them is a finding."""
         folder = self.folder / "model"
-        num_parameters = write_tiny_model(folder, config_path=model)
+        num_parameters = write_tiny_model(
+            folder, config_path=model, num_tokens=tokenizer.num_tokens
+        )
         tokenizer.save(folder)
         self.say(
             f"steps       two, on this machine, {num_parameters / 1e6:.0f} million random "

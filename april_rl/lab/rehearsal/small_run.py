@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Device, KvCacheDtype, Offload, Sleep, WandbMode
+from april_rl.config.choices import Device, KvCacheDtype, Offload, RouterReplay, Sleep, WandbMode
 from april_rl.config.engine import EngineConfig
 from april_rl.config.task import (
     DataConfig,
@@ -64,6 +64,7 @@ def small_run(
             max_tokens=2 * (config.data.max_prompt_tokens + budget + config.observation_tokens),
             shard_size=0,
             offload=Offload.none,
+            router_replay=_router_replay(config.learner.router_replay),
         ),
         engine=replace(
             config.engine,
@@ -83,6 +84,11 @@ def small_run(
             save_samples_every=1,
         ),
     )
+
+
+def _router_replay(replay: RouterReplay) -> RouterReplay:
+    """Repeat the learner's experts in place of the engine's, which no engine reports on CPU."""
+    return RouterReplay.learner if replay is RouterReplay.engine else replay
 
 
 def _data(data: DataConfig, rows: Mapping[str, Path]) -> DataConfig:

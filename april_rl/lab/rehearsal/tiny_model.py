@@ -11,12 +11,15 @@ from transformers.utils.logging import disable_progress_bar
 _HIDDEN, _HEADS, _HEAD_DIM, _LAYERS, _EXPERTS = 128, 4, 32, 2, 4
 
 
-def write_tiny_model(folder: Path, *, config_path: str) -> int:
+def write_tiny_model(folder: Path, *, config_path: str, num_tokens: int = 0) -> int:
     """Write a random bfloat16 model like that of `config_path` into `folder`; the vocabulary is
-    whole. Returns the number of its parameters.
+    whole, and has room for a tokenizer of `num_tokens`, which may be that of another model. Returns
+    the number of its parameters.
     """
     disable_progress_bar()  # type: ignore[no-untyped-call]
     config = shrunk(AutoConfig.from_pretrained(config_path))
+    text = config.get_text_config()
+    text.vocab_size = max(text.vocab_size, num_tokens)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)

@@ -167,7 +167,7 @@ def _engines(run: RunFiles) -> Iterator[str]:
     if again > _PREFILLED_AGAIN:
         yield (
             f"{percent(again)} of the rollouts went into prefilling parked samples again (by the "
-            "engine's fitted cost); rollout.resume=keep, with engines that stay awake, saves that."
+            f"engine's fitted cost); {_spares_prefill(run)}"
         )
     preempted = run.total("rollout/preempted_samples")
     if preempted > _PREEMPTED * run.samples_per_step * len(run.steps):
@@ -187,6 +187,13 @@ def _engines(run: RunFiles) -> Iterator[str]:
             f"{percent(truncated)} of the responses are cut off by rollout.max_response_tokens="
             f"{run.setting('rollout.max_response_tokens')}."
         )
+
+
+def _spares_prefill(run: RunFiles) -> str:
+    """Return what would keep the KV caches of parked samples."""
+    if run.total("rollout/kept_samples") or run.setting("rollout.resume") == "keep":
+        return "their KV cache made room for running ones: give it more memory, or reduce α."
+    return "rollout.resume=keep, with engines that stay awake, saves that."
 
 
 def _reprefill_share(run: RunFiles) -> float:

@@ -1,16 +1,16 @@
 """Functions of a model compiled into few kernels, so that a GPU reads and writes memory less often.
 
-Normalisations, the gates of MLPs and the output layer are many small operations, each of which
-reads and writes whole activations. `torch.compile` joins them. Here it rounds where the single
-operations round, as the engine does; left alone it would keep float32 in between, and a quarter of
-the normalised bfloat16 values would differ from the engine's.
+Normalisations, the gates of MLPs, rotary embeddings and the output layer are many small operations,
+each of which reads and writes whole activations. `torch.compile` joins them. Here it rounds where
+the single operations round, as the engine does; left alone it would keep float32 in between, and a
+quarter of the normalised bfloat16 values would differ from the engine's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from april_rl.errors import RunError
 _Function = Callable[..., Any]
 # Forms of one function: dtype, gradient or none, and sizes that differ within a model.
 _MAX_FORMS = 64
+_ROTARY = "apply_rotary_pos_emb"
 
 
 class CompilerError(RunError):
@@ -35,13 +36,33 @@ def compiled(function: _Function) -> _Function:
 
 def fuse(model: nn.Module) -> None:
     """Compile normalisations and MLPs of a Hugging Face model, which are known by the names of
-    their classes.
+    their classes, and the rotary embedding that an attention calls.
     """
     torch._dynamo.config.recompile_limit = max(_MAX_FORMS, torch._dynamo.config.recompile_limit)
     for module in model.modules():
-        kind = type(module)
+        kind, forward = type(module), type(module).forward
         if "RMSNorm" in kind.__name__ or kind.__name__.endswith("MLP"):
-            vars(module)["forward"] = MethodType(compiled(kind.forward), module)
+            vars(module)["forward"] = MethodType(compiled(forward), module)
+        elif isinstance(forward, FunctionType) and _ROTARY in _global_names(forward):
+            vars(module)["forward"] = MethodType(_with_rotary_compiled(forward), module)
+
+
+def _global_names(function: FunctionType) -> set[str]:
+    """Return the names in a function's code that its Python module defines."""
+    return set(function.__code__.co_names) & function.__globals__.keys()
+
+
+def _with_rotary_compiled(function: FunctionType) -> FunctionType:
+    """Return a copy of an attention's forward function that calls the compiled rotary embedding,
+    where the function itself calls the one that its Python module defines.
+    """
+    names = function.__globals__
+    names = {**names, _ROTARY: compiled(names[_ROTARY])}
+    copy = FunctionType(
+        function.__code__, names, closure=function.__closure__, argdefs=function.__defaults__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def check_compiler(device: torch.device) -> None:

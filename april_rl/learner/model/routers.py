@@ -1,4 +1,5 @@
-"""Routers of mixtures of experts, which can repeat the choices of an earlier forward pass.
+"""Routers of mixtures of experts, which can repeat the choices of an earlier forward pass, or those
+that the engine made when it sampled the tokens (rollout routing replay, Ma et al. 2025).
 
 Legend: [T] tokens of a packed row, [K] experts of a token. A router scores all experts, and takes
 the best K with `torch.topk`. To repeat a choice its own code runs again, and only that call answers
@@ -8,6 +9,7 @@ Choices wait in host memory, where a token takes 2 bytes for each of its experts
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -41,7 +43,10 @@ _CHOOSING_CALL: Mapping[str, int] = {
 }
 _STORED = torch.int16  # of expert numbers
 
-Choices = tuple[Tensor, ...]  # [T, K] of each router, in the order of the layers; on the host
+_LAYER = re.compile(r"\blayers\.(\d+)\.")  # in the name of a module
+
+# [T, K] of each router, in the order of the layers; on the host. -1: the router chooses.
+Choices = tuple[Tensor, ...]
 
 
 def has_known_routers(model: nn.Module) -> bool:
@@ -54,11 +59,17 @@ class Routers:
 
     def __init__(self, model: nn.Module | None = None) -> None:
         """Find the routers of `model`, which must have some."""
-        self._routers = [] if model is None else [_Router(part) for part in _routers(model)]
+        found = [] if model is None else list(_routers(model))
+        self._routers = [_Router(part) for _, part in found]
+        self._layers = [int(_LAYER.findall(name)[0]) for name, _ in found]
         assert model is None or self._routers, "preflight refuses a model without known routers"
 
     def last_choices(self) -> Choices:
         return tuple(router.choice.cpu() for router in self._routers)
+
+    def of_engine(self, experts: Tensor | None) -> Choices | None:
+        """Return the choices in `experts` [T, layers, K]; None if there are none."""
+        return None if experts is None else tuple(experts[:, layer] for layer in self._layers)
 
     @contextmanager
     def repeating(self, choices: Choices | None) -> Iterator[None]:
@@ -70,7 +81,7 @@ class Routers:
             return
         try:
             for router, choice in zip(self._routers, choices, strict=True):
-                router.repeated = choice.to(router.choice.device)
+                router.repeated = choice
             yield
         finally:
             for router in self._routers:
@@ -84,7 +95,7 @@ class _Router:
         self._forward: Callable[..., Any] = module.forward
         self._number = _CHOOSING_CALL[type(module).__name__]
         self.choice: Tensor  # [T, K], of the last pass, on its device
-        self.repeated: Tensor | None = None  # [T, K], for the next passes; None: choose
+        self.repeated: Tensor | None = None  # [T, K] for the next passes; None: choose
         module.forward = self
 
     def __call__(self, hidden_states: Tensor) -> object:
@@ -113,15 +124,16 @@ class _Topk(TorchFunctionMode):
         if func not in (torch.topk, Tensor.topk):
             return func(*args, **(kwargs or {}))
         self._calls_left -= 1
-        if self._calls_left or self._repeated is None:
-            result = func(*args, **(kwargs or {}))
-        else:
-            indices = self._repeated.long()
+        result = func(*args, **(kwargs or {}))
+        if not self._calls_left and self._repeated is not None:
+            repeated = self._repeated.to(result.indices)
+            indices = torch.where(repeated < 0, result.indices, repeated)
             result = torch.return_types.topk((args[0].gather(-1, indices), indices))
         if not self._calls_left:
             self.indices = result.indices
         return result
 
 
-def _routers(module: nn.Module) -> Iterator[nn.Module]:
-    return (part for part in module.modules() if type(part).__name__ in _CHOOSING_CALL)
+def _routers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the known routers of a model with their names."""
+    return (each for each in model.named_modules() if type(each[1]).__name__ in _CHOOSING_CALL)

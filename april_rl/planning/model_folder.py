@@ -1,0 +1,52 @@
+"""Checks the folder that model.path or a key like it names, before transformers is imported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from april_rl.planning.errors import PreflightError
+
+_CONFIG = "config.json"
+
+
+def check_model_folder(given: str, *, key: str = "model.path") -> None:
+    """Raise PreflightError where the setting `key` is a path without a model: a folder that is not
+    there or has no config.json, or the directory of a run. What may be a model of the hub passes.
+    """
+    path = Path(given)
+    if exports := sorted(path.glob("exports/step_*"), key=lambda export: export.stat().st_mtime):
+        raise PreflightError(f"{key}={path} is a run directory: give an export, {exports[-1]}")
+    if path.is_file():
+        raise PreflightError(
+            f"{key}={path} is a file; give the folder that has {_CONFIG} and the weights"
+        )
+    if path.is_dir():
+        _check_config(path, key=key)
+        return
+    is_marked = path.is_absolute() or given.startswith((".", "~"))
+    has_parent = path.parent.is_dir() and (is_marked or path.parent != Path())
+    if not (has_parent or is_marked):
+        return
+    raise PreflightError(f"{key}={given} does not exist{_beside(path.parent)}")
+
+
+def _check_config(folder: Path, *, key: str) -> None:
+    config = folder / _CONFIG
+    if not config.is_file():
+        raise PreflightError(
+            f"{key}={folder} is not a model: it has no {_CONFIG}{_names_in(folder)}"
+        )
+    try:
+        json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PreflightError(f"{key}={folder}: {_CONFIG} cannot be read: {error}") from error
+
+
+def _beside(folder: Path) -> str:
+    return _names_in(folder) if folder.is_dir() else ""
+
+
+def _names_in(folder: Path) -> str:
+    names = sorted(one.name for one in folder.iterdir())[:5]
+    return f"; {folder} has {', '.join(names)}" if names else ""
