@@ -14,11 +14,11 @@ class CriticConfig:
     """
 
     path: str = ""  # model whose backbone it starts from; empty: model.path
-    lr: float = within("> 0", 1e-5)
+    lr: float = within("> 0", 1e-5)  # in place of optimizer.lr
     warmup_steps: int = within(">= 0", 0)  # first steps, which train the critic alone
-    # λ of the policy's advantages and of the critic's targets: with 1 a target is the reward itself
-    # and does not lean on the critic (Yuan et al. 2025, VC-PPO, decoupled GAE)
-    policy_lambda: float = within("in [0, 1]", 0.95)
+    policy_lambda: float = within("in [0, 1]", 0.95)  # λ of the policy's advantages
+    # λ of the critic's targets: with 1 a target is the reward itself and does not lean on the
+    # critic (Yuan et al. 2025, VC-PPO, decoupled GAE)
     value_lambda: float = within("in [0, 1]", 1.0)
     # a value that leaves this distance from the one before the update gains nothing; null: no clip
     value_clip: float | None = within("> 0", None)

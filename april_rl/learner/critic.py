@@ -5,7 +5,7 @@ Legend: [N] response tokens of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from april_rl.algorithm.gae import gae, value_loss
 from april_rl.config.critic import CriticConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
+from april_rl.learner.mesh import Site
 from april_rl.learner.row import PackedRow
 from april_rl.learner.trained_model import TrainedModel
 from april_rl.learner.update_errors import NonFiniteError
@@ -48,35 +48,33 @@ class Critic:
     def __init__(
         self,
         config: CriticConfig,
+        site: Site,
         *,
-        optimizer: OptimizerConfig,
-        learner: LearnerConfig,
         folder: Path,
-        mesh: DeviceMesh,
-        device: torch.device,
-        compute_dtype: torch.dtype,
+        learner: LearnerConfig,
+        optimizer: OptimizerConfig,
         num_optimizer_steps: int,
-        on_forward: Callable[[], None] | None,
     ) -> None:
-        """Load this rank's shard of the model in `folder`; a collective."""
-        self._config, self._device = config, device
+        """Load this rank's shard of the model in `folder`; a collective. `num_optimizer_steps`
+        counts the whole run.
+        """
+        self._config, self._device = config, site.device
         self._model = ValueModel.build(
             folder,
-            mesh=mesh,
-            device=device,
-            compute_dtype=compute_dtype,
+            mesh=site.mesh,
+            device=site.device,
+            compute_dtype=site.compute_dtype,
             activation_checkpointing=learner.recomputed_share,
             temperature=1.0,
-            fused=learner.fused is True,
+            fused=site.is_fused,
         )
-        if on_forward is not None:
-            self._model.register_forward_hook(lambda *_: on_forward())
+        site.watch(self._model)
         self.trained = TrainedModel.of(
             self._model,
             replace(optimizer, lr=config.lr),
             num_steps=num_optimizer_steps,
             offload=learner.offload,
-            device=device,
+            device=site.device,
         )
 
     def trains_alone(self, *, num_steps: int) -> bool:

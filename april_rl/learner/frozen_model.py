@@ -6,13 +6,13 @@ Legend: [N] response tokens of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
+from april_rl.learner.mesh import Site
 from april_rl.learner.model.lora import without_adapters
 from april_rl.learner.policy import Policy
 from april_rl.learner.row import PackedRow
@@ -24,32 +24,27 @@ class FrozenModel:
     def __init__(
         self,
         folder: Path,
+        site: Site,
         *,
-        mesh: DeviceMesh,
-        device: torch.device,
-        compute_dtype: torch.dtype,
         temperature: float,
-        fused: bool,
-        on_forward: Callable[[], None] | None = None,
     ) -> None:
-        """Load this rank's shard; a collective. `on_forward` is called after each forward pass.
+        """Load this rank's shard; a collective.
 
         Weights are stored in the compute dtype: they give the same numbers as the policy before its
         first step, in half the memory of its master weights.
         """
-        self._device = device
+        self._device = site.device
         self._policy = Policy.build(
             folder,
-            mesh=mesh,
-            device=device,
-            compute_dtype=compute_dtype,
-            storage_dtype=compute_dtype,
+            mesh=site.mesh,
+            device=site.device,
+            compute_dtype=site.compute_dtype,
+            storage_dtype=site.compute_dtype,
             activation_checkpointing=False,
             temperature=temperature,
-            fused=fused,
+            fused=site.is_fused,
         ).requires_grad_(False)
-        if on_forward is not None:
-            self._policy.register_forward_hook(lambda *_: on_forward())
+        site.watch(self._policy)
         self._policy.to("cpu")
 
     @torch.no_grad()

@@ -26,7 +26,7 @@ from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.learner.anchors import Anchor, Anchors
 from april_rl.learner.critic import Critic
 from april_rl.learner.frozen_model import FrozenModel, OwnReference
-from april_rl.learner.mesh import build_mesh
+from april_rl.learner.mesh import Site, build_mesh
 from april_rl.learner.mismatch import Mismatch
 from april_rl.learner.model.checkpoint import Checkpoint, local_folder
 from april_rl.learner.model.export import export
@@ -54,6 +54,8 @@ class _Pass(NamedTuple):
 
 class Learner:
     """One rank's shard of policy and optimizer; methods reload what `offload` moved to the host."""
+
+    _critic: Critic | None
 
     def __init__(
         self,
@@ -86,20 +88,8 @@ class Learner:
         self._compute_dtype = _DTYPES[config.compute_dtype]
         self._lora = lora if lora.rank else None
         mesh = build_mesh(self._device.type, shard_size=config.shard_size)
-        self._policy = Policy.build(
-            self._folder,
-            mesh=mesh,
-            device=self._device,
-            compute_dtype=self._compute_dtype,
-            activation_checkpointing=config.recomputed_share,
-            temperature=temperature,
-            storage_dtype=torch.float32 if self._lora is None else self._compute_dtype,
-            lora=self._lora,
-            lora_seed=seed,
-            fused=config.fused is True,
-        )
-        if on_forward is not None:
-            self._policy.register_forward_hook(lambda *_: on_forward())
+        site = Site(mesh, self._device, self._compute_dtype, config.fused is True, on_forward)
+        self._policy = self._build_policy(config, site, temperature=temperature, lora_seed=seed)
         trained = TrainedModel.of(
             self._policy,
             optimizer,
@@ -108,35 +98,21 @@ class Learner:
             device=self._device,
         )
         self._optimizer, self._masters = trained.optimizer, trained.masters
-        self._critic: Critic | None = None
+        self._models, self._critic = {"": trained}, None
         if critic is not None:
             self._critic = Critic(
                 critic,
-                optimizer=optimizer,
-                learner=config,
+                site,
                 folder=local_folder(critic.path or model_path),
-                mesh=mesh,
-                device=self._device,
-                compute_dtype=self._compute_dtype,
+                learner=config,
+                optimizer=optimizer,
                 num_optimizer_steps=num_optimizer_steps,
-                on_forward=on_forward,
             )
-        self._models = {"": trained}
-        if self._critic is not None:
             self._models["critic."] = self._critic.trained
         self._objective, self._max_mismatch = objective, config.max_mismatch
         self._state = TrainingState(self._models, mesh=mesh, entropy_bonus=objective.entropy_bonus)
-        self._num_updates, self._model_path = 0, model_path
-        self._num_passes = num_passes
-        frozen = partial(
-            FrozenModel,
-            mesh=mesh,
-            device=self._device,
-            compute_dtype=self._compute_dtype,
-            temperature=temperature,
-            fused=config.fused is True,
-            on_forward=on_forward,
-        )
+        self._num_updates, self._model_path, self._num_passes = 0, model_path, num_passes
+        frozen = partial(FrozenModel, site=site, temperature=temperature)
         self._reference = self._build_reference(frozen)
         self._teacher = frozen(local_folder(teacher_path)) if teacher_path else None
         self._routers = Routers(self._policy if config.router_replay.is_on else None)
@@ -253,15 +229,23 @@ class Learner:
         for model in self._models.values():
             model.reload()
 
-    def _build_reference(
-        self, frozen: Callable[[Path], FrozenModel]
-    ) -> FrozenModel | OwnReference | None:
-        """Return a second model or, with LoRA, the policy without adapters; None if unused."""
-        if not self._objective.needs_reference:
-            return None
-        if self._lora is not None:
-            return OwnReference(self._policy)
-        return frozen(self._folder)
+    def _build_policy(
+        self, config: LearnerConfig, site: Site, *, temperature: float, lora_seed: int
+    ) -> Policy:
+        policy = Policy.build(
+            self._folder,
+            mesh=site.mesh,
+            device=site.device,
+            compute_dtype=site.compute_dtype,
+            activation_checkpointing=config.recomputed_share,
+            temperature=temperature,
+            storage_dtype=torch.float32 if self._lora is None else site.compute_dtype,
+            lora=self._lora,
+            lora_seed=lora_seed,
+            fused=site.is_fused,
+        )
+        site.watch(policy)
+        return policy
 
     def _build_anchors(self) -> Anchors:
         return Anchors(
@@ -272,6 +256,16 @@ class Learner:
             needs_proximal=self._objective.needs_proximal,
             num_passes=self._num_passes,
         )
+
+    def _build_reference(
+        self, frozen: Callable[[Path], FrozenModel]
+    ) -> FrozenModel | OwnReference | None:
+        """Return a second model or, with LoRA, the policy without adapters; None if unused."""
+        if not self._objective.needs_reference:
+            return None
+        if self._lora is not None:
+            return OwnReference(self._policy)
+        return frozen(self._folder)
 
     @torch.no_grad()
     def _logprobs(self, row: PackedRow) -> Tensor:

@@ -48,5 +48,6 @@ class TrainedModel(NamedTuple):
         self.optimizer.offload()
 
     def reload(self) -> None:
+        """Bring back what `offload` moved."""
         self.masters.reload()
         self.optimizer.reload()

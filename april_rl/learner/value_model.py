@@ -49,12 +49,15 @@ class ValueModel(Policy):
         fuse(self.model)
 
     def materialise(self, checkpoint: Checkpoint, *, device: torch.device) -> None:
+        """Load the backbone; the head starts at 0."""
         super().materialise(checkpoint, device=device)
         nn.init.zeros_(self.lm_head.get_parameter("weight"))
 
     def stored_tensors(self) -> Iterator[tuple[Part, Tensor]]:
+        """Yield the tensors of the backbone, as `Policy.stored_tensors` does."""
         head = self.lm_head.get_parameter("weight")
         return ((part, tensor) for part, tensor in super().stored_tensors() if tensor is not head)
 
     def unread(self, prefixes: TextPrefixes) -> list[str]:
+        """Return the names of the language model's output layer."""
         return [f"{prefixes.lm_head}weight", f"{prefixes.lm_head}bias"]

@@ -153,7 +153,7 @@ class _Sizes:
                 **self._beside(),
                 "teacher": self._teacher(),
                 "gathered layers": self._inputs.compute_bytes * some,
-                "activations": self._inputs.learner.max_tokens
+                "a layer's activations": self._inputs.learner.max_tokens
                 * teacher.layer_bytes
                 * self._inputs.compute_bytes
                 / 2,

@@ -59,7 +59,7 @@ def _ignored_on_gpu(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def short_stop_deadline(config: TrainConfig, *, num_trained: int) -> Iterator[str]:
+def short_stop_deadline(config: TrainConfig, num_trained: int) -> Iterator[str]:
     """Yield a warning when checkpoint.stop_deadline_s is too short to write a checkpoint of
     `num_trained` parameters.
     """

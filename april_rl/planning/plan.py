@@ -67,7 +67,7 @@ def draft(requested: TrainConfig, machine: Machine, *, is_training: bool = True)
         *unused_gpus(layout, gpus=machine.num_gpus, where=machine.name),
         *auto_choices(requested, config),
         *inert_settings(requested, device=layout.device),
-        *(short_stop_deadline(config, num_trained=num_trained) if is_training else ()),
+        *(short_stop_deadline(config, num_trained) if is_training else ()),
         policy_line(model),
         *_beside_lines(config, beside),
     )

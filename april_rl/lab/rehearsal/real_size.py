@@ -54,6 +54,7 @@ def memory_at_real_size(
     config: TrainConfig,
     model: ModelSizes,
     assumed: Assumptions,
+    *,
     beside: Beside = Beside(),  # noqa: B008 -- immutable
 ) -> MemoryAtRealSize:
     """Plan the memory of a worker; a phase that does not fit is a finding."""

@@ -209,7 +209,7 @@ class Rehearsal:
 
     def _memory(self, model: ModelSizes, beside: Beside) -> None:
         """Plan the memory of the real models on the machine that the recipe names."""
-        memory = memory_at_real_size(self.config, model, self.assumed, beside)
+        memory = memory_at_real_size(self.config, model, self.assumed, beside=beside)
         self.say(f"memory      of the real model\n{indent(memory.table, '  ')}")
         self.findings += memory.findings
 
