@@ -61,7 +61,7 @@ NAMES: dict[str, dict[str, str]] = {
         "actor_rollout_ref.model.path": "model.path",
         "critic.model.path": "critic.path",
         "critic.optim.lr": "critic.lr",
-        "algorithm.adv_estimator": "algorithm.advantage",
+        "adv_estimator": "algorithm.advantage",
         "algorithm.lam": "critic.policy_lambda",
         "critic.cliprange_value": "critic.value_clip",
         "trainer.critic_warmup": "critic.warmup_steps",
