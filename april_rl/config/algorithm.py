@@ -22,8 +22,8 @@ from april_rl.config.choices import (
 
 # The loss and the advantage of each algorithm in configs/algorithm that has another name.
 PARTS: dict[str, dict[str, str]] = {
-    "loss": {"grpo": "ppo_clip", "dapo": "ppo_clip", "dr_grpo": "ppo_clip", "dppo": "dppo_tv"},
-    "advantage": dict.fromkeys(("cispo", "dapo", "dppo", "gspo"), "grpo"),
+    "loss": dict.fromkeys(("grpo", "dapo", "dr_grpo", "ppo"), "ppo_clip") | {"dppo": "dppo_tv"},
+    "advantage": dict.fromkeys(("cispo", "dapo", "dppo", "gspo"), "grpo") | {"ppo": "gae"},
 }
 
 
@@ -31,7 +31,7 @@ PARTS: dict[str, dict[str, str]] = {
 class AlgorithmConfig:
     """From rewards to per-token loss."""
 
-    # grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, gdpo, grpo_by_turn, or
+    # grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, gdpo, grpo_by_turn, gae, none, or
     # module:function
     advantage: str = Advantage.grpo.value
     # ppo_clip, gspo, gspo_token, cispo, sapo, dppo_tv, dppo_kl, policy_gradient, or module:function

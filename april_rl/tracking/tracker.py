@@ -94,7 +94,9 @@ class Tracker:
             (run_dir / "config.yaml").write_text(config_text(config), encoding="utf-8")
         self._has_begun = True
         self._axes = Axes(self._metrics_file.last_row)
-        self._signal, self._is_silence_told = SignalWatch(), False
+        algorithm = config.get("algorithm")
+        advantage = algorithm.get("advantage") if isinstance(algorithm, Mapping) else None
+        self._signal, self._is_silence_told = SignalWatch(advantage), False
         title = f"{name}: {num_steps} steps of {num_groups} groups"
         self._view = view or open_view(title=title, num_steps=num_steps, has_panel=is_terminal)
         self._view.message(f"run directory: {run_dir}")

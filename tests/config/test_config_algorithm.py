@@ -40,7 +40,9 @@ def test_the_name_of_an_algorithm_as_its_loss_is_answered_with_the_parts_that_it
     """Fails when a file of configs/algorithm has another loss or advantage, or is forgotten."""
     chosen = {group: load_tiny(f"algorithm={group}").algorithm for group in GROUPS}
     for key, known in (("loss", Loss), ("advantage", Advantage)):
-        parts = {name: getattr(of, key) for name, of in chosen.items() if name not in known.__members__}
+        parts = {
+            name: getattr(of, key) for name, of in chosen.items() if name not in known.__members__
+        }
         assert PARTS[key] == parts
 
 
@@ -65,6 +67,7 @@ def test_every_algorithm_group_composes_into_the_settings_of_its_paper(group: st
             "dr_grpo": ("dr_grpo", "ppo_clip", "constant_length", 0.2, 0.28, False),
             "cispo": ("grpo", "cispo", "token_mean", 1.0, 0.28, False),
             "dppo": ("grpo", "dppo_tv", "token_mean", 0.15, 0.15, False),
+            "ppo": ("gae", "ppo_clip", "token_mean", 0.2, 0.2, False),
         }[group]
     )
     assert algorithm.kl is Kl.none
@@ -164,7 +167,8 @@ def test_settings_that_fit_together_are_accepted(overrides: list[str]) -> None:
 
 def test_every_advantage_has_the_function_of_its_name() -> None:
     """Estimators over the batch get the whole of it. Fails when two are exchanged."""
-    assert ADVANTAGES.keys() == set(Advantage) - {Advantage.gdpo, Advantage.grpo_by_turn}
+    others = {Advantage.gdpo, Advantage.grpo_by_turn, Advantage.gae, Advantage.none}
+    assert ADVANTAGES.keys() == set(Advantage) - others
     groups = [[1.0, 0.0], [0.0, 0.0, 3.0]]
     for choice, estimator in ADVANTAGES.items():
         function = getattr(advantages, choice.name)
