@@ -97,6 +97,7 @@ class Kl(Enum):
     """Schulman's estimators of a KL divergence."""
 
     none = "none"
+    k1 = "k1"  # in the reward: a token's advantage loses its sum over the rest of the response
     k2 = "k2"  # its gradient is the gradient of KL(policy, reference)
     k3 = "k3"  # GRPO's; its gradient is the gradient of KL(reference, policy)
 

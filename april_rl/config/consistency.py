@@ -41,6 +41,7 @@ def check_consistency(config: TrainConfig) -> None:
     _check_reward_sources(config)
     _check_teacher(config)
     _check_critic(config)
+    _check_reference(config)
 
 
 def _settings(section: object, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -361,6 +362,16 @@ def _check_teacher(config: TrainConfig) -> None:
         not algorithm.dynamic_sampling or algorithm.advantage != Advantage.none,
         "algorithm.dynamic_sampling rejects groups of equal rewards, which algorithm.advantage="
         "none does not read: remove one of the two",
+    )
+
+
+def _check_reference(config: TrainConfig) -> None:
+    """Check that a reference that moves is a model of its own."""
+    every = config.algorithm.reference_every
+    require(
+        every == 0 or config.lora.rank == 0,
+        f"algorithm.reference_every={every}: with lora.rank={config.lora.rank} the reference is "
+        "the policy without its adapters, which does not move; set one of the two to 0",
     )
 
 

@@ -6,14 +6,15 @@ Legend: [N] response tokens of a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from april_rl.learner.mesh import Site
 from april_rl.learner.model.lora import without_adapters
+from april_rl.learner.model.shards import local_shard
 from april_rl.learner.policy import Policy
 from april_rl.learner.row import PackedRow
 
@@ -21,13 +22,7 @@ from april_rl.learner.row import PackedRow
 class FrozenModel:
     """A model that is not trained; between calls its weights are in host memory."""
 
-    def __init__(
-        self,
-        folder: Path,
-        site: Site,
-        *,
-        temperature: float,
-    ) -> None:
+    def __init__(self, folder: Path, site: Site, *, temperature: float) -> None:
         """Load this rank's shard; a collective.
 
         Weights are stored in the compute dtype: they give the same numbers as the policy before its
@@ -46,6 +41,17 @@ class FrozenModel:
         ).requires_grad_(False)
         site.watch(self._policy)
         self._policy.to("cpu")
+
+    @torch.no_grad()
+    def become(self, policy: Policy) -> None:
+        """Take over the weights that `policy`, of the same model and mesh, has now."""
+        policy.reshard_all()
+        for own, its in zip(self._policy.parameters(), policy.parameters(), strict=True):
+            local_shard(own)[0].copy_(local_shard(its)[0])
+
+    def shards(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the name and this rank's shard of every parameter, in host memory."""
+        return self._policy.named_parameters()
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[PackedRow]]) -> list[list[Tensor]]:

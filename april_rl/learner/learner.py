@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from april_rl.batch.packing import MicroBatch
 from april_rl.config.choices import ComputeDtype
@@ -110,13 +111,13 @@ class Learner:
             )
             self._models["critic."] = self._critic.trained
         self._objective, self._max_mismatch = objective, config.max_mismatch
-        self._state = TrainingState(self._models, mesh=mesh, entropy_bonus=objective.entropy_bonus)
         self._num_updates, self._model_path, self._num_passes = 0, model_path, num_passes
         frozen = partial(FrozenModel, site=site, temperature=temperature)
         self._reference = self._build_reference(frozen)
         self._teacher = frozen(local_folder(teacher_path)) if teacher_path else None
         self._routers = Routers(self._policy if config.router_replay.is_on else None)
         self._anchors = self._build_anchors()
+        self._state = self._build_state(mesh)
 
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
         """Take one optimizer step per minibatch and pass; return this rank's metrics, to merge over
@@ -158,6 +159,7 @@ class Learner:
         finally:
             self._optimizer.zero_grad()
             return_cached_memory(self._device)
+        self._move_reference(num_steps=len(steps))
         adapted = self._adapt_entropy_bonus(statistics)
         return merge([*steps, statistics.metrics(), mismatch.metrics(), adapted])
 
@@ -247,6 +249,14 @@ class Learner:
         site.watch(policy)
         return policy
 
+    def _build_state(self, mesh: DeviceMesh) -> TrainingState:
+        return TrainingState(
+            self._models,
+            mesh=mesh,
+            entropy_bonus=self._objective.entropy_bonus,
+            reference=self._moving_reference(),
+        )
+
     def _build_anchors(self) -> Anchors:
         return Anchors(
             self._policy,
@@ -302,6 +312,19 @@ class Learner:
                 teacher=anchor.teacher,
             )
         return _Pass(loss=torch.stack(losses).sum(), logprobs=seen)
+
+    def _moving_reference(self) -> FrozenModel | None:
+        """Return the reference if algorithm.reference_every moves it."""
+        is_own = isinstance(self._reference, FrozenModel) and self._objective.reference_every > 0
+        return cast(FrozenModel, self._reference) if is_own else None
+
+    def _move_reference(self, *, num_steps: int) -> None:
+        """Replace the reference by the policy after every algorithm.reference_every updates, each
+        of `num_steps` optimizer steps.
+        """
+        every, reference = self._objective.reference_every, self._moving_reference()
+        if reference is not None and self._optimizer.num_steps // num_steps % every == 0:
+            reference.become(self._policy)
 
     def _adapt_entropy_bonus(self, statistics: TokenStatistics) -> Metrics:
         """Set the weight that the entropy bonus has in the next update; return this one's."""

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from april_rl.algorithm import off_policy
-from april_rl.algorithm.kl import estimator, sampled_negative_entropy
+from april_rl.algorithm.kl import estimator, k1_to_go, sampled_negative_entropy
 from april_rl.algorithm.losses import LossFunction, LossInputs, loss_function
 from april_rl.config.algorithm import AlgorithmConfig
-from april_rl.config.choices import Ratio
+from april_rl.config.choices import Kl, Ratio
 from april_rl.learner.row import PackedRow
 
 
@@ -113,9 +113,10 @@ class Objective:
         self.entropy_bonus = EntropyBonus(config)
         self._teacher_weight = teacher_weight
         self._kl_coefficient = config.kl_coefficient
-        self._kl = estimator(config.kl)
+        self._kl, self._is_kl_in_reward = estimator(config.kl), config.kl is Kl.k1
         self.needs_proximal = not self._is_bypass
-        self.needs_reference = self._kl is not None
+        self.needs_reference = config.kl is not Kl.none
+        self.reference_every = config.reference_every
 
     def of(
         self,
@@ -137,6 +138,9 @@ class Objective:
         advantages = row.advantages
         if teacher is not None:
             advantages = advantages + self._teacher_weight * (teacher - learner)
+        if self._is_kl_in_reward and reference is not None:
+            kl = k1_to_go(learner, reference, responses)
+            advantages = advantages - self._kl_coefficient * kl
         inputs = LossInputs(
             logprobs=logprobs,
             anchor_logprobs=behaviour if self._is_bypass else learner,

@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from april_rl.checkpointing.file_mode import mode_of_new_files
 from april_rl.errors import RunError
+from april_rl.learner.frozen_model import FrozenModel
 from april_rl.learner.model.names import Box
 from april_rl.learner.model.shards import local_shard, overlap, within
 from april_rl.learner.objective import EntropyBonus
@@ -74,7 +75,9 @@ class Snapshot(NamedTuple):
 
 
 class TrainingState:
-    """Master weights and optimizer state of one rank, on its device or offloaded to the host."""
+    """Master weights and optimizer state of one rank, on its device or offloaded to the host, and
+    a reference that moves.
+    """
 
     def __init__(
         self,
@@ -82,11 +85,13 @@ class TrainingState:
         *,
         mesh: DeviceMesh,
         entropy_bonus: EntropyBonus,
+        reference: FrozenModel | None = None,
     ) -> None:
         """Save and load `models`, by what the names of their tensors begin with; "" for one of
-        them, the policy.
+        them, the policy. `reference` is one that has moved during the run.
         """
         self._models, self._entropy_bonus = models, entropy_bonus
+        self._reference = reference
         has_copies = mesh.ndim == 2  # of several copies of the weights, only the first is written
         self._is_written = not has_copies or mesh.get_local_rank("replicate") == 0
 
@@ -123,9 +128,16 @@ class TrainingState:
                 kinds = ("master", *(Moments._fields if num_steps[prefix] else ()))
                 named = [*trained.model.trained_by_name(prefix)]
                 wanted |= {f"{k}.{name}": list(p.shape) for name, p in named for k in kinds}
+            wanted |= {name: list(p.shape) for name, p in self._of_reference()}
             saved.check(wanted)
             for prefix, trained in self._models.items():
                 _load(trained, saved, prefix=prefix, num_steps=num_steps[prefix])
+            for name, parameter in self._of_reference():
+                saved.fill(name, parameter)
+
+    def _of_reference(self) -> Iterator[tuple[str, nn.Parameter]]:
+        named = self._reference.shards() if self._reference else ()
+        return ((f"reference.{name}", parameter) for name, parameter in named)
 
     def _copies(self) -> Iterator[tuple[str, Shard]]:
         """Yield the name and a host copy of each shard of master weights and moments."""
@@ -136,6 +148,9 @@ class TrainingState:
                 moments = trained.optimizer.host_copy(parameter)
                 for kind, values in moments._asdict().items() if moments else ():
                     yield f"{kind}.{name}", Shard(values, box, shape)
+        for name, parameter in self._of_reference():
+            values, box = local_shard(parameter)
+            yield name, Shard(values.detach().clone(), box, parameter.shape)
 
 
 def _num_steps(prefix: str) -> str:
@@ -187,7 +202,8 @@ class _Saved:
                 raise TrainingStateError(
                     f"{self._folder} is of another model: {name} has shape "
                     f"{shapes.get(name, 'none')} there and {wanted.get(name, 'none')} in the model "
-                    "that model.path, lora.* and critic.* describe; resume with that run's settings"
+                    "that model.path, lora.*, critic.* and algorithm.reference_every describe; "
+                    "resume with the settings of that run"
                 )
 
     def fill(self, name: str, tensor: Tensor) -> None:

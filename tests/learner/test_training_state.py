@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from april_rl.checkpointing.columns import write_state
-from april_rl.config.choices import Offload, Schedule
+from april_rl.config.choices import Kl, Offload, Schedule
 from april_rl.config.critic import CriticConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.learner.learner import Learner
@@ -38,6 +38,9 @@ VARIANTS = {
     "schedule": {"schedule": Schedule.cosine, "warmup_steps": 2},
     "lora": {"lora": LoraConfig(rank=4, alpha=8.0)},
     "entropy target": {"algorithm": TARGETED},
+    "moving reference": {
+        "algorithm": replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.5, reference_every=2)
+    },
     "critic": {"critic": CriticConfig(lr=1e-2, warmup_steps=1)},
 }
 
