@@ -24,7 +24,7 @@ from april_rl.lab.report.run_files import RunFiles, read_run
 
 CHARTS = {
     *("reward", "evaluation", "time", "lengths", "length-histogram", "ages", "ledger"),
-    *("occupancy", "rework", "mismatch", "timeline", "synchronous"),
+    *("occupancy", "rework", "teacher", "critic", "mismatch", "timeline", "synchronous"),
 }
 MAX_BYTES = 3_000_000
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

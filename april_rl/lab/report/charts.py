@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from april_rl.lab.report.learning_charts import evaluation, mismatch, reward
+from april_rl.lab.report.learning_charts import critic, evaluation, mismatch, reward, teacher
 from april_rl.lab.report.run_files import Row, RunFiles
 from april_rl.lab.report.vega import STEP, Chart, Spec, age_scale, axis, base, legend, lines, points
 
@@ -38,6 +38,8 @@ def charts(run: RunFiles) -> list[Chart]:
         _ledger(average(_flows(run.steps), limit=MAX_POINTS)),
         _occupancy(steps),
         _rework(steps),
+        teacher(steps),
+        critic(steps),
         mismatch(steps),
     )
     return [chart for chart in found if chart is not None]

@@ -1,4 +1,4 @@
-"""Charts of what was learned: reward, evaluation, mismatch."""
+"""Charts of what was learned: reward, evaluation, teacher, critic, mismatch."""
 
 from __future__ import annotations
 
@@ -100,4 +100,36 @@ def mismatch(steps: Sequence[Row]) -> Chart | None:
         caption="Difference of log-probabilities on tokens that both computed with equal weights, "
         "in nats. It should stay flat.",
         spec=lines(steps, keys, title="nats", log=True),
+    )
+
+
+def teacher(steps: Sequence[Row]) -> Chart | None:
+    """Return the chart of the divergence from a teacher; None without one."""
+    keys = {"KL(policy ‖ teacher)": "loss/teacher_kl"}
+    if not points(steps, keys):
+        return None
+    return Chart(
+        id="teacher",
+        title="Distance from the teacher",
+        caption="Divergence on the tokens of each trained batch, in nats a token; 0 is a policy "
+        "that cannot be told from its teacher.",
+        spec=lines(steps, keys, title="nats"),
+    )
+
+
+def critic(steps: Sequence[Row]) -> Chart | None:
+    """Return the chart of what a critic foresees; None without one."""
+    keys = {
+        "explained variance": "critic/explained_variance",
+        "error, tokens of age 0": "critic/error_new",
+        "error, older tokens": "critic/error_old",
+    }
+    if not points(steps, keys):
+        return None
+    return Chart(
+        id="critic",
+        title="The critic",
+        caption="Share of the returns' variance that the values explain (1: all of it, 0: no more "
+        "than their mean), and the mean distance of value and return, by the age of tokens.",
+        spec=lines(steps, keys, title=""),
     )
