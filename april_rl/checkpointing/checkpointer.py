@@ -172,7 +172,6 @@ class Checkpointer:
         return metrics
 
     def _commit(self, under_way: _UnderWay, written: Written) -> list[str]:
-        """Publish the checkpoint; return the errors that prevented it."""
         config = self._config
         records = {f"{LEARNER}/{name}": of for name, of in written.records.items()}
         try:
@@ -206,7 +205,6 @@ class Checkpointer:
 
 
 def _write(state: Plain, partial: Path, errors: list[str]) -> None:
-    """Write the controller's state in a thread; append a failure to `errors`."""
     try:
         write_state(state, partial, STATE)
     except Exception as error:  # after any error the checkpoint is incomplete

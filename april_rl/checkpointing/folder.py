@@ -126,7 +126,6 @@ def commit(
 
 
 def discard(partial: Path) -> None:
-    """Remove the partial folder of a checkpoint that failed."""
     shutil.rmtree(partial, ignore_errors=True)
 
 
@@ -146,7 +145,6 @@ def list_abandoned(root: Path) -> list[Path]:
 
 
 def is_abandoned(path: Path) -> bool:
-    """Return whether `set_aside_later` has renamed this checkpoint."""
     return path.name.startswith(_PREFIX) and _ABANDONED in path.name
 
 

@@ -137,7 +137,6 @@ def _has_name(file: FileIO, path: Path) -> bool:
 
 
 def _open(path: Path, *, creates: bool) -> _Opened:
-    """Open the file and try to lock it."""
     is_new = creates and not path.exists()
     try:
         file = FileIO(path, "x+" if is_new else "r+")
@@ -225,7 +224,6 @@ def _owner_in(path: Path) -> dict[str, object]:
 
 
 def _read(text: bytes) -> dict[str, object]:
-    """Return what the owner has written; nothing when it died while it wrote."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -33,7 +33,6 @@ def comparison_lines(sweep_dir: Path) -> str:
 
 
 def _run(*arguments: str) -> tuple[bool, str]:
-    """Run a command; return whether it ended well, and what it printed or why it did not."""
     command = [sys.executable, "-m", "april_rl", *arguments]
     try:
         ran = subprocess.run(

@@ -191,14 +191,12 @@ def _prune(path: Path, counts: Mapping[str, int]) -> None:
 
 
 def _checkpoint(path: Path) -> Path:
-    """Return the checkpoint that `path` names; raises CheckpointError if there is none."""
     from april_rl.checkpointing.resume import checkpoint_at
 
     return checkpoint_at(path)
 
 
 def _root(path: Path) -> Path:
-    """Return the folder of a run's checkpoints."""
     from april_rl.checkpointing.manifest import CheckpointError
     from april_rl.checkpointing.resume import CHECKPOINTS
 

@@ -124,7 +124,6 @@ def _configure(overrides: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
 
 
 def _check(composed: DictConfig) -> TrainConfig:
-    """Return the checked configuration; settings that only training reads get values that pass."""
     composed = copy.deepcopy(composed)
     OmegaConf.set_struct(composed, False)
     # A path that is there stays: a set with the same one has `data.args`, too.
@@ -154,13 +153,11 @@ def _refuse_without_effect(override: str) -> None:
 
 
 def _folder(settings: Sequence[str]) -> Path:
-    """Return the output folder."""
     given = [value.removeprefix(_OUTPUT) for value in settings if value.startswith(_OUTPUT)]
     return Path(given[-1] if given else time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))
 
 
 def _refuse_used(folder: Path) -> None:
-    """Raise ConfigError when the folder holds an evaluation."""
     if (folder / FILE_NAME).exists():
         raise ConfigError(f"{_OUTPUT}{folder} already holds an evaluation; give another folder")
 
@@ -206,7 +203,6 @@ def run_evaluation(
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:
-    """Return the settings that an evaluation depends on, as plain values."""
     found: dict[str, Any] = as_plain(composed)
     del found["data"]["path"], found["data"]["sources"]  # for training only
     return {key: found[key] for key in _SECTIONS}

@@ -80,7 +80,6 @@ def other_files(folder: Path) -> list[str]:
 
 
 def _files_in(folder: Path) -> Iterator[str]:
-    """Yield the paths of the files in a folder, without links and what they lead to."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not (Path(parent) / name).is_symlink()]
         paths = (Path(parent) / name for name in names)
@@ -153,7 +152,6 @@ class Records:
                 yield name, {key: value for key, value in found.items() if value is not None}
 
     def num_samples(self, name: str) -> int:
-        """Return k of the evaluation set `name`."""
         return set_sampling(self.config, self.config.evaluation.sets[name]).num_samples
 
 

@@ -18,7 +18,6 @@ class CompareRuns(Callback):
     """
 
     def __init__(self) -> None:
-        """No run has ended yet."""
         self._failed: list[str] = []
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: object) -> None:

@@ -168,7 +168,6 @@ NAMES: dict[str, dict[str, str]] = {
 
 
 def is_name(key: str) -> bool:
-    """Return whether another trainer has a setting with exactly this key."""
     return any(_as_key(name) == key for _, name, _ in _all_names())
 
 
@@ -187,7 +186,6 @@ def called_here(key: str) -> str:
 
 
 def _all_names() -> Iterator[tuple[str, str, str]]:
-    """Yield trainer, name there, and name here."""
     for trainer, names in NAMES.items():
         for name, here in names.items():
             yield trainer, name, here

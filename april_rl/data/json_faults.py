@@ -67,5 +67,4 @@ def _fault_of(text: str, *, where: str, first_line: int) -> str | None:
 
 
 def describe(value: object) -> str:
-    """Return the type and the first 80 characters of a value, for messages."""
     return f"{type(value).__name__} {str(value)[:80]}"

@@ -25,7 +25,6 @@ def messages_of_text(text: str) -> list[Any] | None:
 
 
 def has_role(value: object) -> bool:
-    """Return whether a value is meant as a message."""
     return isinstance(value, Mapping) and isinstance(value.get("role"), str)
 
 

@@ -184,7 +184,6 @@ def load_prompts(
 
 
 def _counts(tokenized: TokenizedTable, num_prompts: int, *, limit: int) -> str:
-    """Return how many rows were read and why some of them give no prompt."""
     num_distinct = len(tokenized.lengths)
     num_duplicates = tokenized.num_rows - num_distinct
     duplicates = (
@@ -216,7 +215,6 @@ def _notes(path: str, tokenized: TokenizedTable, tokenizer: Tokenizer) -> Iterat
 
 
 def _check_tokens(tokenized: TokenizedTable) -> None:
-    """Raise DataError naming the first prompt without tokens, and how many there are."""
     without = np.flatnonzero(tokenized.lengths == 0)
     if len(without):
         raise DataError(
@@ -227,5 +225,4 @@ def _check_tokens(tokenized: TokenizedTable) -> None:
 
 
 def _source(tokenized: TokenizedTable, row: int) -> str:
-    """Return the name of a row of the tokenized table for messages."""
     return tokenized.names.name(tokenized.table[row]["place"])

@@ -38,7 +38,6 @@ class RowReader:
     """Reads questions and answers according to a set's settings; every message names its row."""
 
     def __init__(self, raw: RawTable, chosen: PromptSetConfig, columns: Collection[str]) -> None:
-        """Raise DataError for a column that the table does not have."""
         self._names: RowNames = raw.names
         features = raw.table.features
         self._prompt = column_of(raw.where, f"data.prompt_column={chosen.prompt_column}", features)
@@ -80,7 +79,6 @@ class RowReader:
                 raise DataError(f"{self._names.name(place)}: {error}") from None
 
     def is_answered(self, batch: Mapping[str, list[Any]]) -> list[bool]:
-        """Return for each row whether it has an answer that the pattern matches."""
         return [self._is_answered(value) for value in self._answer.of(batch)]
 
     def _is_answered(self, value: object) -> bool:
@@ -113,7 +111,6 @@ class RowReader:
         return (*prompt[:at], {**prompt[at], "content": match[1]}, *prompt[at + 1 :])
 
     def _check_text_alone(self, prompt: str | tuple[Message, ...], place: int) -> None:
-        """Raise DataError for a question with a mark that stands for an image."""
         texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt]
         if mark := next(filter(None, map(placeholder, texts)), None):
             raise DataError(
@@ -122,7 +119,6 @@ class RowReader:
             )
 
     def _gold(self, value: object, place: int) -> str:
-        """Return the answer as text, after applying the pattern."""
         answer = self._find(value)
         if answer is None:
             raise UnansweredError(self._complaint(value, place))
@@ -190,7 +186,6 @@ def first_places(digests: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def _batches(raw: RawTable, reader: RowReader) -> Iterator[tuple[range, dict[str, list[Any]]]]:
-    """Yield the table's rows as Python values, one batch at a time, with their indices."""
     for first in range(0, len(raw.table), _MAPPED_ROWS):
         last = min(first + _MAPPED_ROWS, len(raw.table))
         mapped = map_again(raw.table).select_columns(reader.needed_columns)

@@ -61,7 +61,6 @@ class PromptStream:
 
     @property
     def learns(self) -> bool:
-        """Return whether the sampler reads rewards."""
         return self._learner is not None
 
     def take(self, prompt_id: int | None = None) -> Prompt:
@@ -166,11 +165,9 @@ class MixedStream:
 
     @property
     def learns(self) -> bool:
-        """Return whether the samplers read rewards."""
         return any(stream.learns for stream in self._streams.values())
 
     def learn(self, prompt: Prompt, rewards: Sequence[float]) -> None:
-        """Give the rewards [G] of a prompt's group to the sampler of its source."""
         self._streams[prompt.dataset].learn(prompt, rewards)
 
     def _next_source(self) -> str:

@@ -68,7 +68,6 @@ class TableMaker:
         num_processes: int,
         seed: int,
     ) -> None:
-        """The arguments have the same meaning as in `load_prompts`."""
         self._chosen, self._tokenizer = chosen, tokenizer
         self._key, self._columns = key, columns
         self._deduplicate, self._seed = deduplicate, seed
@@ -97,7 +96,6 @@ class TableMaker:
         return self._read(folder)
 
     def _make(self, work: Path, *, into: Path | None) -> TokenizedTable:
-        """Read, check and tokenize the rows; `work` is a folder for the source's own Arrow file."""
         raw = open_source(self._chosen, key=self._key, seed=self._seed, folder=work)
         renderer = Renderer(self._chosen, self._tokenizer, raw.names)
         reader = RowReader(raw, self._chosen, self._columns)
@@ -156,7 +154,6 @@ class TableMaker:
             )
 
     def _read(self, folder: Path) -> TokenizedTable:
-        """Return a finished table; its files stay memory-mapped while it is in use."""
         info = json.loads((folder / _INFO).read_text(encoding="utf-8"))
         shards = sorted(folder.glob("prompts*.arrow"))  # one for each process that wrote
         table = datasets.concatenate_datasets([datasets.Dataset.from_file(str(s)) for s in shards])

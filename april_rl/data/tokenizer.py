@@ -49,7 +49,6 @@ class Tokenizer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, path: str) -> None:
-        """`path` is its name in messages."""
         self._tokenizer = tokenizer
         self._path = path
 
@@ -58,7 +57,6 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Return whether `chat_text` can be used."""
         return self._tokenizer.chat_template is not None
 
     def check_chat(self, template_kwargs: Mapping[str, Any]) -> None:
@@ -112,7 +110,6 @@ class Tokenizer:
 
     @property
     def has_tool_calls(self) -> bool:
-        """Return whether `tool_calls` can read what this model writes."""
         return self._call_form() is not None
 
     def check_tool_calls(self) -> None:
@@ -209,7 +206,6 @@ class Tokenizer:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of tokens, with those that were added to the vocabulary."""
         return len(self._tokenizer)
 
     def show_text(self, token_ids: Sequence[int]) -> str:

@@ -104,7 +104,6 @@ class VllmEngine:
 
     @property
     def keeps_weights(self) -> bool:
-        """Return whether the weights stay in memory during `sleep`."""
         return self._device.keeps_kv_cache
 
     @property
@@ -289,7 +288,6 @@ class VllmEngine:
         return self._device.with_seed(params, request)
 
     def _drain(self, counts: TickCounts) -> Iterator[Completion]:
-        """Wait for the engine steps under way, and yield the completions that they finish."""
         for outputs in drain(self._core):
             yield from self._take(outputs, counts)
 

@@ -25,7 +25,6 @@ OWN_COLUMNS = ("prompt", "answer", "dataset")
 
 
 def methods_of(made: object) -> dict[str, Callable[..., Any]]:
-    """Return the methods of an object by name."""
     return dict(inspect.getmembers(made, predicate=inspect.ismethod))
 
 
@@ -42,12 +41,10 @@ def names_of(found: type[Any]) -> set[str]:
 
 
 def is_of_tools(found: type[Any]) -> bool:
-    """Return whether a class has TRL's form."""
     return "reset" in (names := names_of(found)) and "step" not in names and bool(tools_of(found))
 
 
 def is_of_skyrl(found: type[Any]) -> bool:
-    """Return whether a class has SkyRL-gym's form."""
     return {"init", "step"} <= names_of(found) and "reset" not in names_of(found)
 
 
@@ -73,7 +70,6 @@ class FunctionTools:
 
 
 def is_of_functions(found: type[Any]) -> bool:
-    """Return whether a class was made by `class_of_functions`."""
     return issubclass(found, FunctionTools)
 
 
@@ -110,7 +106,6 @@ class ToolsEnvironment:
     """An instance of a class in TRL's form."""
 
     def __init__(self, tools: Any) -> None:  # noqa: ANN401
-        """Take the instance."""
         self._instance, methods = tools, methods_of(tools)
         self._reset, self._get_reward = methods["reset"], methods.get("get_reward")
         self._tools = {name: methods[name] for name in tools_of(type(tools))}
@@ -159,7 +154,6 @@ class SkyRLEnvironment:
     """An instance of a class of SkyRL-gym."""
 
     def __init__(self, found: type[Any], args: Mapping[str, Any], *, max_turns: int) -> None:
-        """Take the class, the values of its `env_config`, and environment.max_turns."""
         self._class, self._config = found, SimpleNamespace(**args)
         self._max_turns = max_turns
 
@@ -180,7 +174,6 @@ class SkyRLEnvironment:
 
 
 async def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-    """Call a function, in a thread unless it is a coroutine function."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
     returned = await threads.call(function, *args, **kwargs)

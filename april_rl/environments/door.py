@@ -87,7 +87,6 @@ def _check(method: str, given: StepResult, *, max_tokens: int) -> StepResult:
 
 
 def _messages(value: object) -> list[Message]:
-    """Return messages as a list; text is a message of the user."""
     if isinstance(value, str):
         return [{"role": "user", "content": repair(value)}] if value else []
     given = [value] if isinstance(value, Mapping) or not isinstance(value, Sequence) else value

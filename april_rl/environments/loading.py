@@ -45,7 +45,6 @@ class Description(NamedTuple):
 
 
 def limits_of(config: EnvironmentConfig) -> Limits:
-    """Return the limits of a process with environments."""
     return Limits(config.memory_gib, config.secrets)
 
 
@@ -83,7 +82,6 @@ def _describe_class(found: type[Any], args: Mapping[str, Any]) -> Description:
 
 
 def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the JSON schema of a tool. Raise TypeError when it is not described."""
     from transformers.utils.chat_template_utils import (
         DocstringParsingException,
         TypeHintParsingException,

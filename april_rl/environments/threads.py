@@ -35,7 +35,6 @@ class Threads:
     """The calls under way in this process."""
 
     def __init__(self) -> None:
-        """Start without one."""
         self._free = asyncio.Semaphore(_MOST_CALLS)
         # The executor starts a thread only when none is idle; hung calls do not count.
         self._threads = ThreadPoolExecutor(max_workers=1 << 16)

@@ -137,7 +137,6 @@ def gold_answer(answer: str) -> str:
 
 
 def _is_near(text: str, box: Statement, following: Statement) -> bool:
-    """Return whether two boxes are close to each other, or in one line with a comma or `and`."""
     end = text.index(box.text, box.start) + len(box.text)
     between = text[end : following.start]
     is_listed = _BETWEEN.search(between) is not None and "\n" not in between.strip()

@@ -31,7 +31,6 @@ class StepTimer:
     """Clock of the time in which no engine made a step while requests were in flight."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns seconds."""
         self._clock = clock
         self._last_step_at = clock()
         self.num_requests = 0  # in flight
@@ -49,7 +48,6 @@ class StepTimer:
         self.num_requests -= len(tick.finished)
 
     def clear(self) -> None:
-        """Remove all requests."""
         self.num_requests = 0
 
     @property
@@ -66,7 +64,6 @@ class _Call(NamedTuple):
 
     @property
     def refs(self) -> list[ray.ObjectRef[Any]]:
-        """By rank."""
         return [self.first, *self.others]
 
 
@@ -168,7 +165,6 @@ class RayEngines:
             self._awaited[ref] = engine
 
     def _has_oldest(self, engine: int) -> bool:
-        """Return whether every rank has answered the oldest tick."""
         return all(ref in self._results for ref in self._ticks[engine][0].refs)
 
     def _launch_abort(self, ranks: Sequence[Any]) -> _Call:
@@ -176,7 +172,6 @@ class RayEngines:
         return _Call(first.abort.remote(), [rank.follow_abort.remote() for rank in others])
 
     def _take_tick(self, engine: int, results: _Results) -> Tick:
-        """Remove the oldest tick of an engine and return its result."""
         call = self._ticks[engine].popleft()
         tick: Tick = results[call.first]
         self._step_timer.record(tick)

@@ -28,7 +28,6 @@ class LocalWorker:
     """The only worker of a run, in this process; it has the methods of `Workers`."""
 
     def __init__(self, layout: Layout, *, settings: WorkerSettings) -> None:
-        """`start` loads what the worker needs."""
         assert layout.num_workers == 1, layout
         self.layout, self.policy_version = layout, 0
         self._settings = settings
@@ -41,11 +40,9 @@ class LocalWorker:
         return SerialEngines([self], computes_launched=True)
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
-        """Run one tick of the engine."""
         return self._worker.engine.advance(submit, slots=slots, max_steps=max_steps)
 
     def abort(self) -> Completions:
-        """Stop all requests and return what they have."""
         return self._worker.engine.abort()
 
     def start(self, plan: Plan, *, on_stage: Callable[[str], None]) -> None:
@@ -68,15 +65,12 @@ class LocalWorker:
         self._worker.build_engine(engine, sleeps=False, keeps_parked=False)
 
     def memory(self) -> list[WorkerMemory]:
-        """Return the worker's memory; call it before `start`."""
         return [self._worker.memory()]
 
     def kv_cache_tokens(self) -> int:
-        """Return how many tokens fit the KV cache."""
         return self._worker.kv_cache_tokens()
 
     def update(self, batch: Batch) -> Metrics:
-        """Take one optimizer step per minibatch."""
         return merge([self._worker.update(batch.of_rank(0))])
 
     def sync_weights(self, policy_version: int) -> Metrics:
@@ -86,15 +80,12 @@ class LocalWorker:
         return metrics
 
     def export(self, path: Path) -> None:
-        """Write the policy as a Hugging Face folder."""
         self._worker.export(path)
 
     def start_profile(self, folder: Path) -> None:
-        """Trace calls from now on, as `CallProfiler.start`."""
         self._worker.start_profile(folder)
 
     def write_profile(self) -> None:
-        """End the trace, as `CallProfiler.write`."""
         self._worker.write_profile()
 
     def start_saving(self, folder: Path) -> list[str]:
@@ -102,7 +93,6 @@ class LocalWorker:
         return self._worker.start_saving(folder)
 
     def poll_save(self) -> Written | None:
-        """Return what was written; None while it is being written."""
         return self._worker.poll_save()
 
     def load_state(self, folder: Path) -> None:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def sends_adapter(lora: LoraConfig) -> bool:
-    """Return whether adapters travel alone."""
     return lora.rank > 0 and lora.sync is LoraSync.adapter
 
 

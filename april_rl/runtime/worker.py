@@ -47,7 +47,6 @@ class Worker:
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Keep the settings; learner and engine are built when the controller asks for them."""
         self._settings = settings
         self.heartbeat = Heartbeat()
         self._profiler = CallProfiler(device=settings.device)
@@ -149,11 +148,9 @@ class Worker:
 
     @property
     def engine(self) -> Engine:
-        """Return the engine that `build_engine` has started."""
         return self._engine
 
     def kv_cache_tokens(self) -> int:
-        """Return how many tokens fit the engine's KV cache."""
         return self._engine.kv_cache_tokens
 
     @records_activity
@@ -256,7 +253,6 @@ class Worker:
             dist.destroy_process_group()
 
     def _node_id(self) -> str:
-        """Return the name of the worker's node; a process by itself has one node."""
         return ""
 
     def _send_weights(self, policy_version: int) -> int:
@@ -278,7 +274,6 @@ class WorkerActor(Worker):
         end_with_parent()
 
     def process(self) -> WorkerProcess:
-        """Return where the watchdog finds this worker's process."""
         return self.heartbeat.process(self._node_id())
 
     def location(self) -> WorkerLocation:
@@ -299,7 +294,6 @@ class WorkerActor(Worker):
 
 
 def _node_ip() -> str:
-    """Return this node's address as Ray's other nodes know it."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 

@@ -95,7 +95,6 @@ class Workers:
         self._build_engines(engine, sleeps=False, keeps_parked=False)  # no learner needs the memory
 
     def memory(self) -> list[WorkerMemory]:
-        """Return the memory of each worker; call it before `start`."""
         return list(self._all("memory"))
 
     def _build_engines(self, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool) -> None:
@@ -141,7 +140,6 @@ class Workers:
         return metrics
 
     def export(self, path: Path) -> None:
-        """Write the policy as a Hugging Face folder."""
         self._all("export", path)
 
     def start_profile(self, folder: Path) -> None:

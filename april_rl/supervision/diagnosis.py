@@ -156,7 +156,6 @@ def ray_head_error(snapshot: ClusterSnapshot, address: str) -> RayHeadLostError:
 
 
 def stopped_error(snapshot: ClusterSnapshot, rank: int, *, limit_s: float) -> WorkerStalledError:
-    """Return the error for a process that a signal has stopped."""
     return WorkerStalledError(
         f"{snapshot.worker_name(rank)} was stopped by a signal (SIGSTOP) {snapshot.moment(rank)} "
         f"and did not continue within {limit_s:g} s"

@@ -31,7 +31,6 @@ class RayHead:
     """
 
     def __init__(self, find_address: Callable[[], str] = _ray_address) -> None:
-        """`find_address` returns host:port; it is called at every check, as Ray may start later."""
         self._find_address = find_address
         self._has_answered = False  # refusals count only where something once listened
         self._num_refusals = 0  # consecutive
@@ -43,7 +42,6 @@ class RayHead:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the last few checks found that nothing listens."""
         return self._num_refusals >= _MAX_REFUSALS
 
     def check(self) -> None:

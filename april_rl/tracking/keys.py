@@ -23,12 +23,10 @@ class Key(NamedTuple):
 
     @property
     def stage(self) -> str:
-        """Return what stands before the first slash."""
         return self.key.partition("/")[0]
 
 
 def _stage(name: str, *, frozen: tuple[str, ...], more: tuple[str, ...] = ()) -> tuple[Key, ...]:
-    """Return the keys of a stage from lines `quantity | unit | meaning`."""
     return tuple(
         Key(f"{name}/{quantity}", unit, meaning, is_frozen)
         for lines, is_frozen in ((frozen, True), (more, False))

@@ -112,7 +112,6 @@ class Tracker:
 
     @property
     def wandb_id(self) -> str:
-        """Return the id of the W&B run; empty when there is none."""
         return self._backends.wandb_id
 
     @contextmanager
@@ -225,7 +224,6 @@ class Tracker:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Closes the tracker; with an error the run has failed."""
         self.close(error)
 
     @contextmanager
@@ -276,7 +274,6 @@ def forget_steps(run_dir: Path, first_step: int) -> None:
 
 
 def _is_due(step: int, every: int) -> bool:
-    """Return whether `step` is one of every `every` steps; 0: never."""
     return every > 0 and step % every == 0
 
 

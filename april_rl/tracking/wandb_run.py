@@ -26,7 +26,6 @@ class WandbRun:
     can_replace = False
 
     def __init__(self, run: wandb.Run) -> None:
-        """Take over a run that has begun."""
         self._run = run
         self.id: str = run.id
         run.define_metric("step", hidden=True)

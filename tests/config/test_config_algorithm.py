@@ -40,7 +40,9 @@ def test_the_name_of_an_algorithm_as_its_loss_is_answered_with_the_parts_that_it
     """Fails when a file of configs/algorithm has another loss or advantage, or is forgotten."""
     chosen = {group: load_tiny(f"algorithm={group}").algorithm for group in GROUPS}
     for key, known in (("loss", Loss), ("advantage", Advantage)):
-        parts = {name: getattr(of, key) for name, of in chosen.items() if name not in known.__members__}
+        parts = {
+            name: getattr(of, key) for name, of in chosen.items() if name not in known.__members__
+        }
         assert PARTS[key] == parts
 
 

@@ -143,7 +143,6 @@ class Agent:
         return made.response
 
     def _close(self) -> None:
-        """Refuse the requests that wait, and those to come: the budget is used up."""
         self._is_over = True
         self._was_refused |= bool(self._waiting)
         for request in self._waiting:

@@ -126,7 +126,6 @@ def _check(body: object, only: Mapping[str, tuple[Any, ...]], read: set[str]) ->
 
 
 def _common(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of chats and texts; raise RefusedError."""
     options, stop = body.get("stream_options") or {}, body.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(each, str) and each for each in stop):

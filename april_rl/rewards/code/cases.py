@@ -91,7 +91,6 @@ def is_same_value(found: object, expected: object) -> bool:
 
 
 def _is_same_line(found: str, expected: str) -> bool:
-    """Return whether two lines have the same words and white space."""
     if found == expected:
         return True
     words, expected_words = re.split(r"(\s+)", found), re.split(r"(\s+)", expected)

@@ -138,7 +138,6 @@ def _have_equal_terms(gold: sympy.Eq, other: sympy.Eq) -> bool:
 
 
 def _is_solvable(equation: sympy.Eq) -> bool:
-    """Return whether sympy finds a solution: two empty sets of solutions are not equal answers."""
     return bool(equation.free_symbols) and bool(sympy.solve(equation, equation.free_symbols))
 
 
