@@ -64,9 +64,10 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_intermixed_args(arguments)
     folder = _folder(options.settings)
+    overrides = [given for given in options.settings if not given.startswith(_OUTPUT)]
     try:
         other = None if options.compare is None else read_report(options.compare)
-        report = run_evaluation(_overrides(options.settings), folder, other=other)
+        report = run_evaluation(overrides, folder, other=other)
         if other is not None:
             _compare(other, report, folder)
     except RunError as error:
@@ -101,10 +102,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 # Settings.
-
-
-def _overrides(settings: Sequence[str]) -> list[str]:
-    return [given for given in settings if not given.startswith(_OUTPUT)]
 
 
 def _configure(overrides: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
@@ -157,11 +154,6 @@ def _folder(settings: Sequence[str]) -> Path:
     return Path(given[-1] if given else time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))
 
 
-def _refuse_used(folder: Path) -> None:
-    if (folder / FILE_NAME).exists():
-        raise ConfigError(f"{_OUTPUT}{folder} already holds an evaluation; give another folder")
-
-
 def _refuse_without_common_set(other: Report, config: TrainConfig) -> None:
     """Raise ConfigError if the two evaluations have no set in common."""
     if not other.sets.keys() & config.evaluation.sets.keys():
@@ -182,7 +174,8 @@ def run_evaluation(
     Raise RunError for what is wrong with a setting, or when `other` has no set in common.
     """
     composed, config = _configure(overrides)
-    _refuse_used(folder)
+    if (folder / FILE_NAME).exists():
+        raise ConfigError(f"{_OUTPUT}{folder} already holds an evaluation; give another folder")
     if other is not None:
         _refuse_without_common_set(other, config)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

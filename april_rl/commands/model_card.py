@@ -180,7 +180,8 @@ def model_card(name: str, records: Records | None) -> ModelCard:
     )
     shown: dict[str, Any] = {"title": data.model_name, "records": records}
     if records is not None:
-        config, paths = records.config, _data_paths(records.config)
+        config = records.config
+        paths = [each.path for each in config.data.sources.values()] or [config.data.path]
         data.base_model = _hub_id(config.model.path)
         data.datasets = sorted(filter(None, map(_hub_id, paths))) or None
         data.eval_results = list(_results(records)) or None
@@ -209,11 +210,6 @@ def _hub_id(path: str) -> str | None:
     except HFValidationError:
         return None
     return name
-
-
-def _data_paths(config: TrainConfig) -> list[str]:
-    sources = config.data.sources
-    return [source.path for source in sources.values()] or [config.data.path]
 
 
 def _results(records: Records) -> Iterator[EvalResult]:

@@ -110,11 +110,9 @@ def _solutions(parsed: Parsed) -> tuple[sympy.Basic, sympy.Set] | None:
 
 
 def _is_number(parsed: Parsed) -> bool:
-    return isinstance(parsed, sympy.Expr) and not parsed.free_symbols and not _has_functions(parsed)
-
-
-def _has_functions(parsed: sympy.Expr) -> bool:
-    return bool(parsed.atoms(AppliedUndef))
+    return isinstance(parsed, sympy.Expr) and not (
+        parsed.free_symbols or parsed.atoms(AppliedUndef)
+    )
 
 
 def _are_equal_numbers(gold: sympy.Expr, other: sympy.Expr) -> bool:
