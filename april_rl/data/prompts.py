@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import overload
 
@@ -96,17 +97,9 @@ class PromptTable(Sequence[Prompt]):
     def __getitem__(self, index: slice) -> PromptTable: ...
     def __getitem__(self, index: int | slice) -> Prompt | PromptTable:
         if isinstance(index, slice):
-            places = self._places[index]
-            return PromptTable(
-                self._tokenized,
-                places,
-                path=self.path,
-                dataset=self.dataset,
-                summary=self.summary,
-                notes=self.notes,
-                has_environment=self._has_environment,
-                has_agent=self._has_agent,
-            )
+            part = copy(self)
+            part._places = self._places[index]
+            return part
         row = self._tokenized.table[int(self._places[index])]
         return Prompt(
             id=range(len(self))[index],

@@ -14,10 +14,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from april_rl.config.task import PromptSetConfig
-from april_rl.data.columns import PathError, column_of, texts_of_json, unsaved_type
+from april_rl.data.columns import PathError, column_of, list_of_json, unsaved_type
 from april_rl.data.errors import DataError
 from april_rl.data.json_faults import describe
-from april_rl.data.messages import conversation, has_role, messages_of_text, place_of_question
+from april_rl.data.messages import conversation, has_role, place_of_question
 from april_rl.data.sources import RawTable, RowNames, map_again
 from april_rl.data.unread import media_columns, placeholder
 from april_rl.types import Message
@@ -136,7 +136,7 @@ class RowReader:
         if not isinstance(text, str):
             return text
         if self._answer_pattern is None:
-            return _only(texts_of_json(text) or [text])
+            return _only(list_of_json(text, lambda item: isinstance(item, str)) or [text])
         matches = self._answer_pattern.findall(text)
         return (matches[-1].strip() or None) if matches else None
 
@@ -216,7 +216,7 @@ def _to_prompt(value: object) -> str | tuple[Message, ...]:
     else.
     """
     if isinstance(value, str) and value:
-        value = messages_of_text(value) or value
+        value = list_of_json(value, has_role) or value
     if isinstance(value, str) and value:
         return value
     if isinstance(value, list) and value and all(map(has_role, value)):
