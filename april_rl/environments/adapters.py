@@ -28,16 +28,9 @@ def methods_of(made: object) -> dict[str, Callable[..., Any]]:
     return dict(inspect.getmembers(made, predicate=inspect.ismethod))
 
 
-def vars_of(found: type[Any]) -> dict[str, Any]:
-    """Return the attributes of a class, inherited ones too."""
-    return {name: value for base in reversed(found.__mro__) for name, value in vars(base).items()}
-
-
 def names_of(found: type[Any]) -> set[str]:
     """Return the names of the methods of a class, without static ones."""
-    functions = inspect.getmembers(found, predicate=inspect.isfunction)
-    statics = {name for name, value in vars_of(found).items() if isinstance(value, staticmethod)}
-    return {name for name, _ in functions} - statics
+    return {name for name, _ in inspect.getmembers_static(found, inspect.isfunction)}
 
 
 def is_of_tools(found: type[Any]) -> bool:

@@ -43,22 +43,14 @@ def send_adapter(learner: Learner, engine: Engine, beat: Heartbeat, *, version: 
 def _stream(
     learner: Learner, engine: Engine, beat: Heartbeat, *, version: int, merged: bool
 ) -> int:
-    sent = _Counted(beat.beat_each(learner.weights(merged=merged)))
-    engine.load_weights(sent, policy_version=version)
-    return sent.num_bytes
+    num_bytes = 0
 
+    def counted() -> Iterator[tuple[str, Tensor]]:
+        nonlocal num_bytes
+        for name, tensor in learner.weights(merged=merged):
+            beat.beat()
+            num_bytes += tensor.nbytes
+            yield name, tensor
 
-class _Counted:
-    """An iterator over weights that counts their bytes."""
-
-    def __init__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        self._weights = weights
-        self.num_bytes = 0  # so far
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return self
-
-    def __next__(self) -> tuple[str, Tensor]:
-        name, tensor = next(self._weights)
-        self.num_bytes += tensor.nbytes
-        return name, tensor
+    engine.load_weights(counted(), policy_version=version)
+    return num_bytes
