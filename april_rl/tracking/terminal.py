@@ -198,7 +198,6 @@ class View:
 
 
 def _bar(done: int, total: int | None) -> tuple[ProgressBar, str]:
-    """Return a bar and a count; the bar pulses when the end is unknown."""
     bar = ProgressBar(total=total, completed=done, pulse=total is None)
     return bar, "" if total is None else f"{done}/{total}"
 

@@ -54,7 +54,6 @@ class WandbRun:
 
 
 def _exit_code(error: BaseException | None) -> int:
-    """Return what W&B derives the run's state from."""
     if error is None:
         return _FINISHED
     return _KILLED if isinstance(error, KeyboardInterrupt) else _FAILED
