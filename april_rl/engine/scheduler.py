@@ -66,9 +66,5 @@ def _resumed_requests(
                 yield request_id, num_cached
 
 
-class _CountingAsyncScheduler(CountingScheduler, AsyncScheduler):
-    pass
-
-
-def counting_scheduler(*, is_async: bool) -> type[CountingScheduler]:
-    return _CountingAsyncScheduler if is_async else CountingScheduler
+class CountingAsyncScheduler(CountingScheduler, AsyncScheduler):
+    """The same for engine.async_scheduling."""

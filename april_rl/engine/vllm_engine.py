@@ -97,9 +97,7 @@ class VllmEngine:
 
     @property
     def policy_version(self) -> int:
-        """Return the version of the weights the engine samples with; 0 before the first
-        `load_weights`.
-        """
+        """Return the version of the weights in use; 0 before the first `load_weights`."""
         return self._policy_version
 
     @property
@@ -239,7 +237,6 @@ class VllmEngine:
         assert not self._core.engine_core.batch_queue, "abort first: a step is under way"
 
     def _fill(self, slots: int) -> None:
-        """Hand queued requests to vLLM while fewer than `slots` run."""
         while self._queue and len(self._running) < slots:
             request = self._queue.popleft()
             kept = self._parked.resume(request)

@@ -137,7 +137,6 @@ def _check_listening(address: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return one line: why Ray did not connect, and what to do."""
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)

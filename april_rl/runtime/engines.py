@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import ray
@@ -139,7 +139,10 @@ class RayEngines:
         deadline = time.monotonic() + timeout_s
         self._awaited.clear()
         self._results.clear()
-        calls = [self._launch_abort(ranks) for ranks in self._engines]
+        calls = [
+            _Call(first.abort.remote(), [rank.follow_abort.remote() for rank in others])
+            for first, *others in self._engines
+        ]
         completions: list[Completion] = []
         stalled: list[int] = []
         for engine, (ticks, call) in enumerate(zip(self._ticks, calls, strict=True)):
@@ -166,10 +169,6 @@ class RayEngines:
 
     def _has_oldest(self, engine: int) -> bool:
         return all(ref in self._results for ref in self._ticks[engine][0].refs)
-
-    def _launch_abort(self, ranks: Sequence[Any]) -> _Call:
-        first, *others = ranks
-        return _Call(first.abort.remote(), [rank.follow_abort.remote() for rank in others])
 
     def _take_tick(self, engine: int, results: _Results) -> Tick:
         call = self._ticks[engine].popleft()

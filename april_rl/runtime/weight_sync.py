@@ -22,27 +22,12 @@ def sends_adapter(lora: LoraConfig) -> bool:
     return lora.rank > 0 and lora.sync is LoraSync.adapter
 
 
-def send_weights(learner: Learner, engine: Engine, beat: Heartbeat, *, version: int) -> int:
-    """Load the learner's weights into the engine, with adapters merged; return their bytes."""
-    return _stream(learner, engine, beat, version=version, merged=True)
-
-
-def send_adapter(learner: Learner, engine: Engine, beat: Heartbeat, *, version: int) -> int:
-    """Load the adapters into the engine, and before them the frozen weights, if it lost them in its
-    sleep; return the bytes.
-    """
-    num_bytes = 0
-    if not engine.keeps_weights:
-        num_bytes += _stream(learner, engine, beat, version=version, merged=False)
-    with TemporaryDirectory(prefix="april_rl_adapter_") as folder:
-        num_bytes += learner.write_adapter(Path(folder))
-        engine.load_adapter(Path(folder), policy_version=version)
-    return num_bytes
-
-
-def _stream(
-    learner: Learner, engine: Engine, beat: Heartbeat, *, version: int, merged: bool
+def send_weights(
+    learner: Learner, engine: Engine, beat: Heartbeat, *, version: int, merged: bool = True
 ) -> int:
+    """Load the learner's weights into the engine, with adapters merged or without adapters; return
+    their bytes.
+    """
     num_bytes = 0
 
     def counted() -> Iterator[tuple[str, Tensor]]:
@@ -53,4 +38,17 @@ def _stream(
             yield name, tensor
 
     engine.load_weights(counted(), policy_version=version)
+    return num_bytes
+
+
+def send_adapter(learner: Learner, engine: Engine, beat: Heartbeat, *, version: int) -> int:
+    """Load the adapters into the engine, and before them the frozen weights, if it lost them in its
+    sleep; return the bytes.
+    """
+    num_bytes = 0
+    if not engine.keeps_weights:
+        num_bytes += send_weights(learner, engine, beat, version=version, merged=False)
+    with TemporaryDirectory(prefix="april_rl_adapter_") as folder:
+        num_bytes += learner.write_adapter(Path(folder))
+        engine.load_adapter(Path(folder), policy_version=version)
     return num_bytes

@@ -12,7 +12,6 @@ import ray
 
 from april_rl.batch.packing import Batch
 from april_rl.checkpointing.checkpointer import Written
-from april_rl.config.engine import EngineConfig
 from april_rl.metrics import Metrics, merge
 from april_rl.planning.engine_share import alone
 from april_rl.planning.layout import Layout
@@ -80,8 +79,11 @@ class Workers:
         self._all("build_learner", plan.config.learner)
         on_stage("starting vLLM")
         keeps_parked = plan.config.rollout.resume.keeps_caches
-        self._build_engines(
-            plan.config.engine, sleeps=plan.engines_sleep, keeps_parked=keeps_parked
+        self._all(
+            "build_engine",
+            plan.config.engine,
+            sleeps=plan.engines_sleep,
+            keeps_parked=keeps_parked,
         )
         if sends_adapter(self._lora):
             self._all("send_first_adapter")
@@ -91,18 +93,13 @@ class Workers:
         learner: there is no update and no weight sync. Raise as `Watchdog.results`.
         """
         self._join()
-        engine = alone(self._engine)
-        self._build_engines(engine, sleeps=False, keeps_parked=False)  # no learner needs the memory
+        engine = alone(self._engine)  # no learner needs the memory
+        self._all("build_engine", engine, sleeps=False, keeps_parked=False)
 
     def memory(self) -> list[WorkerMemory]:
         return list(self._all("memory"))
 
-    def _build_engines(self, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool) -> None:
-        how = {"sleeps": sleeps, "keeps_parked": keeps_parked}
-        self.watchdog.results([actor.build_engine.remote(engine, **how) for actor in self.actors])
-
     def _join(self) -> None:
-        """Order the ranks by node and GPU, and form one process group."""
         self.actors = [self.actors[index] for index in rank_order(self._all("location"))]
         self.watchdog.watch(self.actors)
         world_size = len(self.actors)
@@ -147,7 +144,6 @@ class Workers:
         self.watchdog.results([self.actors[0].start_profile.remote(folder)])
 
     def write_profile(self) -> None:
-        """End the trace of the first worker, as `CallProfiler.write`."""
         self.watchdog.results([self.actors[0].write_profile.remote()])
 
     def start_saving(self, folder: Path) -> list[str]:
@@ -172,7 +168,6 @@ class Workers:
         return Written(records=records, error=errors[0] if errors else "")
 
     def load_state(self, folder: Path) -> None:
-        """Restore the learners from a checkpoint's files; `sync_weights` must follow."""
         self._all("load_state", folder)
 
     def close(self) -> None:
@@ -188,8 +183,8 @@ class Workers:
         finally:
             stop_ray()
 
-    def _all(self, method: str, *args: object) -> list[Any]:
-        calls = [getattr(actor, method).remote(*args) for actor in self.actors]
+    def _all(self, method: str, *args: object, **keywords: object) -> list[Any]:
+        calls = [getattr(actor, method).remote(*args, **keywords) for actor in self.actors]
         return self.watchdog.results(calls)
 
 
