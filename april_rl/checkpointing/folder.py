@@ -207,7 +207,8 @@ def prune(
     if keep_abandoned is not None:
         removed += left[: max(0, len(left) - keep_abandoned)]
     for path in removed:
-        _remove(path)
+        # Hidden first, so that a kill leaves no half of it under its name.
+        shutil.rmtree(_hide(path), ignore_errors=True)
     return removed
 
 
@@ -229,11 +230,6 @@ def sync(path: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
-
-
-def _remove(path: Path) -> None:
-    """Remove a checkpoint; hide it first, so that a kill leaves no half of it under its name."""
-    shutil.rmtree(_hide(path), ignore_errors=True)
 
 
 def _hide(path: Path) -> Path:

@@ -93,7 +93,6 @@ def owner_of(run_dir: Path, *, waits: bool = True) -> str | None:
 
 @contextmanager
 def _free(path: Path, *, creates: bool, waits: bool = True) -> Iterator[_Opened]:
-    """Lock the file of `path`, once its owner is known to be dead."""
     first: tuple[int, float] | None = None  # the file's time, and when it was read
     while True:
         with (opened := _acquire(path, creates=creates)).file:

@@ -24,7 +24,6 @@ from april_rl.commands.early_checks import check_early
 from april_rl.config import TrainConfig, to_config
 from april_rl.config.store import ConfigError, as_plain, compose_overrides
 from april_rl.errors import RunError
-from april_rl.evaluation.intervals import Estimate
 from april_rl.evaluation.report import (
     FILE_NAME,
     Report,
@@ -154,15 +153,6 @@ def _folder(settings: Sequence[str]) -> Path:
     return Path(given[-1] if given else time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))
 
 
-def _refuse_without_common_set(other: Report, config: TrainConfig) -> None:
-    """Raise ConfigError if the two evaluations have no set in common."""
-    if not other.sets.keys() & config.evaluation.sets.keys():
-        raise ConfigError(
-            f"--compare: no set in common; it has {', '.join(other.sets)}, this evaluation "
-            f"{', '.join(config.evaluation.sets)}"
-        )
-
-
 # Evaluation.
 
 
@@ -176,8 +166,11 @@ def run_evaluation(
     composed, config = _configure(overrides)
     if (folder / FILE_NAME).exists():
         raise ConfigError(f"{_OUTPUT}{folder} already holds an evaluation; give another folder")
-    if other is not None:
-        _refuse_without_common_set(other, config)
+    if other is not None and not other.sets.keys() & config.evaluation.sets.keys():
+        raise ConfigError(
+            f"--compare: no set in common; it has {', '.join(other.sets)}, this evaluation "
+            f"{', '.join(config.evaluation.sets)}"
+        )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
     check_early(config, trains=False)
@@ -226,7 +219,6 @@ def _show(report: Report, model: str) -> None:
 
 
 def _compare(other: Report, report: Report, folder: Path) -> None:
-    """Print and write the paired difference of every set that both evaluations have."""
     differences = {
         name: difference(other.sets[name], report.sets[name])
         for name in report.sets
@@ -234,7 +226,7 @@ def _compare(other: Report, report: Report, folder: Path) -> None:
     }
     for name, found in differences.items():
         changes = ", ".join(
-            f"{key.partition('_')[0]}@k {_format_change(change)}"
+            f"{key.partition('_')[0]}@k {change.value:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
             for key, change in found.changes.items()
         )
         print(f"{name}, {found.num_prompts} common prompts: {changes}")
@@ -248,7 +240,3 @@ def _compare(other: Report, report: Report, folder: Path) -> None:
 
 def _write_error(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(f"{_OUTPUT}{folder} cannot be written: {error.strerror}")
-
-
-def _format_change(change: Estimate) -> str:
-    return f"{change.value:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"

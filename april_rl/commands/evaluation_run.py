@@ -95,9 +95,7 @@ class EvaluationRun:
         }
 
     def evaluate_sets(self) -> Iterator[tuple[str, Evaluated]]:
-        """Evaluate the sets one after another, and write the samples of each to
-        samples/eval_NAME.jsonl.
-        """
+        """Evaluate the sets in order; write the samples of each to samples/eval_NAME.jsonl."""
         for num_done, (name, held_out) in enumerate(self._sets.items(), start=1):
             evaluated = self._evaluate(held_out)
             _write_samples(evaluated, self._folder / "samples" / f"eval_{name}.jsonl")

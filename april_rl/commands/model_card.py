@@ -71,9 +71,7 @@ def exported_files(folder: Path) -> list[str]:
 
 
 def other_files(folder: Path) -> list[str]:
-    """Return the paths of the files and links in the folder of an export that it did not write,
-    sorted.
-    """
+    """Return the paths, sorted, of files and links in an export that it did not write."""
     written = set(exported_files(folder))
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
     return sorted(name for name in found if name not in written)

@@ -119,7 +119,6 @@ def _push(options: argparse.Namespace, content: Sequence[CommitOperationAdd]) ->
 
 
 def _check_token(api: HfApi) -> None:
-    """Raise HubError unless there is a token that the hub knows and that may write."""
     if get_token() is None:
         raise HubError(
             "there is no token of the hub: run `hf auth login`, or set HF_TOKEN; a token that may "

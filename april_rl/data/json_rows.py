@@ -97,7 +97,6 @@ def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array | None:
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds the values of both, or None."""
     schemas = [pa.schema({"": kind}) for kind in (one, other)]
     try:
         both = pa.unify_schemas(schemas, promote_options="permissive")

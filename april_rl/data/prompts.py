@@ -53,9 +53,7 @@ class PromptTable(Sequence[Prompt]):
 
     @property
     def num_rows(self) -> int:
-        """Return the number of rows in the source, including duplicates and prompts that are too
-        long.
-        """
+        """Return the number of rows in the source, also of duplicates and too long prompts."""
         return self._tokenized.num_rows
 
     @property
@@ -65,9 +63,7 @@ class PromptTable(Sequence[Prompt]):
 
     @property
     def all_lengths(self) -> NDArray[np.int64]:
-        """Return the number of tokens of each distinct prompt [rows], including the ones that are
-        too long.
-        """
+        """Return the tokens of each distinct prompt [rows], also of those that are too long."""
         return self._tokenized.lengths
 
     @property

@@ -63,7 +63,6 @@ class RowReader:
 
     @property
     def needed_columns(self) -> list[str]:
-        """Return the names of all columns that are read."""
         return sorted({self._prompt.path[0], self._answer.path[0], *self.columns})
 
     def rows(self, batch: Mapping[str, list[Any]], places: Collection[int]) -> Iterator[Row]:
@@ -205,16 +204,13 @@ def _digest(row: Row) -> bytes:
 
 
 def _parts(message: Message) -> tuple[str, ...]:
-    """Return the texts that make a message: its role, its content and what else it has."""
     if len(message) == 2:
         return message["role"], message["content"]
     return (json.dumps(message, sort_keys=True, default=str),)
 
 
 def _to_prompt(value: object) -> str | tuple[Message, ...]:
-    """Return the text or the chat messages, which may be JSON text; raises ValueError for anything
-    else.
-    """
+    """Return the text or the chat messages (maybe JSON text); raise ValueError for others."""
     if isinstance(value, str) and value:
         value = list_of_json(value, has_role) or value
     if isinstance(value, str) and value:

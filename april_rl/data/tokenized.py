@@ -126,7 +126,6 @@ class TableMaker:
         places: NDArray[np.int64],
         into: Path | None,
     ) -> datasets.Dataset:
-        """Return the table that `tokenize` makes of the rows at `places`, written to `into`."""
         rows = raw.table.select_columns(reader.needed_columns)
         if len(places) < len(rows):
             rows = rows.select(places)
@@ -177,7 +176,6 @@ def fingerprint(table: datasets.Dataset) -> str:
 
 
 def _unknown(table: datasets.Dataset, unknown_id: int | None) -> dict[str, float | int]:
-    """Return the share of unknown tokens of all rows, and the first row with one."""
     found = {"unknown_frac": 0.0, "unknown_row": 0}
     if unknown_id is None:
         return found

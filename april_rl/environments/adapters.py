@@ -62,10 +62,6 @@ class FunctionTools:
         """Begin without a message; functions know nothing of the row."""
 
 
-def is_of_functions(found: type[Any]) -> bool:
-    return issubclass(found, FunctionTools)
-
-
 def class_of_functions(functions: Sequence[object]) -> type[FunctionTools]:
     """Return a class in TRL's form whose tools are functions. Raise TypeError for anything else, or
     for names that tools cannot have.

@@ -222,7 +222,6 @@ class Notes:
 
 
 def _as_text(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return a function and its arguments as text."""
     if not inspect.isroutine(function):
         raise CallError(f"{function!r:.80} has no name: give a function or a method")
     name = f"{function.__module__}.{function.__qualname__}"

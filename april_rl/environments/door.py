@@ -173,7 +173,6 @@ def _cut(messages: list[Message], room: int) -> list[Message]:
 
 
 def _show(value: object) -> str:
-    """Return the beginning of a value as one line of text."""
     try:
         return repair(f"{value!r:.80}")
     except Exception as error:  # a user's class may raise anything when it is shown

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, cast
 
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.adapters import (
+    FunctionTools,
     SkyRLEnvironment,
     ToolsEnvironment,
     class_of_functions,
     columns_of,
-    is_of_functions,
     is_of_skyrl,
     is_of_tools,
     methods_of,
@@ -78,7 +78,7 @@ def _describe(config: EnvironmentConfig, connection: Connection) -> None:
 def _describe_class(found: type[Any], args: Mapping[str, Any]) -> Description:
     methods = methods_of(found(**args))
     tools = tuple(_schema(methods[name]) for name in tools_of(found))
-    return Description(tools, columns_of(found), has_reward=not is_of_functions(found))
+    return Description(tools, columns_of(found), has_reward=not issubclass(found, FunctionTools))
 
 
 def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:

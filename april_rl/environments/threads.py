@@ -61,7 +61,6 @@ class Threads:
         self.num_hung -= 1
 
     async def _wait(self) -> None:
-        """Wait until there is room for a call; the time limit stands still."""
         limit = _limit.get()
         left_s = None
         if self._free.locked() and limit is not None and (at_s := limit.when()) is not None:

@@ -167,7 +167,6 @@ class Supervisor(ABC):
         process.send(request)
 
     def _emptiest(self) -> Process:
-        """Return the process with the fewest subjects; start one while there are too few."""
         processes = [p for p in self._processes if p is not self._quarantine and not p.is_leaving]
         if len(processes) < self._num_processes:
             return self._new()

@@ -1,6 +1,4 @@
-"""Load user functions that a setting names as `module:function`, and catch what user code
-raises.
-"""
+"""Load user functions that a setting names as `module:function`, and catch their errors."""
 
 from __future__ import annotations
 
@@ -184,16 +182,13 @@ def memory_gib() -> float:
 
 
 def _limit(error: BaseException) -> str:
-    """Return a hint at the memory limit when `error` is a MemoryError, else an empty string."""
     if not isinstance(error, MemoryError) or memory_gib() < 0:
         return ""
     return f"; the memory_gib of its process is {memory_gib():g}"
 
 
 def _place(error: BaseException, tb: TracebackType | None) -> str:
-    """Return ` (file:line)` of the user code that raised, or an empty string for this package's
-    code.
-    """
+    """Return ` (file:line)` of the user code that raised; empty for code of this package."""
     if isinstance(error, SyntaxError):
         return f" ({error.filename}:{error.lineno})"
     machinery = ("<frozen", importlib.__file__, inspect.__file__, ast.__file__)

@@ -183,7 +183,6 @@ def normalise(answer: str) -> str:
 
 
 def _boxes(text: str) -> list[Statement]:
-    """Find the complete boxes that contain no other, in one pass over the braces."""
     found: list[Statement] = []
     open_braces: list[tuple[int, int]] = []  # start of the box (-1: only a brace) and of its text
     for token in _BRACES.finditer(text):

@@ -232,9 +232,7 @@ def _hint_at_trainer(named: Collection[str]) -> str:
 
 
 def read_values(returned: object, num_expected: int) -> list[float | None] | str:
-    """Return the rewards that a function gave, with None for no score, or a message if they are
-    invalid.
-    """
+    """Return the rewards that a function gave (None: no score), or a message if invalid."""
     expected = f"expected a list of {num_expected} numbers"
     plain = returned.tolist() if isinstance(returned, Array) else returned
     if not isinstance(returned, Collection) or isinstance(plain, (str, bytes, dict, Set, Real)):

@@ -266,7 +266,6 @@ class RewardPool:
             )
 
     def _settle(self, number: int, future: Future[Result]) -> None:
-        """Take the scores of an ended attempt, start another attempt, or end the run."""
         unit = self._pending.get(number)
         if unit is None or unit.future is not future:
             return  # it belongs to a pool that was replaced

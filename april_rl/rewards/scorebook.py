@@ -69,9 +69,7 @@ class Scorebook:
         return bool(self._known)
 
     def submit(self, sample: Sample, *, group_size: int) -> list[Unit]:
-        """Add a finished sample of a group of `group_size`; return the units that can be scored
-        now.
-        """
+        """Add a finished sample of a group of `group_size`; return what can be scored now."""
         dataset = sample.prompt.dataset
         alone, together = (
             functions_for(self._functions, dataset, whole_groups=whole) for whole in (False, True)

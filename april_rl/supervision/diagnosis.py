@@ -37,7 +37,6 @@ class ClusterSnapshot:
         return f"worker {rank} (pid {process.pid} on {process.host})"
 
     def call(self, rank: int | None) -> str:
-        """Return the method that the worker runs, or ran last; empty when there is none."""
         return "" if rank is None or not self.statuses else self.statuses[rank].activity.call
 
     def in_call(self, rank: int | None) -> str:

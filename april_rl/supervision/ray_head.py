@@ -37,7 +37,6 @@ class RayHead:
 
     @property
     def address(self) -> str:
-        """Return the address at which the head process listens, or did."""
         return self._find_address()
 
     @property

@@ -59,7 +59,6 @@ class CompletionRequest:
 
     @property
     def is_text(self) -> bool:
-        """Return whether the request continues a text, not a chat."""
         return bool(self.messages[0]["role"] == TEXT)
 
     @property

@@ -107,9 +107,7 @@ def _pipe() -> tuple[int, int]:
 
 
 async def _kill(command: _Command, transport: asyncio.SubprocessTransport, mark: bytes) -> None:
-    """Kill a command with its session, and the orphans that have the mark; return when they have
-    ended.
-    """
+    """Kill a command with its session and the orphans with the mark; wait for their end."""
     with suppress(ProcessLookupError):
         os.killpg(transport.get_pid(), signal.SIGKILL)
     await command.ended.wait()  # its children are orphans then

@@ -47,9 +47,7 @@ def build(
 
 @dataclass(slots=True, kw_only=True)
 class RewardModel:
-    """A loaded classifier; `score` is its reward function. Every reward process has its own
-    copy.
-    """
+    """A loaded classifier, one in each reward process; `score` is its reward function."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -201,7 +199,6 @@ def load_reward_model(
 
 
 def _pad_token_id(model: PreTrainedModel) -> int | None:
-    """Return the padding token of the model's configuration; None when it names no token."""
     own: int | None = model.config.get_text_config().pad_token_id
     num_tokens = len(model.get_input_embeddings().get_parameter("weight"))
     return own if own is not None and 0 <= own < num_tokens else None

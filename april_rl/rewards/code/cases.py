@@ -112,7 +112,5 @@ def _is_close(found: float, expected: float) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of an output, without white space at their ends and without empty last
-    lines.
-    """
+    """Return the lines of an output without white space at their ends or empty last lines."""
     return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -204,7 +204,6 @@ def _test_classes(body: Iterable[ast.stmt]) -> Iterator[_TestClass]:
 
 
 def _method_calls(node: ast.ClassDef, *, is_unittest: bool) -> Iterator[str]:
-    """Yield a call of each test of a class, with what its class does before."""
     methods = {method.name: method for method in node.body if isinstance(method, _Function)}
     for name, method in methods.items():
         if not name.startswith("test"):

@@ -256,7 +256,6 @@ def _states_value(gold: kinds.Equation) -> bool:
 
 
 def _is_rounded(approximation: kinds.Approximation) -> bool:
-    """Return whether the decimal of an approximation is its exact value, rounded."""
     exact, rounded = approximation.exact, approximation.rounded
     exact = exact.sides[-1] if isinstance(exact, kinds.Equation) else exact
     if not isinstance(rounded, kinds.Number):

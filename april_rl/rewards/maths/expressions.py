@@ -102,7 +102,6 @@ def _parse(text: str, keeps_case: bool) -> Parsed | None:
 
 
 def _solutions(parsed: Parsed) -> tuple[sympy.Basic, sympy.Set] | None:
-    """Return the variable of an inequality, and the numbers for which it holds."""
     if isinstance(parsed, sympy.Eq) or not isinstance(parsed, Boolean):
         return None
     names = parsed.free_symbols
