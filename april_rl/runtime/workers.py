@@ -12,6 +12,7 @@ import ray
 
 from april_rl.batch.packing import Batch
 from april_rl.checkpointing.checkpointer import Written
+from april_rl.config.engine import EngineConfig
 from april_rl.metrics import Metrics, merge
 from april_rl.planning.engine_share import alone
 from april_rl.planning.layout import Layout
@@ -79,11 +80,8 @@ class Workers:
         self._all("build_learner", plan.config.learner)
         on_stage("starting vLLM")
         keeps_parked = plan.config.rollout.resume.keeps_caches
-        self._all(
-            "build_engine",
-            plan.config.engine,
-            sleeps=plan.engines_sleep,
-            keeps_parked=keeps_parked,
+        self._build_engines(
+            plan.config.engine, sleeps=plan.engines_sleep, keeps_parked=keeps_parked
         )
         if sends_adapter(self._lora):
             self._all("send_first_adapter")
@@ -94,7 +92,10 @@ class Workers:
         """
         self._join()
         engine = alone(self._engine)  # no learner needs the memory
-        self._all("build_engine", engine, sleeps=False, keeps_parked=False)
+        self._build_engines(engine, sleeps=False, keeps_parked=False)
+
+    def _build_engines(self, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool) -> None:
+        self._all("build_engine", engine, sleeps=sleeps, keeps_parked=keeps_parked)
 
     def memory(self) -> list[WorkerMemory]:
         return list(self._all("memory"))
