@@ -36,7 +36,7 @@ from april_rl.config.lora import LoraConfig
 from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.learner.mesh import build_mesh
 from april_rl.learner.model.lora import write_adapter
-from april_rl.learner.policy import Policy, build_policy
+from april_rl.learner.policy import Policy
 from april_rl.rollout.requests import Request
 from april_rl.types import Completion, SampleId
 
@@ -169,7 +169,7 @@ def policy_of(folder: Path, lora: LoraConfig | None = None) -> Policy:
     """Return a learner's policy. Build it before the engine, as in a worker: vLLM may change the
     model's class.
     """
-    return build_policy(
+    return Policy.build(
         folder,
         mesh=build_mesh("cpu", shard_size=0),
         device=torch.device("cpu"),

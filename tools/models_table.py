@@ -48,7 +48,7 @@ from april_rl.learner.model.architecture import (
 )
 from april_rl.learner.model.logprobs import LogitShape
 from april_rl.learner.model.mixers import has_known_mixers
-from april_rl.learner.policy import build_policy
+from april_rl.learner.policy import Policy
 from april_rl.learner.row import PackedRow
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
@@ -148,7 +148,7 @@ def _compare(config: PreTrainedConfig, *, can_recompute: bool) -> _Difference:
     expected.sum().backward()
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        policy = build_policy(
+        policy = Policy.build(
             Path(folder),
             mesh=build_mesh("cpu", shard_size=0),
             device=_CPU,

@@ -1,4 +1,4 @@
-"""Make the tiny policy and the problem files again, as the package has them.
+"""Make the tiny policy, its teacher and the problem files again, as the package has them.
 
 `python tools/tiny_policy.py april_rl/tiny` replaces those of a checkout; it takes some minutes.
 """
@@ -9,8 +9,10 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.progress import track
 from tiny_task.problems import (
@@ -21,8 +23,10 @@ from tiny_task.problems import (
     warm_start_problems,
 )
 
-from april_rl.tiny.builtins import HELD_OUT, POLICY, TRAIN
+from april_rl.tiny.builtins import HELD_OUT, TRAIN
 
+# The teacher never solves in haste, and sees three times as many solutions.
+TEACHER = {"hasty_fraction": 0.0, "num_rows": 96_000}
 MAX_THREADS = 8  # a model this small cannot use more
 
 
@@ -32,8 +36,10 @@ def main() -> None:
     folder: Path = parser.parse_args().folder
     write_problems(folder / TRAIN, rl_problems())
     write_problems(folder / HELD_OUT, held_out_problems(NUM_HELD_OUT))
-    build_policy(folder / POLICY)
-    print(f"builtin:tiny and builtin:arithmetic, made again: {folder}", file=sys.stderr)
+    for name, settings in (("policy", {}), ("teacher", TEACHER)):
+        build_model(folder / name, settings, description=f"warm start of the {name}")
+    made = "builtin:tiny, builtin:tiny_teacher and builtin:arithmetic"
+    print(f"{made}, made again: {folder}", file=sys.stderr)
 
 
 def write_problems(path: Path, problems: list[Problem]) -> None:
@@ -43,8 +49,10 @@ def write_problems(path: Path, problems: list[Problem]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def build_policy(folder: Path) -> None:
-    """Warm-start the policy, showing progress, and save it in `folder` as a Hugging Face model."""
+def build_model(folder: Path, changes: Mapping[str, Any], *, description: str) -> None:
+    """Warm-start a model with `changes` to the policy's settings, showing progress, and save it in
+    `folder` as a Hugging Face model.
+    """
     # Spinning threads slow all others down on shared cores. libgomp reads this variable when
     # torch is imported, which happens below.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -53,10 +61,10 @@ def build_policy(folder: Path) -> None:
     from tiny_task.warm_start import WarmStart, warm_start
 
     torch.set_num_threads(min(len(os.sched_getaffinity(0)), MAX_THREADS))
-    settings = WarmStart()
+    settings = WarmStart(**changes)
     tokenizer = build_tokenizer()
     problems = warm_start_problems(settings.num_rows)
-    show = partial(track, description="warm start")
+    show = partial(track, description=description)
     model = warm_start(settings, problems, tokenizer, shown=show)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -135,9 +135,10 @@ def grpo_by_turn(
     that this has in the reward; the last one earns also what the reward has beyond that (other
     reward functions, the overlong penalty). For samples of one turn this is `grpo`.
     """
-    turns = [_turns(sample, environment_weight) for sample in samples]
-    for (_, earned), reward in zip(turns, _check(rewards), strict=True):
-        earned[-1] += reward - sum(earned)
+    turns = [
+        _turns(sample, reward, environment_weight)
+        for sample, reward in zip(samples, _check(rewards), strict=True)
+    ]
     scaled = _scale(_centre(np.concatenate([earned for _, earned in turns])))
     by_sample = _split(scaled, like=[np.asarray(earned) for _, earned in turns])
     return [
@@ -146,9 +147,21 @@ def grpo_by_turn(
     ]
 
 
-def _turns(sample: Sample, environment_weight: float) -> tuple[list[int], list[float]]:
-    """Return the response tokens of each turn of a sample [K], and what its environment gave, times
-    its weight.
+def token_rewards(sample: Sample, reward: float, *, environment_weight: float) -> Floats:
+    """Return the rewards of the tokens of a sample [R], from which a critic makes advantages: the
+    last token of a turn has what the turn earned, as in `grpo_by_turn`, all others 0.
+    """
+    num_tokens, earned = _turns(sample, reward, environment_weight)
+    rewards = np.zeros(sum(num_tokens))
+    rewards[np.cumsum(num_tokens) - 1] = earned
+    return rewards
+
+
+def _turns(
+    sample: Sample, reward: float, environment_weight: float
+) -> tuple[list[int], list[float]]:
+    """Return the response tokens of each turn of a sample [K], and what each earned: what the
+    environment gave, times its weight, and the last one also the rest of the reward.
     """
     num_tokens: list[int] = []
     earned: list[float] = []
@@ -164,6 +177,7 @@ def _turns(sample: Sample, environment_weight: float) -> tuple[list[int], list[f
             earned.append(0.0)
         else:
             num_tokens[-1] += len(span.token_ids)
+    earned[-1] += reward - sum(earned)
     return num_tokens, earned
 
 
@@ -232,6 +246,22 @@ def advantages_of(choice: str, reward: RewardConfig) -> Advantages:
         return lambda groups, _rewards: [
             of_group.tolist() for of_group in gdpo([scored.parts for scored in groups], weights)
         ]
+    if choice == Advantage.gae:
+        return lambda groups, rewards: [
+            [
+                token_rewards(
+                    sample,
+                    reward_of_sample,
+                    environment_weight=reward.environment_weight(scored.group.prompt.dataset),
+                )
+                for sample, reward_of_sample in zip(
+                    scored.group.samples, _check(of_group), strict=True
+                )
+            ]
+            for scored, of_group in zip(groups, rewards, strict=True)
+        ]
+    if choice == Advantage.none:
+        return lambda _groups, rewards: [[0.0] * len(np.asarray(of_group)) for of_group in rewards]
     estimator = ADVANTAGES[Advantage(choice)]
 
     def of_groups(groups: Sequence[ScoredGroup], rewards: Sequence[ArrayLike]) -> list[list[float]]:

@@ -4,7 +4,8 @@ reference, by two of Schulman's estimators, and an entropy bonus.
 Legend: [T] trained tokens; logprobs and reference_logprobs in nats, of the sampled token, at the
 sampling temperature. π is the policy, ρ the reference, KL(π‖ρ) the divergence per token. Source:
 Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html). His k1, log π - log
-ρ, cannot be a term of a loss: its gradient has expectation zero.
+ρ, cannot be a term of a loss: its gradient has expectation zero. It is a part of the reward
+(`k1_to_go`).
 
 What an estimator estimates and what its gradient does are two things: a term of the loss is
 differentiated, and expectations over samples of π do not commute with that. Both statements hold
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from april_rl.algorithm.ratio import clamp
+from april_rl.algorithm.responses import Responses
 from april_rl.config.choices import Kl
 
 # Maps log-probabilities of the policy and the reference [T] to a term of the loss [T].
@@ -28,12 +30,23 @@ Estimator = Callable[[Tensor, Tensor], Tensor]
 def estimator(chosen: Kl) -> Estimator | None:
     """Return the estimator of algorithm.kl, or None if there is no such term."""
     match chosen:
-        case Kl.none:
+        case Kl.none | Kl.k1:
             return None
         case Kl.k2:
             return k2
         case Kl.k3:
             return k3
+
+
+def k1_to_go(logprobs: Tensor, reference_logprobs: Tensor, responses: Responses) -> Tensor:
+    """Σ (log π - log ρ) over a token and the rest of its response [T].
+
+    Taken from the advantages, times a coefficient, it makes the policy gradient one of the reward
+    minus coefficient · KL(π‖ρ) of whole responses: KL in the reward, as in Ouyang et al. 2022
+    (InstructGPT) and Hu et al. 2025 (REINFORCE++), with a discount of 1 and no part in baselines or
+    standard deviations of rewards. It has no gradient.
+    """
+    return responses.to_go((logprobs - reference_logprobs).detach())
 
 
 def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

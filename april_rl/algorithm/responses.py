@@ -42,6 +42,14 @@ class Responses:
         """
         return self.sums(values) / self.lengths.clamp(min=1)
 
+    def to_go(self, values: Tensor) -> Tensor:
+        """Return the sum over each token and the rest of its response [T], of values [T]."""
+        if not len(values):
+            return values
+        running = values.double().cumsum(0)
+        total = running[(self.lengths.cumsum(0) - 1).clamp(min=0)]  # up to the end of a response
+        return (total[self.index] - running + values).to(values.dtype)
+
     def spread(self, values: Tensor) -> Tensor:
         """Return for every token [T] the value of its response, from values [S]; differentiable."""
         return values[self.index]

@@ -22,6 +22,9 @@ def check_early(config: TrainConfig, *, trains: bool = True, evaluates: bool = T
     check_versions()
     resolve_builtins(config)
     check_model_folder(config.model.path)
+    for key, path in (("teacher.path", config.teacher.path), ("critic.path", config.critic.path)):
+        if path and trains:
+            check_model_folder(path, key=key)
     check_files(config, trains=trains, evaluates=evaluates)
     for key, function in _functions(config, trains=trains):
         if ":" not in function:

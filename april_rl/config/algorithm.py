@@ -22,8 +22,8 @@ from april_rl.config.choices import (
 
 # The loss and the advantage of each algorithm in configs/algorithm that has another name.
 PARTS: dict[str, dict[str, str]] = {
-    "loss": {"grpo": "ppo_clip", "dapo": "ppo_clip", "dr_grpo": "ppo_clip", "dppo": "dppo_tv"},
-    "advantage": dict.fromkeys(("cispo", "dapo", "dppo", "gspo"), "grpo"),
+    "loss": dict.fromkeys(("grpo", "dapo", "dr_grpo", "ppo"), "ppo_clip") | {"dppo": "dppo_tv"},
+    "advantage": dict.fromkeys(("cispo", "dapo", "dppo", "gspo"), "grpo") | {"ppo": "gae"},
 }
 
 
@@ -31,7 +31,7 @@ PARTS: dict[str, dict[str, str]] = {
 class AlgorithmConfig:
     """From rewards to per-token loss."""
 
-    # grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, gdpo, grpo_by_turn, or
+    # grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, gdpo, grpo_by_turn, gae, none, or
     # module:function
     advantage: str = Advantage.grpo.value
     # ppo_clip, gspo, gspo_token, cispo, sapo, dppo_tv, dppo_kl, policy_gradient, or module:function
@@ -49,8 +49,11 @@ class AlgorithmConfig:
     dual_clip: float | None = within("> 1", None)
     aggregation: Aggregation = Aggregation.token_mean
     kl: Kl = Kl.none  # estimator of the KL divergence to the initial, frozen policy
-    # weight of the KL term in the loss; > 0 unless kl=none
+    # weight of the KL term in the loss or, with k1, in the reward; > 0 unless kl=none
     kl_coefficient: float = within(">= 0", 0.0)
+    # steps after which the reference becomes the policy as it is then, again and again (Liu et al.
+    # 2025, ProRL, section 3.1.2, resets it by hand); 0: never
+    reference_every: int = within(">= 0", 0)
     entropy_coefficient: float = within(">= 0", 0.0)  # weight of the entropy bonus; 0: off
     # nats, Skywork-OR1's adaptive entropy control: after a step whose mean entropy is below it,
     # entropy_coefficient grows by 0.005; after any other step it falls by that, not below 0, and
@@ -104,6 +107,11 @@ class AlgorithmConfig:
             self.loss != Loss.gspo or self.correction is not Correction.mask,
             "algorithm.loss=gspo cannot leave out single tokens as algorithm.correction=mask does, "
             "because it spreads a gradient over the whole response: set algorithm.loss=gspo_token",
+        )
+        require(
+            self.kl is not Kl.k1 or self.loss != Loss.gspo,
+            "algorithm.loss=gspo takes one advantage for a response, and algorithm.kl=k1 gives "
+            "every token its own: take algorithm.loss=gspo_token",
         )
         require(
             self.kl is Kl.none or self.kl_coefficient > 0,
@@ -187,6 +195,7 @@ class AlgorithmConfig:
             yield f"correction={self.correction.name}", key
         if self.kl is Kl.none:
             yield "kl=none", "kl_coefficient"
+            yield "kl=none", "reference_every"
 
 
 def _missing(settings: Iterable[tuple[str, ...]], read: tuple[str, ...]) -> list[str]:

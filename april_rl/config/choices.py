@@ -50,6 +50,12 @@ class Advantage(StrEnum):
     reinforce_pp_baseline = "reinforce_pp_baseline"  # dr_grpo, then reinforce_pp
     gdpo = "gdpo"  # grpo for each of reward.functions, their sum by weight, scaled over the batch
     grpo_by_turn = "grpo_by_turn"  # grpo over the rewards of turns; a token has those still to come
+    gae = "gae"  # PPO: from the values of a critic, for each token (critic.*)
+    none = "none"  # 0: rewards are logged and not trained; with teacher.path
+
+
+# Formulas that do not compare the samples of a group, and so learn from equal rewards, too.
+SAMPLE_BY_SAMPLE = (Advantage.reinforce_pp, Advantage.gae, Advantage.none)
 
 
 class Loss(StrEnum):
@@ -91,6 +97,7 @@ class Kl(Enum):
     """Schulman's estimators of a KL divergence."""
 
     none = "none"
+    k1 = "k1"  # in the reward: a token's advantage loses its sum over the rest of the response
     k2 = "k2"  # its gradient is the gradient of KL(policy, reference)
     k3 = "k3"  # GRPO's; its gradient is the gradient of KL(reference, policy)
 

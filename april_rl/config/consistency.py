@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 
 from april_rl.config.checks import finite, require
 from april_rl.config.choices import (
+    SAMPLE_BY_SAMPLE,
     Advantage,
     Correction,
     Device,
@@ -38,6 +39,9 @@ def check_consistency(config: TrainConfig) -> None:
     check_layout(config)
     _check_engine(config)
     _check_reward_sources(config)
+    _check_teacher(config)
+    _check_critic(config)
+    _check_reference(config)
 
 
 def _settings(section: object, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -66,9 +70,9 @@ def _check_groups(config: TrainConfig) -> None:
     size, algorithm = config.rollout.group_size, config.algorithm
     is_own = algorithm.advantage not in Advantage.__members__
     require(
-        size >= 2 or is_own or algorithm.advantage == Advantage.reinforce_pp,
+        size >= 2 or is_own or algorithm.advantage in SAMPLE_BY_SAMPLE,
         f"rollout.group_size must be >= 2 with algorithm.advantage={algorithm.advantage}, "
-        f"which compares the samples of a group (reinforce_pp does not), got {size}",
+        f"which compares the samples of a group (reinforce_pp and gae do not), got {size}",
     )
     require(
         size >= 2 or not algorithm.dynamic_sampling,
@@ -339,3 +343,57 @@ def _check_reward_sources(config: TrainConfig) -> None:
             f"evaluation.function={decides} does not score evaluation.sets.{dataset}: add "
             f"{dataset} to reward.functions.{decides}.sources",
         )
+
+
+def _check_teacher(config: TrainConfig) -> None:
+    """Check that something is trained, and that a teacher's values reach single tokens."""
+    path, algorithm = config.teacher.path, config.algorithm
+    require(
+        bool(path) or algorithm.advantage != Advantage.none,
+        "algorithm.advantage=none trains nothing without a teacher: set teacher.path, or another "
+        "advantage",
+    )
+    require(
+        not path or algorithm.loss != Loss.gspo,
+        f"algorithm.loss=gspo takes one advantage for a response, and teacher.path={path} gives "
+        "every token its own: take algorithm.loss=gspo_token",
+    )
+    require(
+        not algorithm.dynamic_sampling or algorithm.advantage != Advantage.none,
+        "algorithm.dynamic_sampling rejects groups of equal rewards, which algorithm.advantage="
+        "none does not read: remove one of the two",
+    )
+
+
+def _check_reference(config: TrainConfig) -> None:
+    """Check that a reference that moves is a model of its own."""
+    every = config.algorithm.reference_every
+    require(
+        every == 0 or config.lora.rank == 0,
+        f"algorithm.reference_every={every}: with lora.rank={config.lora.rank} the reference is "
+        "the policy without its adapters, which does not move; set one of the two to 0",
+    )
+
+
+def _check_critic(config: TrainConfig) -> None:
+    """Check that a critic is used where there is one, and that its values reach single tokens."""
+    critic, algorithm = config.critic, config.algorithm
+    if algorithm.advantage != Advantage.gae:
+        for entry in fields(critic):
+            value = getattr(critic, entry.name)
+            require(
+                value == entry.default,
+                f"critic.{entry.name}={value} has no effect with algorithm.advantage="
+                f"{algorithm.advantage}; set algorithm=ppo, or remove it",
+            )
+        return
+    require(
+        algorithm.loss != Loss.gspo,
+        "algorithm.loss=gspo takes one advantage for a response, and algorithm.advantage=gae gives "
+        "every token its own: take algorithm.loss=gspo_token",
+    )
+    require(
+        critic.warmup_steps < config.trainer.num_steps,
+        f"critic.warmup_steps must be < trainer.num_steps ({config.trainer.num_steps}), got "
+        f"{critic.warmup_steps}: the policy would never be trained",
+    )

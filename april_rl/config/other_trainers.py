@@ -39,6 +39,8 @@ _ROWS = (
     "algorithm.dual_clip | delta | clip_ratio_c | --eps-clip-c",
     "algorithm.kl_coefficient | beta | kl_loss_coef, algorithm.kl_ctrl.kl_coef | "
     "--kl-loss-coef, --kl-coef",
+    "algorithm.reference_every | sync_ref_model, ref_model_sync_steps, ref_model_mixup_alpha | | "
+    "--ref-update-interval",
     "algorithm.entropy_coefficient | entropy_coef | entropy_coeff | --entropy-coef",
     "algorithm.entropy_target | use_adaptive_entropy, entropy_target | |",
     "algorithm.correction | vllm_importance_sampling_correction | algorithm.rollout_correction | "
@@ -48,7 +50,11 @@ _ROWS = (
     "algorithm.mask_truncated | mask_truncated_completions | |",
     "algorithm.dynamic_sampling | | algorithm.filter_groups | --dynamic-sampling-filter-path",
     "algorithm.aggregation | | loss_agg_mode |",
-    "algorithm.kl | | use_kl_loss, kl_loss_type | --use-kl-loss, --kl-loss-type",
+    "algorithm.kl | | use_kl_loss, kl_loss_type, algorithm.use_kl_in_reward | "
+    "--use-kl-loss, --kl-loss-type",
+    "teacher.path | teacher_model_name_or_path | "
+    "distillation.teacher_models.teacher_model.model_path | --use-opd, --opd-teacher-load",
+    "teacher.weight | | | --opd-kl-coef",
     "optimizer.lr | learning_rate | actor.optim.lr |",
     "optimizer.max_grad_norm | | actor.grad_clip |",
     "data.path | train_dataset | data.train_files | --prompt-data",
@@ -76,6 +82,11 @@ _ROWS = (
     "checkpoint.every_steps | save_steps | trainer.save_freq | --save-interval",
     "hydra.run.dir | output_dir | trainer.default_local_dir | --save",
     "tracking.backends | report_to | trainer.logger | --use-wandb",
+    "critic.path | | critic.model.path | --critic-load",
+    "critic.lr | | critic.optim.lr | --critic-lr",
+    "critic.policy_lambda | | algorithm.lam | --lambd",
+    "critic.value_clip | | critic.cliprange_value | --value-clip",
+    "critic.warmup_steps | | trainer.critic_warmup | --num-critic-only-steps",
     "no top-p or top-k in training | top_p, top_k, min_p | rollout.top_p, rollout.top_k | "
     "--rollout-top-p, --rollout-top-k",
     "always vLLM | use_vllm | rollout.name |",

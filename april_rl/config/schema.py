@@ -21,6 +21,7 @@ from april_rl.config.choices import (
     RouterReplay,
     Schedule,
 )
+from april_rl.config.critic import CriticConfig
 from april_rl.config.engine import EngineConfig
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.config.lora import LoraConfig
@@ -32,6 +33,7 @@ from april_rl.config.task import (
     ModelConfig,
     RewardConfig,
 )
+from april_rl.config.teacher import TeacherConfig
 from april_rl.config.tracking import TrackingConfig
 
 
@@ -186,6 +188,8 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from april_rl.learner.frozen_model import FrozenModel, OwnReference
 from april_rl.learner.mismatch import Mismatch
 from april_rl.learner.model.routers import Choices, Routers
 from april_rl.learner.policy import Policy
-from april_rl.learner.reference import OwnReference, Reference
 from april_rl.learner.row import PackedRow
 
 
@@ -23,6 +23,7 @@ class Anchor(NamedTuple):
 
     proximal: Tensor | None = None  # log-probabilities [N]; None: taken from the row's own pass
     reference: Tensor | None = None  # log-probabilities [N]; None: the loss needs none
+    teacher: Tensor | None = None  # log-probabilities [N]; None: there is no teacher
     choices: Choices | None = None  # of experts, in the pass of `proximal`; None: there was none
 
 
@@ -34,12 +35,14 @@ class Anchors:
         policy: Policy,
         *,
         routers: Routers,
-        reference: Reference | OwnReference | None,
+        reference: FrozenModel | OwnReference | None,
+        teacher: FrozenModel | None,
         needs_proximal: bool,
         num_passes: int,
     ) -> None:
         """Use the trained `policy` and its `routers` for updates of `num_passes` passes."""
-        self._policy, self._routers, self._reference = policy, routers, reference
+        self._policy, self._routers = policy, routers
+        self._reference, self._teacher = reference, teacher
         self._needs_proximal, self._num_passes = needs_proximal, num_passes
 
     def of(self, rows: Sequence[Sequence[PackedRow]], mismatch: Mismatch) -> list[list[Anchor]]:
@@ -52,11 +55,13 @@ class Anchors:
         first = 0 if self._num_passes > 1 else 1
         for number in range(first, len(rows)) if self._needs_proximal else ():
             anchors[number] = [self._proximal(row, mismatch) for row in rows[number]]
-        if self._reference is None:
-            return anchors
+        by_model = [_logprobs(model, rows) for model in (self._reference, self._teacher)]
         return [
-            [anchor._replace(reference=logprobs) for anchor, logprobs in zip(*pair, strict=True)]
-            for pair in zip(anchors, self._reference.logprobs(rows), strict=True)
+            [
+                anchor._replace(reference=reference, teacher=teacher)
+                for anchor, reference, teacher in zip(*part, strict=True)
+            ]
+            for part in zip(anchors, *by_model, strict=True)
         ]
 
     @torch.no_grad()
@@ -65,3 +70,10 @@ class Anchors:
             logprobs = self._policy(row)[0]
         mismatch.add(row, logprobs)
         return Anchor(proximal=logprobs, choices=self._routers.last_choices())
+
+
+def _logprobs(
+    model: FrozenModel | OwnReference | None, rows: Sequence[Sequence[PackedRow]]
+) -> Sequence[Sequence[Tensor | None]]:
+    """Return the log-probabilities of every row by a frozen model; None without one."""
+    return [[None] * len(part) for part in rows] if model is None else model.logprobs(rows)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -19,23 +20,25 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from april_rl.batch.packing import MicroBatch
-from april_rl.config.choices import ComputeDtype, Offload
+from april_rl.config.choices import ComputeDtype
+from april_rl.config.critic import CriticConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.learner.anchors import Anchor, Anchors
-from april_rl.learner.mesh import build_mesh
+from april_rl.learner.critic import Critic
+from april_rl.learner.frozen_model import FrozenModel, OwnReference
+from april_rl.learner.mesh import Site, build_mesh
 from april_rl.learner.mismatch import Mismatch
 from april_rl.learner.model.checkpoint import Checkpoint, local_folder
 from april_rl.learner.model.export import export
 from april_rl.learner.model.lora import adapter_writer, write_adapter
-from april_rl.learner.model.offload import Offloadable, return_cached_memory
+from april_rl.learner.model.offload import return_cached_memory
 from april_rl.learner.model.routers import Routers
 from april_rl.learner.objective import Objective
-from april_rl.learner.optimizer import Optimizer
-from april_rl.learner.policy import build_policy
-from april_rl.learner.reference import OwnReference, Reference
+from april_rl.learner.policy import Policy
 from april_rl.learner.row import PackedRow
 from april_rl.learner.statistics import TokenStatistics
+from april_rl.learner.trained_model import TrainedModel
 from april_rl.learner.training_state import Snapshot, TrainingState
 from april_rl.learner.update_errors import NonFiniteError
 from april_rl.metrics import Metrics, merge
@@ -53,6 +56,8 @@ class _Pass(NamedTuple):
 class Learner:
     """One rank's shard of policy and optimizer; methods reload what `offload` moved to the host."""
 
+    _critic: Critic | None
+
     def __init__(
         self,
         config: LearnerConfig,
@@ -61,6 +66,8 @@ class Learner:
         lora: LoraConfig,
         objective: Objective,
         model_path: str,
+        teacher_path: str = "",
+        critic: CriticConfig | None = None,
         device: str,
         temperature: float,
         seed: int,
@@ -73,46 +80,44 @@ class Learner:
         `temperature` is the sampling temperature, `seed` initialises the adapters,
         `num_optimizer_steps` counts the whole run and `num_passes` the passes of an update. With
         `lora.rank` > 0 only adapters are trained, of a model frozen in `compute_dtype`.
-        `on_forward` is called after each forward pass, as a sign of progress. Raise CheckpointError
-        when `model_path` cannot be loaded.
+        `teacher_path` is the folder of a teacher, or empty; with a `critic` the advantages of
+        micro-batches are rewards of single tokens. `on_forward` is called after each forward pass,
+        as a sign of progress. Raise CheckpointError when a model cannot be loaded.
         """
         self._device = torch.device(device)
         self._folder = local_folder(model_path)
         self._compute_dtype = _DTYPES[config.compute_dtype]
         self._lora = lora if lora.rank else None
         mesh = build_mesh(self._device.type, shard_size=config.shard_size)
-        self._policy = build_policy(
-            self._folder,
-            mesh=mesh,
-            device=self._device,
-            compute_dtype=self._compute_dtype,
-            activation_checkpointing=config.recomputed_share,
-            temperature=temperature,
-            storage_dtype=torch.float32 if self._lora is None else self._compute_dtype,
-            lora=self._lora,
-            lora_seed=seed,
-            fused=config.fused is True,
-        )
-        if on_forward is not None:
-            self._policy.register_forward_hook(lambda *_: on_forward())
-        self._optimizer = Optimizer(
+        site = Site(mesh, self._device, self._compute_dtype, config.fused is True, on_forward)
+        self._policy = self._build_policy(config, site, temperature=temperature, lora_seed=seed)
+        trained = TrainedModel.of(
+            self._policy,
             optimizer,
-            self._policy.trained_units(),
             num_steps=num_optimizer_steps,
+            offload=config.offload,
             device=self._device,
-            is_offloaded=config.offload is not Offload.none,
         )
-        masters = self._policy.parameters if config.offload is Offload.all else tuple
-        self._masters = Offloadable(masters, device=self._device)
+        self._optimizer, self._masters = trained.optimizer, trained.masters
+        self._models, self._critic = {"": trained}, None
+        if critic is not None:
+            self._critic = Critic(
+                critic,
+                site,
+                folder=local_folder(critic.path or model_path),
+                learner=config,
+                optimizer=optimizer,
+                num_optimizer_steps=num_optimizer_steps,
+            )
+            self._models["critic."] = self._critic.trained
         self._objective, self._max_mismatch = objective, config.max_mismatch
-        self._state = self._build_state(mesh)
-        self._num_updates, self._model_path = 0, model_path
-        self._num_passes = num_passes
-        self._reference = self._build_reference(mesh, temperature, fused=config.fused is True)
-        if on_forward is not None and isinstance(self._reference, Reference):
-            self._reference.on_forward(on_forward)
+        self._num_updates, self._model_path, self._num_passes = 0, model_path, num_passes
+        frozen = partial(FrozenModel, site=site, temperature=temperature)
+        self._reference = self._build_reference(frozen)
+        self._teacher = frozen(local_folder(teacher_path)) if teacher_path else None
         self._routers = Routers(self._policy if config.router_replay.is_on else None)
         self._anchors = self._build_anchors()
+        self._state = self._build_state(mesh)
 
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
         """Take one optimizer step per minibatch and pass; return this rank's metrics, to merge over
@@ -123,8 +128,21 @@ class Learner:
         change nothing, the optimizer steps before it stay. No gradient outlives the call.
         """
         self._num_updates += 1
-        self._masters.reload()
+        for model in self._models.values():
+            model.masters.reload()
         rows = [[PackedRow.of(m, device=self._device) for m in part] for part in minibatches]
+        if self._critic is None:
+            return self._update_policy(rows)
+        judged = self._critic.judge(rows)
+        metrics = [judged.metrics]
+        if not self._critic.trains_alone(num_steps=self._num_passes * len(rows)):
+            metrics.append(self._update_policy(judged.rows))
+        for part, targets in self._num_passes * [*zip(rows, judged.targets, strict=True)]:
+            metrics.append(self._critic.step(part, targets))
+        return_cached_memory(self._device)
+        return merge(metrics)
+
+    def _update_policy(self, rows: Sequence[Sequence[PackedRow]]) -> Metrics:
         mismatch = Mismatch(device=self._device)
         statistics = TokenStatistics(device=self._device)
         anchors = self._anchors.of(rows, mismatch)
@@ -141,6 +159,7 @@ class Learner:
         finally:
             self._optimizer.zero_grad()
             return_cached_memory(self._device)
+        self._move_reference(num_steps=len(steps))
         adapted = self._adapt_entropy_bonus(statistics)
         return merge([*steps, statistics.metrics(), mismatch.metrics(), adapted])
 
@@ -203,40 +222,39 @@ class Learner:
 
     def offload(self) -> None:
         """Move the state chosen by `learner.offload` to the host and free unused device memory."""
-        self._policy.reshard_all()
-        self._masters.offload()
-        self._optimizer.offload()
+        for model in self._models.values():
+            model.offload()
         return_cached_memory(self._device)
 
     def reload(self) -> None:
         """Bring back what `offload` moved; optional, for the other methods do so themselves."""
-        self._masters.reload()
-        self._optimizer.reload()
+        for model in self._models.values():
+            model.reload()
+
+    def _build_policy(
+        self, config: LearnerConfig, site: Site, *, temperature: float, lora_seed: int
+    ) -> Policy:
+        policy = Policy.build(
+            self._folder,
+            mesh=site.mesh,
+            device=site.device,
+            compute_dtype=site.compute_dtype,
+            activation_checkpointing=config.recomputed_share,
+            temperature=temperature,
+            storage_dtype=torch.float32 if self._lora is None else site.compute_dtype,
+            lora=self._lora,
+            lora_seed=lora_seed,
+            fused=site.is_fused,
+        )
+        site.watch(policy)
+        return policy
 
     def _build_state(self, mesh: DeviceMesh) -> TrainingState:
         return TrainingState(
-            self._policy,
-            self._optimizer,
+            self._models,
             mesh=mesh,
-            masters=self._masters,
             entropy_bonus=self._objective.entropy_bonus,
-        )
-
-    def _build_reference(
-        self, mesh: DeviceMesh, temperature: float, *, fused: bool
-    ) -> Reference | OwnReference | None:
-        """Return a second model or, with LoRA, the policy without adapters; None if unused."""
-        if not self._objective.needs_reference:
-            return None
-        if self._lora is not None:
-            return OwnReference(self._policy)
-        return Reference(
-            self._folder,
-            mesh=mesh,
-            device=self._device,
-            compute_dtype=self._compute_dtype,
-            temperature=temperature,
-            fused=fused,
+            reference=self._moving_reference(),
         )
 
     def _build_anchors(self) -> Anchors:
@@ -244,9 +262,20 @@ class Learner:
             self._policy,
             routers=self._routers,
             reference=self._reference,
+            teacher=self._teacher,
             needs_proximal=self._objective.needs_proximal,
             num_passes=self._num_passes,
         )
+
+    def _build_reference(
+        self, frozen: Callable[[Path], FrozenModel]
+    ) -> FrozenModel | OwnReference | None:
+        """Return a second model or, with LoRA, the policy without adapters; None if unused."""
+        if not self._objective.needs_reference:
+            return None
+        if self._lora is not None:
+            return OwnReference(self._policy)
+        return frozen(self._folder)
 
     @torch.no_grad()
     def _logprobs(self, row: PackedRow) -> Tensor:
@@ -259,19 +288,43 @@ class Learner:
         """Run the forward and backward pass of every row; gradients accumulate."""
         losses, seen = [], []
         for number, (row, anchor) in enumerate(zip(rows, anchors, strict=True), start=1):
-            proximal, reference, choices = anchor
             self._policy.set_last_backward(number == len(rows))
-            with self._routers.repeating(choices or self._routers.of_engine(row.experts)):
+            choices = anchor.choices or self._routers.of_engine(row.experts)
+            with self._routers.repeating(choices):
                 logprobs, entropy = self._policy(row)
-                loss = self._objective.of(row, logprobs, proximal=proximal, reference=reference)
+                loss = self._objective.of(
+                    row,
+                    logprobs,
+                    proximal=anchor.proximal,
+                    reference=anchor.reference,
+                    teacher=anchor.teacher,
+                )
                 # FSDP averages gradients over ranks; the loss is a sum over them.
                 torch.autograd.backward(loss.total * dist.get_world_size())
             losses.append(loss.total.detach())
             seen.append(logprobs.detach())
             statistics.add(
-                row, logprobs=seen[-1], entropy=entropy, row_loss=loss, reference=reference
+                row,
+                logprobs=seen[-1],
+                entropy=entropy,
+                row_loss=loss,
+                reference=anchor.reference,
+                teacher=anchor.teacher,
             )
         return _Pass(loss=torch.stack(losses).sum(), logprobs=seen)
+
+    def _moving_reference(self) -> FrozenModel | None:
+        """Return the reference if algorithm.reference_every moves it."""
+        is_own = isinstance(self._reference, FrozenModel) and self._objective.reference_every > 0
+        return cast(FrozenModel, self._reference) if is_own else None
+
+    def _move_reference(self, *, num_steps: int) -> None:
+        """Replace the reference by the policy after every algorithm.reference_every updates, each
+        of `num_steps` optimizer steps.
+        """
+        every, reference = self._objective.reference_every, self._moving_reference()
+        if reference is not None and self._optimizer.num_steps // num_steps % every == 0:
+            reference.become(self._policy)
 
     def _adapt_entropy_bonus(self, statistics: TokenStatistics) -> Metrics:
         """Set the weight that the entropy bonus has in the next update; return this one's."""

@@ -1,8 +1,15 @@
-"""Layout of the ranks: which ones share a copy of the weights, and which ones hold other copies."""
+"""Layout of the ranks: which ones share a copy of the weights, and which ones hold other copies;
+and what the models of a rank have in common.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
@@ -20,3 +27,18 @@ def build_mesh(device_type: str, *, shard_size: int) -> DeviceMesh:
         return init_device_mesh(device_type, (num_ranks,), mesh_dim_names=("shard",))
     shape = (num_ranks // size, size)
     return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+class Site(NamedTuple):
+    """What the models of a rank have in common: its policy, its critic and its frozen models."""
+
+    mesh: DeviceMesh
+    device: torch.device
+    compute_dtype: torch.dtype
+    is_fused: bool
+    on_forward: Callable[[], None] | None  # called after each forward pass, as a sign of progress
+
+    def watch(self, model: nn.Module) -> None:
+        """Call `on_forward` after each forward pass of `model`."""
+        if (call := self.on_forward) is not None:
+            model.register_forward_hook(lambda *_: call())

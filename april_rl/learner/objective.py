@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from april_rl.algorithm import off_policy
-from april_rl.algorithm.kl import estimator, sampled_negative_entropy
+from april_rl.algorithm.kl import estimator, k1_to_go, sampled_negative_entropy
 from april_rl.algorithm.losses import LossFunction, LossInputs, loss_function
 from april_rl.config.algorithm import AlgorithmConfig
-from april_rl.config.choices import Ratio
+from april_rl.config.choices import Kl, Ratio
 from april_rl.learner.row import PackedRow
 
 
@@ -85,8 +85,19 @@ class Objective:
     divergence from the frozen reference.
     """
 
-    def __init__(self, config: AlgorithmConfig, *, loss: LossFunction | None = None) -> None:
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        *,
+        loss: LossFunction | None = None,
+        teacher_weight: float = 0.0,
+    ) -> None:
         """Choose the parts of the objective; `loss` None: the built-in one of algorithm.loss.
+
+        With a teacher, `teacher_weight` · (log teacher - log policy) is added to the advantage of
+        each token, with the policy at the start of the update. It is the policy gradient of the
+        reverse KL divergence KL(policy‖teacher) of single tokens (Lu et al. 2025, "On-Policy
+        Distillation", Thinking Machines Lab: a discount of 0).
 
         With `config.ratio` "proximal", the loss's ratio, w and m compare with the learner at the
         start of the update. With "behaviour", the ratio compares with the engine and so already is
@@ -100,25 +111,40 @@ class Objective:
         self._masks = off_policy.masks(config)
         self._opsm_threshold = config.opsm_threshold
         self.entropy_bonus = EntropyBonus(config)
+        self._teacher_weight = teacher_weight
         self._kl_coefficient = config.kl_coefficient
-        self._kl = estimator(config.kl)
+        self._kl, self._is_kl_in_reward = estimator(config.kl), config.kl is Kl.k1
         self.needs_proximal = not self._is_bypass
-        self.needs_reference = self._kl is not None
+        self.needs_reference = config.kl is not Kl.none
+        self.reference_every = config.reference_every
 
     def of(
-        self, row: PackedRow, logprobs: Tensor, *, proximal: Tensor | None, reference: Tensor | None
+        self,
+        row: PackedRow,
+        logprobs: Tensor,
+        *,
+        proximal: Tensor | None,
+        reference: Tensor | None,
+        teacher: Tensor | None = None,
     ) -> RowLoss:
         """Return the loss of a row.
 
         All arguments but `row` are log-probabilities [N]; only `logprobs` has a gradient.
-        `proximal` None means the values of `logprobs`; `reference` None means no divergence term.
+        `proximal` None means the values of `logprobs`; `reference` None means no divergence term,
+        `teacher` None no teacher.
         """
         learner = logprobs.detach() if proximal is None else proximal
         behaviour, responses = row.behaviour_logprobs, row.responses
+        advantages = row.advantages
+        if teacher is not None:
+            advantages = advantages + self._teacher_weight * (teacher - learner)
+        if self._is_kl_in_reward and reference is not None:
+            kl = k1_to_go(learner, reference, responses)
+            advantages = advantages - self._kl_coefficient * kl
         inputs = LossInputs(
             logprobs=logprobs,
             anchor_logprobs=behaviour if self._is_bypass else learner,
-            advantages=row.advantages,
+            advantages=advantages,
             behaviour_logprobs=behaviour,
             responses=responses,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -80,21 +80,90 @@ class Policy(nn.Module):
         self._embedding = (embedding,)  # a tuple, so that torch registers it in the backbone only
 
     def forward(self, row: PackedRow) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities [N], with gradient, and entropy [N], without; nats, float32.
+        """Return log-probabilities [N], with gradient, and entropy [N], without; nats, float32."""
+        logprobs, entropy = self.lm_head(self.hidden(row), row.labels)
+        return logprobs, entropy
+
+    def hidden(self, row: PackedRow) -> Tensor:
+        """Return the last hidden state [N, H] at the positions that predict a response token.
 
         `use_cache` must be off: with a cache, transformers may take the row for a single sequence,
         in which every sample sees the ones before it.
         """
-        hidden = self.model(
+        states: Tensor = self.model(
             input_ids=row.token_ids,
             position_ids=row.position_ids,
             use_cache=False,
             packing=row.packing,
         ).last_hidden_state
-        # hidden[0, positions] gives the same, but its backward pass is several times slower on CPU.
-        chosen = hidden[0].index_select(0, row.positions)
-        logprobs, entropy = self.lm_head(chosen, row.labels)
-        return logprobs, entropy
+        # states[0, positions] gives the same, but its backward pass is several times slower on CPU.
+        return states[0].index_select(0, row.positions)
+
+    def fuse(self) -> None:
+        """Compile what is computed on every token (`model.fused`)."""
+        fuse(self.model)
+        self.lm_head.fuse()
+
+    def unread(self, prefixes: TextPrefixes) -> list[str]:
+        """Return the names of the output layer's tensors that a checkpoint may have in vain."""
+        return [f"{prefixes.lm_head}weight"] if self.is_tied else []
+
+    @classmethod
+    def build(
+        cls,
+        folder: Path,
+        *,
+        mesh: DeviceMesh,
+        device: torch.device,
+        compute_dtype: torch.dtype,
+        activation_checkpointing: float,
+        temperature: float,
+        storage_dtype: torch.dtype = torch.float32,
+        lora: LoraConfig | None = None,
+        lora_seed: int = 0,
+        fused: bool = False,
+    ) -> Self:
+        """Return the sharded model with the weights of a Hugging Face folder, ready for its
+        optimizer.
+
+        `storage_dtype` is the dtype of the shards, float32 for master weights. With `lora` the
+        adapters are the master weights, and the frozen model may be stored in `compute_dtype`;
+        `lora_seed` initialises the adapters. `activation_checkpointing` is the share of the layers
+        that compute their activations again in the backward pass. With `fused` some functions are
+        compiled (`model.fused`).
+
+        Raises UnsupportedModelError, before loading anything, when the learner would compute
+        something else than the model; CheckpointError or UnknownLayoutError when the folder does
+        not match a model that the learner can hold; and LoraError when the model lacks the layers
+        that `lora` names. CompilerError when `fused` cannot be.
+        """
+        if fused:
+            check_compiler(device)
+        causal_lm = empty_model(AutoConfig.from_pretrained(folder), dtype=storage_dtype)
+        check_device(causal_lm, device)
+        if activation_checkpointing:
+            _check_checkpointing(causal_lm)
+            causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+        checkpoint = Checkpoint(folder)
+        prefixes = checkpoint.prefixes
+        policy = cls(causal_lm, temperature=temperature, prefixes=prefixes)
+        policy.untouched = checkpoint.find_untouched(
+            [part.name for part, _ in policy.stored_tensors()],
+            optional=policy.unread(prefixes),
+            ignored=untrained_names(causal_lm, prefixes),
+        )
+        if lora is not None:
+            inject(causal_lm, lora)
+        policy.shard(mesh, compute_dtype=compute_dtype)
+        policy.materialise(checkpoint, device=device)
+        if lora is not None:
+            initialise(policy, seed=lora_seed)
+        if fused:
+            policy.fuse()
+        policy.eval()
+        if activation_checkpointing:
+            recompute_activations(policy, share=activation_checkpointing)
+        return policy
 
     def shard(self, mesh: DeviceMesh, *, compute_dtype: torch.dtype) -> None:
         """Turn the policy into an FSDP2 model with a unit per layer and a root unit for the rest.
@@ -188,6 +257,12 @@ class Policy(nn.Module):
         """Return the parameters that the optimizer updates: the adapters if any, else all."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
+    def trained_by_name(self, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield name, after `prefix`, and shard of every parameter that the optimizer updates."""
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad:
+                yield f"{prefix}{name}", parameter
+
     def trained_units(self) -> list[list[nn.Parameter]]:
         """Return the trained parameters in their order, cut where another FSDP unit begins."""
         layer_of = {
@@ -200,62 +275,6 @@ class Policy(nn.Module):
         for module in self.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-
-
-def build_policy(
-    folder: Path,
-    *,
-    mesh: DeviceMesh,
-    device: torch.device,
-    compute_dtype: torch.dtype,
-    activation_checkpointing: float,
-    temperature: float,
-    storage_dtype: torch.dtype = torch.float32,
-    lora: LoraConfig | None = None,
-    lora_seed: int = 0,
-    fused: bool = False,
-) -> Policy:
-    """Return the sharded policy with the weights of a Hugging Face folder, ready for its optimizer.
-
-    `storage_dtype` is the dtype of the shards, float32 for master weights. With `lora` the adapters
-    are the master weights, and the frozen model may be stored in `compute_dtype`; `lora_seed`
-    initialises the adapters. `activation_checkpointing` is the share of the layers that compute
-    their activations again in the backward pass. With `fused` some functions are compiled
-    (`model.fused`).
-
-    Raises UnsupportedModelError, before loading anything, when the learner would compute something
-    else than the model; CheckpointError or UnknownLayoutError when the folder does not match a
-    model that the learner can hold; and LoraError when the model lacks the layers that `lora`
-    names. CompilerError when `fused` cannot be.
-    """
-    if fused:
-        check_compiler(device)
-    causal_lm = empty_model(AutoConfig.from_pretrained(folder), dtype=storage_dtype)
-    check_device(causal_lm, device)
-    if activation_checkpointing:
-        _check_checkpointing(causal_lm)
-        causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
-    checkpoint = Checkpoint(folder)
-    prefixes = checkpoint.prefixes
-    policy = Policy(causal_lm, temperature=temperature, prefixes=prefixes)
-    policy.untouched = checkpoint.find_untouched(
-        [part.name for part, _ in policy.stored_tensors()],
-        optional=[f"{prefixes.lm_head}weight"] if policy.is_tied else [],
-        ignored=untrained_names(causal_lm, prefixes),
-    )
-    if lora is not None:
-        inject(causal_lm, lora)
-    policy.shard(mesh, compute_dtype=compute_dtype)
-    policy.materialise(checkpoint, device=device)
-    if lora is not None:
-        initialise(policy, seed=lora_seed)
-    if fused:
-        fuse(policy.model)
-        policy.lm_head.fuse()
-    policy.eval()
-    if activation_checkpointing:
-        recompute_activations(policy, share=activation_checkpointing)
-    return policy
 
 
 def _check_checkpointing(causal_lm: PreTrainedModel) -> None:

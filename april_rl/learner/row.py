@@ -30,7 +30,8 @@ class PackedRow:
     positions: Tensor  # [N], positions in the row that predict a response token
     labels: Tensor  # [N], the response tokens
     behaviour_logprobs: Tensor  # [N], nats
-    advantages: Tensor  # [N]
+    advantages: Tensor  # [N]; with a critic, rewards until it has judged them
+    ages: Tensor  # [N], policy versions between sampling and this update
     is_comparable: Tensor  # [N], bool: engine and learner should agree on this token
     loss_weights: Tensor  # [N]
     # [T, layers, experts of a token] on the host, those that the engine chose; -1: not known. None:
@@ -54,6 +55,7 @@ class PackedRow:
             labels=select(micro_batch.labels),
             behaviour_logprobs=select(micro_batch.behaviour_logprobs),
             advantages=select(micro_batch.advantages),
+            ages=select(micro_batch.ages),
             is_comparable=select(micro_batch.is_comparable),
             loss_weights=select(micro_batch.loss_weights),
             experts=_experts(micro_batch),

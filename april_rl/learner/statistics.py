@@ -20,6 +20,7 @@ _MEANS = (
     "loss/ratio_mean",
     "loss/is_weight_mean",
     "loss/reference_kl",
+    "loss/teacher_kl",
 )
 # Bins of the ratio histogram: a width of 0.05 resolves a clip range, and the last bin includes all
 # larger ratios.
@@ -30,7 +31,7 @@ class TokenStatistics:
     """Sums over the trained tokens of this rank: the tokens with a positive loss weight."""
 
     def __init__(self, *, device: torch.device) -> None:
-        self._has_reference = False
+        self._absent = {"loss/reference_kl", "loss/teacher_kl"}  # until a row has such values
         self._sums = torch.zeros(len(_MEANS), dtype=torch.float64, device=device)
         self._own: dict[str, Tensor] = {}  # sums of the metrics of a loss of the user's, by key
         self._count = torch.zeros((), dtype=torch.float64, device=device)
@@ -45,16 +46,18 @@ class TokenStatistics:
         entropy: Tensor,
         row_loss: RowLoss,
         reference: Tensor | None,
+        teacher: Tensor | None = None,
     ) -> None:
         """Add a row's tokens; every tensor is [N].
 
         loss/behaviour_kl is Schulman's k3 estimator of KL(behaviour || learner), which is never
-        negative and has low variance; loss/reference_kl is k3 of KL(learner || reference), on the
-        same tokens.
+        negative and has low variance; loss/reference_kl is k3 of KL(learner || reference), and
+        loss/teacher_kl of KL(learner || teacher), on the same tokens.
         """
         held, behaviour = logprobs.detach(), row.behaviour_logprobs
         ratio = ratio_of(held - behaviour)
-        self._has_reference |= reference is not None
+        frozen = {"loss/reference_kl": reference, "loss/teacher_kl": teacher}
+        self._absent -= {key for key, logprobs in frozen.items() if logprobs is not None}
         values = torch.stack(
             [
                 row_loss.clipped,
@@ -63,7 +66,7 @@ class TokenStatistics:
                 entropy,
                 ratio,
                 row_loss.importance_weights,
-                k3(held, held if reference is None else reference),
+                *(k3(held, held if logprobs is None else logprobs) for logprobs in frozen.values()),
             ]
         )
         is_trained = row.loss_weights > 0
@@ -95,7 +98,7 @@ class TokenStatistics:
         means = {
             key: Mean(total, count)
             for key, total in zip(_MEANS, self._sums.tolist(), strict=True)
-            if key != "loss/reference_kl" or self._has_reference
+            if key not in self._absent
         }
         edges = tuple(round(_RATIO_BIN * i, 2) for i in range(_RATIO_BINS + 1))
         return Metrics(

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,12 +24,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from april_rl.checkpointing.file_mode import mode_of_new_files
 from april_rl.errors import RunError
+from april_rl.learner.frozen_model import FrozenModel
 from april_rl.learner.model.names import Box
-from april_rl.learner.model.offload import Offloadable
 from april_rl.learner.model.shards import local_shard, overlap, within
 from april_rl.learner.objective import EntropyBonus
-from april_rl.learner.optimizer import Moments, Optimizer
-from april_rl.learner.policy import Policy
+from april_rl.learner.optimizer import Moments
+from april_rl.learner.trained_model import TrainedModel
 
 _FILE, _COUNTERS = "rank_{:05d}.safetensors", "optimizer.json"
 _BOXES, _SHAPES = "boxes", "shapes"  # in a file's header, as JSON
@@ -52,8 +52,7 @@ class Snapshot(NamedTuple):
 
     rank: int
     shards: Mapping[str, Shard]  # empty when another rank writes the same shards
-    num_optimizer_steps: int
-    entropy_bonus: Mapping[str, float | None]  # as `EntropyBonus.save` returns it
+    counters: Mapping[str, Any]  # optimizer steps of each model, and state of the objective
 
     @property
     def file_names(self) -> list[str]:
@@ -66,11 +65,8 @@ class Snapshot(NamedTuple):
         if self.shards:
             _write_shards(self.shards, folder / _FILE.format(self.rank))
         if self.rank == 0:
-            counters = {
-                "num_optimizer_steps": self.num_optimizer_steps,
-                "entropy_bonus": dict(self.entropy_bonus),
-            }
-            (folder / _COUNTERS).write_text(json.dumps(counters) + "\n", encoding="utf-8")
+            text = json.dumps(dict(self.counters)) + "\n"
+            (folder / _COUNTERS).write_text(text, encoding="utf-8")
         paths = [folder / name for name in self.file_names]
         for path in paths:
             with path.open("rb") as file:
@@ -79,29 +75,35 @@ class Snapshot(NamedTuple):
 
 
 class TrainingState:
-    """Master weights and optimizer state of one rank, on its device or offloaded to the host."""
+    """Master weights and optimizer state of one rank, on its device or offloaded to the host, and
+    a reference that moves.
+    """
 
     def __init__(
         self,
-        policy: Policy,
-        optimizer: Optimizer,
+        models: Mapping[str, TrainedModel],
         *,
         mesh: DeviceMesh,
-        masters: Offloadable,
         entropy_bonus: EntropyBonus,
+        reference: FrozenModel | None = None,
     ) -> None:
-        self._policy, self._optimizer, self._masters = policy, optimizer, masters
-        self._entropy_bonus = entropy_bonus
+        """Save and load `models`, by what the names of their tensors begin with; "" for one of
+        them, the policy. `reference` is one that has moved during the run.
+        """
+        self._models, self._entropy_bonus = models, entropy_bonus
+        self._reference = reference
         has_copies = mesh.ndim == 2  # of several copies of the weights, only the first is written
         self._is_written = not has_copies or mesh.get_local_rank("replicate") == 0
 
     def snapshot(self) -> Snapshot:
         """Copy the training state to the host and return the copy."""
-        self._policy.reshard_all()
+        for trained in self._models.values():
+            trained.model.reshard_all()
         shards = dict(self._copies() if self._is_written else ())
         shards = {name: shard for name, shard in shards.items() if shard.values.numel()}
-        num_steps, bonus = self._optimizer.num_steps, self._entropy_bonus.save()
-        return Snapshot(dist.get_rank(), shards, num_steps, bonus)
+        num_steps = {_num_steps(p): one.optimizer.num_steps for p, one in self._models.items()}
+        counters = {**num_steps, "entropy_bonus": self._entropy_bonus.save()}
+        return Snapshot(dist.get_rank(), shards, counters)
 
     def load(self, folder: Path) -> None:
         """Continue from the state in `folder`, which any number of ranks may have written.
@@ -110,40 +112,63 @@ class TrainingState:
         """
         try:
             counters = json.loads((folder / _COUNTERS).read_text(encoding="utf-8"))
-            num_steps = int(counters["num_optimizer_steps"])
+            num_steps = {prefix: int(counters[_num_steps(prefix)]) for prefix in self._models}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TrainingStateError(
                 f"{folder / _COUNTERS} cannot be read: {error!r}; resume from another checkpoint"
             ) from error
-        self._policy.reshard_all()
-        self._masters.reload()
+        for trained in self._models.values():
+            trained.model.reshard_all()
+            trained.masters.reload()
         self._entropy_bonus.restore(counters.get("entropy_bonus", {}))
-        names = {parameter: name for name, parameter in self._trained()}
-        kinds = ("master", *(Moments._fields if num_steps else ()))
         with ExitStack() as stack:
             saved = _Saved(folder, stack)
-            saved.check({f"{k}.{name}": list(p.shape) for p, name in names.items() for k in kinds})
-            for parameter, name in names.items():
-                saved.fill(f"master.{name}", parameter)
+            wanted: dict[str, list[int]] = {}
+            for prefix, trained in self._models.items():
+                kinds = ("master", *(Moments._fields if num_steps[prefix] else ()))
+                named = [*trained.model.trained_by_name(prefix)]
+                wanted |= {f"{k}.{name}": list(p.shape) for name, p in named for k in kinds}
+            wanted |= {name: list(p.shape) for name, p in self._of_reference()}
+            saved.check(wanted)
+            for prefix, trained in self._models.items():
+                _load(trained, saved, prefix=prefix, num_steps=num_steps[prefix])
+            for name, parameter in self._of_reference():
+                saved.fill(name, parameter)
 
-            def fill(parameter: nn.Parameter, moments: Moments) -> None:
-                for kind, tensor in moments._asdict().items():
-                    saved.fill(f"{kind}.{names[parameter]}", tensor)
-
-            self._optimizer.continue_after(num_steps, fill)
-
-    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
-        named = self._policy.named_parameters()
-        return ((name, parameter) for name, parameter in named if parameter.requires_grad)
+    def _of_reference(self) -> Iterator[tuple[str, nn.Parameter]]:
+        named = self._reference.shards() if self._reference else ()
+        return ((f"reference.{name}", parameter) for name, parameter in named)
 
     def _copies(self) -> Iterator[tuple[str, Shard]]:
         """Yield the name and a host copy of each shard of master weights and moments."""
-        for name, parameter in self._trained():
-            box, shape = local_shard(parameter)[1], parameter.shape
-            yield f"master.{name}", Shard(self._masters.host_copy(parameter), box, shape)
-            moments = self._optimizer.host_copy(parameter)
-            for kind, values in moments._asdict().items() if moments else ():
-                yield f"{kind}.{name}", Shard(values, box, shape)
+        for prefix, trained in self._models.items():
+            for name, parameter in trained.model.trained_by_name(prefix):
+                box, shape = local_shard(parameter)[1], parameter.shape
+                yield f"master.{name}", Shard(trained.masters.host_copy(parameter), box, shape)
+                moments = trained.optimizer.host_copy(parameter)
+                for kind, values in moments._asdict().items() if moments else ():
+                    yield f"{kind}.{name}", Shard(values, box, shape)
+        for name, parameter in self._of_reference():
+            values, box = local_shard(parameter)
+            yield name, Shard(values.detach().clone(), box, parameter.shape)
+
+
+def _num_steps(prefix: str) -> str:
+    """Return the name of a model's count of optimizer steps."""
+    return f"{prefix}num_optimizer_steps"
+
+
+def _load(trained: TrainedModel, saved: _Saved, *, prefix: str, num_steps: int) -> None:
+    """Fill weights and moments of a model."""
+    names = {parameter: name for name, parameter in trained.model.trained_by_name(prefix)}
+    for parameter, name in names.items():
+        saved.fill(f"master.{name}", parameter)
+
+    def fill(parameter: nn.Parameter, moments: Moments) -> None:
+        for kind, tensor in moments._asdict().items():
+            saved.fill(f"{kind}.{names[parameter]}", tensor)
+
+    trained.optimizer.continue_after(num_steps, fill)
 
 
 def _write_shards(shards: Mapping[str, Shard], path: Path) -> None:
@@ -177,7 +202,8 @@ class _Saved:
                 raise TrainingStateError(
                     f"{self._folder} is of another model: {name} has shape "
                     f"{shapes.get(name, 'none')} there and {wanted.get(name, 'none')} in the model "
-                    "that model.path and lora.* describe; resume with the settings of that run"
+                    "that model.path, lora.*, critic.* and algorithm.reference_every describe; "
+                    "resume with the settings of that run"
                 )
 
     def fill(self, name: str, tensor: Tensor) -> None:

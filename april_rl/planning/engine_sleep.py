@@ -15,7 +15,7 @@ from april_rl.planning.errors import PreflightError
 from april_rl.planning.kv_room import peak_demand
 from april_rl.planning.layout import Layout
 from april_rl.planning.memory_check import Room, remedies
-from april_rl.planning.memory_inputs import MemoryInputs, memory_inputs
+from april_rl.planning.memory_inputs import Beside, MemoryInputs, memory_inputs
 from april_rl.planning.memory_plan import GIB, Phase, plan_memory
 from april_rl.planning.recomputation import settle_recomputation
 
@@ -74,7 +74,12 @@ class Decided(NamedTuple):
 
 
 def decide_sleep_and_resume(
-    config: TrainConfig, layout: Layout, *, model: ModelSizes, room: Room
+    config: TrainConfig,
+    layout: Layout,
+    *,
+    model: ModelSizes,
+    room: Room,
+    beside: Beside = Beside(),  # noqa: B008 -- immutable
 ) -> Decided:
     """Decide the engine's share of a GPU, whether it sleeps, which layers of the learner compute
     their activations twice, and rollout.resume: parked samples keep their KV cache where engines
@@ -83,7 +88,8 @@ def decide_sleep_and_resume(
     `room` is the memory of the fullest GPU. Raise PreflightError as `settle_sleep`.
     """
     demand = peak_demand(config, layout)
-    inputs, share = settle_share(model, memory_inputs(config, layout), room=room, demand=demand)
+    inputs = memory_inputs(config, layout, beside)
+    inputs, share = settle_share(model, inputs, room=room, demand=demand)
     inputs, sleep = settle_sleep(model, inputs, room=room)
     inputs, again = settle_recomputation(model, inputs, room=room)
     reasons = [reason for reason in (share, sleep, again) if reason]

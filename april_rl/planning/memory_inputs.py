@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype, Kl, KvCacheDtype, Resume, Sleep
@@ -10,9 +11,17 @@ from april_rl.config.consistency import longest_sequence
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig
+from april_rl.learner.model.sizes import ModelSizes
 from april_rl.planning.layout import Layout
 
 _BYTES = {ComputeDtype.bfloat16: 2, ComputeDtype.float32: 4}
+
+
+class Beside(NamedTuple):
+    """The models beside the policy that have sizes of their own."""
+
+    teacher: ModelSizes | None = None
+    critic: ModelSizes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +34,8 @@ class MemoryInputs:
     learner: LearnerConfig
     lora: LoraConfig
     engine: EngineConfig
-    has_reference: bool  # a second, frozen model
+    has_reference: bool  # a frozen copy of the policy
+    beside: Beside
     longest_tokens: int  # of a sample: learner.max_tokens cannot be less
     keeps_parked: bool  # rollout.resume=keep: engines must not sleep; with auto they may
     # CUDA graphs, which a sleeping engine keeps: as published (vllm-project/vllm#47654)
@@ -80,14 +90,19 @@ class MemoryInputs:
         return not self.is_on_cpu and self.engine.sleep is not Sleep.never
 
 
-def memory_inputs(config: TrainConfig, layout: Layout) -> MemoryInputs:
-    """Return what a settled configuration says about memory."""
+def memory_inputs(
+    config: TrainConfig,
+    layout: Layout,
+    beside: Beside = Beside(),  # noqa: B008 -- immutable
+) -> MemoryInputs:
+    """Return what a settled configuration and the models beside the policy say about memory."""
     return MemoryInputs(
         layout=layout,
         learner=config.learner,
         lora=config.lora,
         engine=config.engine,
         has_reference=config.algorithm.kl is not Kl.none,
+        beside=beside,
         longest_tokens=longest_sequence(config)[0],
         keeps_parked=config.rollout.resume is Resume.keep,
     )

@@ -9,6 +9,7 @@ kernels that are loaded later and for what the allocator cannot use.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from april_rl.config.choices import Offload
@@ -89,7 +90,9 @@ def plan_memory(
     return MemoryPlan(
         phases=(
             sizes.rollout(),
+            *sizes.teacher(),
             sizes.backward(),
+            *sizes.critic(),
             sizes.optimizer_step(),
             sizes.weight_sync(),
         ),
@@ -116,6 +119,10 @@ class _Sizes:
         """`share`: bytes of the device for vLLM."""
         self._model, self._inputs, self._share = model, inputs, share
         self._frozen = model.num_parameters if model.has_adapters else 0
+        self._critic: _Sizes | None = None
+        critic = inputs.beside.critic
+        if critic is not None and critic is not model:
+            self._critic = _Sizes(critic, inputs, share=share)
 
     def rollout(self) -> Phase:
         """Return the rollout; vLLM takes its share of the whole device, used or not."""
@@ -125,15 +132,62 @@ class _Sizes:
             items={
                 "master weights": 0.0 if away is Offload.all else self._masters(),
                 "optimizer state": 0.0 if away is not Offload.none else self._moments(),
+                **self._beside(has_weights=away is not Offload.all),
                 **self._awake(),
+                **self._collectives(),
+            },
+        )
+
+    def teacher(self) -> Iterator[Phase]:
+        """Yield the forward passes of a teacher, whose weights are on the device only then."""
+        teacher = self._inputs.beside.teacher
+        if teacher is None:
+            return
+        stays = self._inputs.learner.offload is Offload.none
+        some = teacher.root_parameters + 2 * teacher.layer_parameters
+        yield Phase(
+            name="teacher",
+            items={
+                "master weights": self._masters(),
+                "optimizer state": self._moments() if stays else 0.0,
+                **self._beside(),
+                "teacher": self._teacher(),
+                "gathered layers": self._inputs.compute_bytes * some,
+                "a layer's activations": self._inputs.learner.max_tokens
+                * teacher.layer_bytes
+                * self._inputs.compute_bytes
+                / 2,
+                "logits": self._logits(),
+                **self._resting(),
                 **self._collectives(),
             },
         )
 
     def backward(self) -> Phase:
         """Return the forward and backward pass, with the engine beside it."""
-        items = {**self._passes(), **self._resting(), **self._collectives()}
+        items = {
+            **self._passes(),
+            **self._beside(),
+            **self._resting(),
+            **self._collectives(),
+        }
         return Phase(name="backward", items=items)
+
+    def critic(self) -> Iterator[Phase]:
+        """Yield the critic's forward and backward pass, with the policy beside it."""
+        if self._critic is None:
+            return
+        stays = self._inputs.learner.offload is Offload.none
+        policy = self._masters() + (self._moments() if stays else 0.0)
+        yield Phase(
+            name="critic",
+            items={
+                **self._critic._passes(),
+                "policy": policy,
+                **self._resting(),
+                **self._collectives(),
+            },
+        )
 
     def optimizer_step(self) -> Phase:
         """Return the optimizer step: no activations, but everything else of each parameter. Of
@@ -147,6 +201,7 @@ class _Sizes:
                 "master weights": self._masters(),
                 "optimizer state": self._moments() if stays else unit,
                 "gradients": self._gradients(),
+                **self._beside(),
                 **self._resting(),
                 **self._collectives(),
             },
@@ -164,6 +219,7 @@ class _Sizes:
                 "optimizer state": 0.0 if is_away else self._moments(),
                 "engine weights": self._engine_weights(),
                 "weight-sync buffer": self._sync_buffer(),
+                **self._beside(),
                 **self._resting(),
                 **self._collectives(),
             },
@@ -181,6 +237,8 @@ class _Sizes:
                 "master weights": self._masters() if offload is Offload.all else 0.0,
                 "optimizer state": 0.0 if offload is Offload.none else self._moments(),
                 "reference": self._reference(),
+                "teacher": self._teacher(),
+                "critic": self._critic.host().total if self._critic else 0.0,
                 "checkpoint": self._checkpoint(),
             },
         )
@@ -204,11 +262,24 @@ class _Sizes:
             items={
                 **self._passes(),
                 "reference": self._reference(),
+                "teacher": self._teacher(),
+                **self._beside(),
+                "gradients of the critic": self._critic._gradients() if self._critic else 0.0,
                 "engine weights": self._engine_weights(),
                 "KV cache": self._inputs.engine.kv_cache_gib * GIB,
-                "checkpoint": self._checkpoint(),
+                "checkpoint": self._checkpoint()
+                + (self._critic._checkpoint() if self._critic else 0.0),
             },
         )
+
+    def _beside(self, *, has_weights: bool = True) -> dict[str, float]:
+        """Return the critic's weights and optimizer state while it computes nothing."""
+        critic = self._critic
+        if critic is None:
+            return {}
+        stays = self._inputs.learner.offload is Offload.none
+        weights = critic._masters() if has_weights else 0.0
+        return {"critic": weights + (critic._moments() if stays else 0.0)}
 
     def _passes(self) -> dict[str, float]:
         """Return the learner's items at the peak of a pass; offloaded optimizer state is there
@@ -316,6 +387,12 @@ class _Sizes:
         if self._frozen or not self._inputs.has_reference:
             return 0.0
         return self._inputs.compute_bytes * self._model.num_parameters / self._inputs.shard_size
+
+    def _teacher(self) -> float:
+        teacher = self._inputs.beside.teacher
+        if teacher is None:
+            return 0.0
+        return self._inputs.compute_bytes * teacher.num_parameters / self._inputs.shard_size
 
 
 def _gib(size: float) -> str:

@@ -13,24 +13,24 @@ from april_rl.planning.errors import PreflightError
 from april_rl.planning.model_folder import check_model_folder
 
 
-def read_model(model_path: str) -> PreTrainedConfig:
-    """Return the model's config.json. Raise PreflightError naming model.path when there is none,
-    or when it lacks the sizes of a decoder.
+def read_model(model_path: str, *, key: str = "model.path") -> PreTrainedConfig:
+    """Return the model's config.json. Raise PreflightError naming the setting `key` when there is
+    none, or when it lacks the sizes of a decoder.
     """
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(model_path)
     except (OSError, ValueError) as error:
-        check_model_folder(model_path)
+        check_model_folder(model_path, key=key)
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise PreflightError(
-            f"model.path={model_path} is neither a Hugging Face folder nor a model that the hub "
+            f"{key}={model_path} is neither a Hugging Face folder nor a model that the hub "
             f"has ({reason})"
         ) from error
     try:
         max_context_tokens(config), num_heads(config)
     except AttributeError as error:
         raise PreflightError(
-            f"model.path={model_path}: model_type {config.model_type} is not supported "
+            f"{key}={model_path}: model_type {config.model_type} is not supported "
             "(docs/models.md lists supported types): its config.json lacks the sizes of a decoder "
             f"({error})"
         ) from error

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from april_rl.config.choices import LOSS_SETTINGS, Offload, Ratio, RouterReplay, Sleep
 from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import TrainConfig
-from april_rl.learner.model.sizes import ModelSizes
 from april_rl.planning.memory_plan import CHECKPOINT_BYTES
 
 _DISK_BYTES_PER_S = 2e9  # of a disk that all nodes share; an assumption
@@ -60,9 +59,11 @@ def _ignored_on_gpu(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def short_stop_deadline(config: TrainConfig, model: ModelSizes) -> Iterator[str]:
-    """Yield a warning when checkpoint.stop_deadline_s is too short to write a checkpoint."""
-    num_bytes, deadline_s = CHECKPOINT_BYTES * model.num_trained, config.checkpoint.stop_deadline_s
+def short_stop_deadline(config: TrainConfig, num_trained: int) -> Iterator[str]:
+    """Yield a warning when checkpoint.stop_deadline_s is too short to write a checkpoint of
+    `num_trained` parameters.
+    """
+    num_bytes, deadline_s = CHECKPOINT_BYTES * num_trained, config.checkpoint.stop_deadline_s
     takes_s = num_bytes / _DISK_BYTES_PER_S
     if takes_s > deadline_s:
         yield (

@@ -4,15 +4,17 @@ and what the memory of the workers' machines decides after their processes have 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from april_rl.config import TrainConfig
 from april_rl.learner.model.sizes import ModelSizes
+from april_rl.planning.beside import read_beside
 from april_rl.planning.engine_sleep import decide_sleep_and_resume, with_resume
 from april_rl.planning.layout import Layout, auto_choices, settle, unused_gpus
 from april_rl.planning.machine import Machine
 from april_rl.planning.memory_check import check_memory, least_room
+from april_rl.planning.memory_inputs import Beside
 from april_rl.planning.notes import inert_settings, short_stop_deadline
 from april_rl.planning.preflight import check_engine_takes, check_router_replay, check_start
 from april_rl.planning.sizes import training_sizes
@@ -28,6 +30,7 @@ class Draft:
     config: TrainConfig
     layout: Layout
     model: ModelSizes
+    beside: Beside
     lines: tuple[str, ...]  # to be shown
 
 
@@ -55,17 +58,20 @@ def draft(requested: TrainConfig, machine: Machine, *, is_training: bool = True)
     model = model_sizes(model_config, config.lora)
     prefix_caching = config.engine.prefix_caching
     check_engine_takes(model, prefix_caching=prefix_caching, is_training=is_training)
+    beside = read_beside(config, model_config) if is_training else Beside()
     if is_training:
         check_router_replay(model, config.learner.router_replay)
+    num_trained = model.num_trained + (beside.critic.num_trained if beside.critic else 0)
     lines = (
         str(layout),
         *unused_gpus(layout, gpus=machine.num_gpus, where=machine.name),
         *auto_choices(requested, config),
         *inert_settings(requested, device=layout.device),
-        *(short_stop_deadline(config, model) if is_training else ()),
+        *(short_stop_deadline(config, num_trained) if is_training else ()),
         policy_line(model),
+        *_beside_lines(config, beside),
     )
-    return Draft(config=config, layout=layout, model=model, lines=lines)
+    return Draft(config=config, layout=layout, model=model, beside=beside, lines=lines)
 
 
 def plan(drafted: Draft, memory: Sequence[WorkerMemory]) -> Plan:
@@ -74,7 +80,9 @@ def plan(drafted: Draft, memory: Sequence[WorkerMemory]) -> Plan:
     """
     model, layout = drafted.model, drafted.layout
     room = least_room(memory)
-    decided = decide_sleep_and_resume(drafted.config, layout, model=model, room=room)
+    decided = decide_sleep_and_resume(
+        drafted.config, layout, model=model, room=room, beside=drafted.beside
+    )
     table = str(check_memory(model, decided.inputs, memory))
     return Plan(
         config=decided.config,
@@ -94,3 +102,13 @@ def policy_line(model: ModelSizes) -> str:
     """Return what the start says about the size of the policy."""
     trained = f", {model.num_trained / 1e6:.3g} million trained" if model.has_adapters else ""
     return f"policy: {model.num_parameters / 1e6:.1f} million parameters{trained}"
+
+
+def _beside_lines(config: TrainConfig, beside: Beside) -> Iterator[str]:
+    """Yield what the start says about a teacher and a critic."""
+    if beside.critic is not None:
+        path = config.critic.path or config.model.path
+        yield f"critic: from {path}, {beside.critic.num_trained / 1e6:.1f} million trained"
+    if beside.teacher is not None:
+        size = beside.teacher.num_parameters / 1e6
+        yield f"teacher: {config.teacher.path}, {size:.1f} million parameters"

@@ -53,6 +53,7 @@ def _with_share(inputs: MemoryInputs, share: float) -> MemoryInputs:
 
 
 def _backward(model: ModelSizes, inputs: MemoryInputs, room: Room) -> Phase:
-    """Return the phase that holds activations."""
+    """Return the largest phase that holds activations: that of the policy or of a critic."""
     plan = plan_memory(model, inputs, device_bytes=room.device)
-    return next(phase for phase in plan.phases if "activations" in phase.items)
+    found = [phase for phase in plan.phases if "activations" in phase.items]
+    return max(found, key=lambda phase: phase.total)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import RouterReplay
+from april_rl.config.choices import Advantage, RouterReplay
 from april_rl.config.engine import EngineConfig
 from april_rl.rollout.garbage_collection import garbage_collection_paused
 from april_rl.runtime.weight_sync import sends_adapter
@@ -48,8 +48,14 @@ def build_learner(
         config.learner,
         optimizer=config.optimizer,
         lora=config.lora,
-        objective=Objective(config.algorithm, loss=load_loss(config.algorithm)),
+        objective=Objective(
+            config.algorithm,
+            loss=load_loss(config.algorithm),
+            teacher_weight=config.teacher.weight,
+        ),
         model_path=config.model.path,
+        teacher_path=config.teacher.path,
+        critic=config.critic if config.algorithm.advantage == Advantage.gae else None,
         device=device,
         temperature=config.rollout.temperature,
         seed=config.seed,

@@ -1,8 +1,9 @@
 """Replace the `builtin:` paths of a configuration by the folders and files of this package.
 
 `builtin:tiny` is the folder of a Hugging Face model with its tokenizer, warm-started on worked
-solutions; `builtin:arithmetic` and `builtin:arithmetic_held_out` are jsonl files with the columns
-`prompt` and `answer`. `tools/tiny_policy.py` makes them all again.
+solutions, half of them hasty; `builtin:tiny_teacher` is one of the same size that saw three times
+as many, all of them whole. `builtin:arithmetic` and `builtin:arithmetic_held_out` are jsonl files
+with the columns `prompt` and `answer`. `tools/tiny_policy.py` makes them all again.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from april_rl.config import TrainConfig
 from april_rl.errors import RunError
 
 PREFIX = "builtin:"
-POLICY, TRAIN, HELD_OUT = "policy", "problems/train.jsonl", "problems/held_out.jsonl"
+POLICY, TEACHER = "policy", "teacher"
+TRAIN, HELD_OUT = "problems/train.jsonl", "problems/held_out.jsonl"
 
 _PACKAGE = Path(__file__).resolve().parent
-_FILES = {"tiny": POLICY, "arithmetic": TRAIN, "arithmetic_held_out": HELD_OUT}
+_MODELS = {"tiny": POLICY, "tiny_teacher": TEACHER}
+_FILES = {**_MODELS, "arithmetic": TRAIN, "arithmetic_held_out": HELD_OUT}
 
 
 class UnknownBuiltinError(RunError, ValueError):
@@ -32,8 +35,8 @@ def resolve(path: str, *, key: str = "path") -> str:
         return path
     name = path.removeprefix(PREFIX)
     if name not in _FILES:
-        is_model = key == "model.path"
-        fitting = [PREFIX + known for known in _FILES if (known == "tiny") == is_model]
+        is_model = key in ("model.path", "teacher.path", "critic.path")
+        fitting = [PREFIX + known for known in _FILES if (known in _MODELS) == is_model]
         known = " or ".join(fitting)
         raise UnknownBuiltinError(f"{key}={path}: no such builtin; choose {known}")
     return str(_PACKAGE / _FILES[name])
@@ -45,11 +48,17 @@ def resolve_builtins(config: TrainConfig) -> None:
     A model folder becomes absolute, because workers run in other directories. Raise
     UnknownBuiltinError naming the key.
     """
-    model = Path(resolve(config.model.path, key="model.path"))
-    if model.is_dir():  # otherwise a hub id
-        config.model.path = str(model.absolute())
+    config.model.path = _model(config.model.path, key="model.path")
+    for key, section in (("teacher.path", config.teacher), ("critic.path", config.critic)):
+        section.path = _model(section.path, key=key) if section.path else ""
     config.data.path = resolve(config.data.path, key="data.path")
     for name, source in config.data.sources.items():
         source.path = resolve(source.path, key=f"data.sources.{name}.path")
     for name, held_out in config.evaluation.sets.items():
         held_out.path = resolve(held_out.path, key=f"evaluation.sets.{name}.path")
+
+
+def _model(path: str, *, key: str) -> str:
+    """Return the absolute path of a model's folder; return a hub id unchanged."""
+    found = resolve(path, key=key)
+    return str(Path(found).absolute()) if Path(found).is_dir() else found

@@ -25,7 +25,9 @@ class Key(NamedTuple):
         return self.key.partition("/")[0]
 
 
-def _stage(name: str, *, frozen: tuple[str, ...], more: tuple[str, ...] = ()) -> tuple[Key, ...]:
+def _stage(
+    name: str, *, frozen: tuple[str, ...] = (), more: tuple[str, ...] = ()
+) -> tuple[Key, ...]:
     return tuple(
         Key(f"{name}/{quantity}", unit, meaning, is_frozen)
         for lines, is_frozen in ((frozen, True), (more, False))
@@ -143,9 +145,21 @@ _LOSS = _stage(
         "masked_frac | share | trained tokens that a response or token mask leaves out",
         "entropy_coefficient | weight | of the entropy bonus, with algorithm.entropy_target",
         "reference_kl | nats | KL(learner ‖ frozen reference), where the run has a reference",
+        "teacher_kl | nats | KL(learner ‖ teacher), where the run has a teacher",
         "own/* | any | metrics of a loss of yours, averaged over the trained tokens",
         "lr | rate | learning rate, averaged over the optimizer steps",
         "bad_step | 0 or 1 | 1: skipped, from the first bad minibatch on (trainer.max_bad_steps)",
+    ),
+)
+
+_CRITIC = _stage(
+    "critic",
+    more=(
+        "loss | reward² | the value loss, averaged over the critic's optimizer steps",
+        "grad_norm | norm | its gradient norm before clipping",
+        "explained_variance | share | of the returns' variance, by the values before the update",
+        "error_new | reward | mean distance of value and return, tokens of age 0",
+        "error_old | reward | the same, tokens of earlier policies",
     ),
 )
 
@@ -279,6 +293,7 @@ KEYS = (
     + _REWARD
     + _ENVIRONMENT
     + _LOSS
+    + _CRITIC
     + _MISMATCH
     + _LEDGER
     + _TIME

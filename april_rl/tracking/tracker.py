@@ -91,7 +91,9 @@ class Tracker:
             (run_dir / "config.yaml").write_text(config_text(config), encoding="utf-8")
         self._has_begun = True
         self._axes = Axes(self._metrics_file.last_row)
-        self._signal, self._is_silence_told = SignalWatch(), False
+        algorithm = config.get("algorithm")
+        advantage = algorithm.get("advantage") if isinstance(algorithm, Mapping) else None
+        self._signal, self._is_silence_told = SignalWatch(advantage), False
         self._view = view
         view.message(f"run directory: {run_dir}")
         settings = BackendSettings(

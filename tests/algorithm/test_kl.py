@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from april_rl.algorithm.kl import k2, k3, sampled_negative_entropy
+from april_rl.algorithm.kl import k1_to_go, k2, k3, sampled_negative_entropy
+from april_rl.algorithm.responses import Responses
 
 LOGITS = torch.tensor([0.3, -1.0, 2.0, 0.0, 0.7, -0.4, 1.1], dtype=torch.float64)
 REFERENCE = torch.tensor([1.0, 0.2, -0.5, 0.4, 0.0, 0.9, -1.3], dtype=torch.float64).log_softmax(0)
@@ -41,6 +42,31 @@ def test_the_estimators_by_hand():
     assert k2(logprobs, reference).tolist() == [0.125, 0.5]
     expected = [math.exp(-0.5) - 1 + 0.5, math.e - 2]
     assert k3(logprobs, reference).tolist() == pytest.approx(expected)
+
+
+def test_k1_to_go_has_the_gradient_of_the_divergence_of_whole_responses():
+    """Of all pairs of tokens, the second one drawn from a distribution that depends on the first.
+    Fails when a token answers for those before it, or for its own part alone.
+    """
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(n, 3, dtype=torch.float64, generator=generator) for n in (1, 3))
+    others = [torch.randn_like(t).log_softmax(1) for t in (first, second)]
+
+    def logprobs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of both tokens of each of nine responses [9]."""
+        a, b = first.log_softmax(1), second.log_softmax(1)
+        return a[0].repeat_interleave(3), b.flatten()
+
+    leaves = [first.clone().requires_grad_(), second.clone().requires_grad_()]
+    ours, theirs = logprobs(*leaves), logprobs(*others)
+    probabilities = (ours[0] + ours[1]).exp()
+    divergence = (probabilities * (sum(ours) - sum(theirs))).sum()
+    expected = torch.autograd.grad(divergence, leaves, retain_graph=True)
+    tokens = torch.stack(ours, dim=1).flatten()
+    to_go = k1_to_go(tokens, torch.stack(theirs, dim=1).flatten(), Responses.of([2] * 9))
+    weights = probabilities.detach().repeat_interleave(2)
+    found = torch.autograd.grad((weights * to_go * tokens).sum(), leaves)
+    torch.testing.assert_close(found, expected)
 
 
 def test_k3_averages_to_the_divergence_and_k2_and_k3_are_never_negative():

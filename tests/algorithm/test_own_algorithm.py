@@ -110,8 +110,8 @@ def test_wrong_advantages_end_the_step_with_a_sentence(function: str, sentence: 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"loss": "ppo"}, "algorithm.loss must be module:function or one of ppo_clip, gspo"),
-        ({"advantage": "gae"}, "algorithm.advantage must be module:function or one of grpo"),
+        ({"loss": "pppo"}, "algorithm.loss must be module:function or one of ppo_clip, gspo"),
+        ({"advantage": "gaa"}, "algorithm.advantage must be module:function or one of grpo"),
         ({"group_filter": "mixed"}, "algorithm.group_filter must be null or module:function"),
         ({"args": {"tau": 1}}, "algorithm.args has no effect"),
         ({"loss": "a:b", "clip_low": 0.1}, "algorithm.clip_low=0.1 has no effect with .*loss=a:b"),

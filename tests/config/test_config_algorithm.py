@@ -67,6 +67,7 @@ def test_every_algorithm_group_composes_into_the_settings_of_its_paper(group: st
             "dr_grpo": ("dr_grpo", "ppo_clip", "constant_length", 0.2, 0.28, False),
             "cispo": ("grpo", "cispo", "token_mean", 1.0, 0.28, False),
             "dppo": ("grpo", "dppo_tv", "token_mean", 0.15, 0.15, False),
+            "ppo": ("gae", "ppo_clip", "token_mean", 0.2, 0.2, False),
         }[group]
     )
     assert algorithm.kl is Kl.none
@@ -166,7 +167,8 @@ def test_settings_that_fit_together_are_accepted(overrides: list[str]) -> None:
 
 def test_every_advantage_has_the_function_of_its_name() -> None:
     """Estimators over the batch get the whole of it. Fails when two are exchanged."""
-    assert ADVANTAGES.keys() == set(Advantage) - {Advantage.gdpo, Advantage.grpo_by_turn}
+    others = {Advantage.gdpo, Advantage.grpo_by_turn, Advantage.gae, Advantage.none}
+    assert ADVANTAGES.keys() == set(Advantage) - others
     groups = [[1.0, 0.0], [0.0, 0.0, 3.0]]
     for choice, estimator in ADVANTAGES.items():
         function = getattr(advantages, choice.name)

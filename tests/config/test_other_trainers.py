@@ -74,7 +74,7 @@ def test_a_section_of_another_trainer_is_named_as_such(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        ("lr", "did you mean optimizer.lr?"),
+        ("lr", "did you mean critic.lr or optimizer.lr?"),
         ("rank", "did you mean lora.rank?"),
         ("model.name", "model has path"),
     ],

@@ -21,6 +21,7 @@ from april_rl.config.store import recipes
 from april_rl.planning.engine_sleep import decide_sleep_and_resume
 from april_rl.planning.layout import Layout, settle
 from april_rl.planning.memory_check import Room, check_plan
+from april_rl.planning.memory_inputs import Beside
 from april_rl.planning.memory_plan import GIB, MemoryPlan
 from april_rl.planning.notes import inert_settings
 
@@ -51,7 +52,9 @@ def planned(name: str, *overrides: str, gpu_gib: int) -> MemoryPlan:
     config, layout = settle_recipe(name, *overrides)
     model = sizes_of(HUB[config.model.path], rank=config.lora.rank)
     room = Room(device=gpu_gib * GIB, free=0.98 * gpu_gib * GIB)
-    decided = decide_sleep_and_resume(config, layout, model=model, room=room)
+    teacher = config.teacher.path
+    beside = Beside(teacher=sizes_of(HUB[teacher])) if teacher else Beside()
+    decided = decide_sleep_and_resume(config, layout, model=model, room=room, beside=beside)
     return check_plan(model, decided.inputs, room)
 
 

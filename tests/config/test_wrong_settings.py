@@ -23,7 +23,7 @@ WRONG = [
     ("roll.group_size=3", "roll.group_size is not a setting; did you mean rollout.group_size?"),
     ("num_steps=3", "num_steps is not a setting; did you mean trainer.num_steps?"),
     ("group_size=4", "group_size is not a setting; did you mean rollout.group_size?"),
-    ("optimiser.lr=1e-5", "optimiser.lr is not a setting; did you mean optimizer.lr?"),
+    ("optimiser.lr=1e-5", "optimiser.lr is not a setting; did you mean critic.lr or optimizer.lr?"),
     ("lora.xyz=true", "lora.xyz is not a setting; lora has rank, alpha, sync, target_modules"),
     ("+foo=1", f"foo is not a setting; {HELP}"),
     ("hydra.run.dirr=x", f"hydra.run.dirr is not a setting; {HELP}"),
@@ -36,7 +36,7 @@ WRONG = [
      "rollout.group_size (docs/coming_from.md)"),
     ("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.n is not a setting; verl's "
      "actor_rollout_ref.rollout.n is here: rollout.group_size (docs/coming_from.md)"),
-    ("lr=1e-4", "lr is not a setting; did you mean optimizer.lr?"),
+    ("lr=1e-4", "lr is not a setting; did you mean critic.lr or optimizer.lr?"),
     ("use_vllm=true",
      "use_vllm is not a setting; TRL's use_vllm: always vLLM (docs/coming_from.md)"),
     ("report_to=wandb", "report_to is not a setting; TRL's report_to is here: tracking.backends "
@@ -65,10 +65,10 @@ WRONG = [
     ("+recipe=qwen3_4b_deepmath_gspo", "there is no recipe qwen3_4b_deepmath_gspo; did you mean "
      f"paper/qwen3_4b_deepmath_gspo? {RECIPES}"),
     ("algorithm=sft",
-     "there is no algorithm sft; Known: cispo, dapo, dppo, dr_grpo, grpo, gspo"),
+     "there is no algorithm sft; Known: cispo, dapo, dppo, dr_grpo, grpo, gspo, ppo"),
     ("algorithm=dapoo",
      "there is no algorithm dapoo; did you mean dapo? Known: cispo, dapo, dppo, dr_grpo, grpo, "
-     "gspo"),
+     "gspo, ppo"),
     ("+sweep=alphaa", "there is no sweep alphaa; did you mean alpha? Known: alpha"),
     # a value of another kind
     ("trainer.num_steps=abc", "trainer.num_steps must be a whole number, got abc"),
@@ -113,7 +113,7 @@ WRONG = [
     ("--num_steps=3", "--num_steps is not an option. Settings are written KEY=VALUE, and num_steps "
      "is not a setting; did you mean trainer.num_steps?"),
     ("--lr=1e-4", "--lr is not an option. Settings are written KEY=VALUE, and lr is not a setting; "
-     "did you mean optimizer.lr?"),
+     "did you mean critic.lr or optimizer.lr?"),
     ("--trainer.num_steps=5", "--trainer.num_steps is not an option: write trainer.num_steps=5"),
     ("hydra.run.dir=out/n=guess:Gu", "the value of hydra.run.dir cannot be read: out/n=guess:Gu. "
      "Put it into two kinds of quotes, 'hydra.run.dir=\"out/n=guess:Gu\"'"),
@@ -138,8 +138,9 @@ WRONG = [
      "tensorboard, got wandbb"),
     ("algorithm.loss=grpo", "algorithm.loss takes a part of an algorithm, got grpo: write "
      "algorithm=grpo for all of it, or algorithm.loss=ppo_clip"),
-    ("algorithm.loss=ppo", "algorithm.loss must be module:function or one of ppo_clip, gspo, "
-     "gspo_token, cispo, sapo, dppo_tv, dppo_kl, policy_gradient, got ppo; did you mean ppo_clip?"),
+    ("algorithm.loss=ppo_clp", "algorithm.loss must be module:function or one of ppo_clip, gspo, "
+     "gspo_token, cispo, sapo, dppo_tv, dppo_kl, policy_gradient, got ppo_clp; did you mean "
+     "ppo_clip?"),
     ("resume=", "resume must be auto, a path or null, got nothing"),
     ("resume=true", "resume must be auto, a path or null, got True; write resume=auto"),
 ]  # fmt: skip

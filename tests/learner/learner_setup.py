@@ -19,8 +19,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from april_rl.batch.packing import MicroBatch
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import ComputeDtype
+from april_rl.config.critic import CriticConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
+from april_rl.config.teacher import TeacherConfig
 from april_rl.learner.learner import Learner
 from april_rl.learner.objective import Objective
 
@@ -41,7 +43,7 @@ class Example:
     token_ids: tuple[int, ...]
     num_prompt: int
     behaviour_logprobs: np.ndarray  # [R]
-    advantage: float
+    advantage: float | np.ndarray  # or that of each response token [R]
     age: int
 
     @property
@@ -94,6 +96,8 @@ def make_learner(
     path: str,
     *,
     algorithm: AlgorithmConfig = ALGORITHM,
+    teacher: TeacherConfig | None = None,
+    critic: CriticConfig | None = None,
     lora: LoraConfig = NO_ADAPTERS,
     seed: int = 0,
     device: str = "cpu",
@@ -109,12 +113,15 @@ def make_learner(
     settings |= changes
     of_optimizer = {entry.name for entry in fields(OptimizerConfig)} & settings.keys()
     optimizer = OptimizerConfig(**{key: settings.pop(key) for key in of_optimizer})
+    teacher = teacher or TeacherConfig()
     return Learner(
         LearnerConfig(**settings),
         optimizer=optimizer,
         lora=lora,
-        objective=Objective(algorithm),
+        objective=Objective(algorithm, teacher_weight=teacher.weight),
         model_path=path,
+        teacher_path=teacher.path,
+        critic=critic,
         device=device,
         temperature=TEMPERATURE,
         seed=seed,
@@ -217,6 +224,8 @@ def plain_update(
     ratio: str = "proximal",
     num_passes: int = 1,
     entropy_weight: float = 0.0,
+    teacher: PreTrainedModel | None = None,
+    teacher_weight: float = 0.0,
     max_grad_norm: float = MAX_GRAD_NORM,
 ) -> list[float]:
     """Make the update in plain torch, one sequence at a time; return the gradient norms."""
@@ -233,7 +242,12 @@ def plain_update(
             logprobs = plain_logprobs(model, example)
             r = torch.exp(logprobs - anchor)
             clipped = r.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
-            gain = torch.minimum(r * example.advantage, clipped * example.advantage)
+            advantages = torch.zeros_like(proximal) + torch.as_tensor(example.advantage)
+            if teacher is not None:
+                with torch.no_grad():
+                    told = plain_logprobs(teacher, example)
+                advantages = advantages + teacher_weight * (told - proximal)
+            gain = torch.minimum(r * advantages, clipped * advantages)
             bonus = entropy_weight * logprobs**2 / 2
             ((weight * (bonus - gain)).sum() / total).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)

@@ -30,7 +30,12 @@ def objective(responses: Sequence[Response], settings: Settings, *, budget: int)
         is_bypass = settings["ratio"] == "behaviour"
         anchor = response.behaviour if is_bypass else response.proximal
         w = torch.exp((held if is_bypass else response.proximal) - response.behaviour)
-        values = token_losses(response.logprobs, anchor, response.advantage, settings=settings)
+        a: float | Tensor = response.advantage
+        if settings["kl"] == "k1":
+            k1 = response.proximal - response.reference
+            to_go = torch.stack([k1[t:].sum() for t in range(len(k1))])
+            a = a - settings["kl_coefficient"] * to_go
+        values = token_losses(response.logprobs, anchor, a, settings=settings)
         values = values + settings["entropy_coefficient"] * response.logprobs**2 / 2
         values = values + settings["kl_coefficient"] * _divergence(response, settings["kl"])
         counts = torch.tensor(share) * _weight(w, settings) * _mask(w, settings)
@@ -40,7 +45,9 @@ def objective(responses: Sequence[Response], settings: Settings, *, budget: int)
     return total
 
 
-def token_losses(logprobs: Tensor, anchor: Tensor, a: float, *, settings: Settings) -> Tensor:
+def token_losses(
+    logprobs: Tensor, anchor: Tensor, a: float | Tensor, *, settings: Settings
+) -> Tensor:
     """Return the loss of each token, by the papers that april_rl/algorithm/losses.py names."""
     low, high = 1 - settings["clip_low"], 1 + settings["clip_high"]
     r, held = torch.exp(logprobs - anchor), logprobs.detach()
@@ -63,14 +70,15 @@ def token_losses(logprobs: Tensor, anchor: Tensor, a: float, *, settings: Settin
         s = s.detach() * torch.exp(logprobs) / torch.exp(held)
     ratio = r if name == "ppo_clip" else s
     gain = torch.minimum(ratio * a, torch.clamp(ratio, low, high) * a)
-    if a < 0 and settings["dual_clip"]:
+    if settings["dual_clip"] and a < 0:
         gain = torch.clamp(gain, min=settings["dual_clip"] * a)
     return -gain
 
 
 def _divergence(response: Response, kind: str) -> Tensor:
     d = response.reference - response.logprobs
-    return {"none": torch.zeros_like(d), "k2": d**2 / 2, "k3": torch.exp(d) - 1 - d}[kind]
+    zeros = torch.zeros_like(d)
+    return {"none": zeros, "k1": zeros, "k2": d**2 / 2, "k3": torch.exp(d) - 1 - d}[kind]
 
 
 def _weight(w: Tensor, settings: Settings) -> Tensor:

@@ -27,7 +27,7 @@ from april_rl.learner.model.architecture import (
     silence,
 )
 from april_rl.learner.model.logprobs import LogitShape
-from april_rl.learner.policy import Policy, build_policy
+from april_rl.learner.policy import Policy
 from april_rl.learner.row import PackedRow
 
 pytestmark = pytest.mark.usefixtures("_group")
@@ -59,7 +59,7 @@ def build(config: PreTrainedConfig, folder: Path, *, activation_checkpointing: b
     """A random model of `config` as the learner builds it from a folder."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return build_policy(
+    return Policy.build(
         folder,
         mesh=build_mesh("cpu", shard_size=0),
         device=CPU,
@@ -205,7 +205,7 @@ def test_a_refused_model_ends_the_start_before_its_weights_are_read(tmp_path):
     """The folder has none. Fails when the checkpoint is opened first."""
     AutoConfig.for_model("llama4_text", **SIZES).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="model_type llama4_text"):
-        build_policy(
+        Policy.build(
             tmp_path,
             mesh=build_mesh("cpu", shard_size=0),
             device=CPU,

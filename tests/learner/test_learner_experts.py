@@ -32,7 +32,7 @@ from april_rl.learner.mesh import build_mesh
 from april_rl.learner.model.checkpoint import CheckpointError
 from april_rl.learner.model.export import export
 from april_rl.learner.model.names import StoredNames, UnknownLayoutError
-from april_rl.learner.policy import Policy, build_policy
+from april_rl.learner.policy import Policy
 from april_rl.learner.row import PackedRow
 
 CPU = torch.device("cpu")
@@ -58,7 +58,7 @@ def path(tmp_path_factory):
 
 
 def build(path: str, *, shard_size: int = 0, activation_checkpointing: bool = False) -> Policy:
-    return build_policy(
+    return Policy.build(
         Path(path),
         mesh=build_mesh("cpu", shard_size=shard_size),
         device=CPU,

@@ -20,7 +20,7 @@ from transformers import (
 from april_rl.learner.mesh import build_mesh
 from april_rl.learner.model import fused
 from april_rl.learner.model.fused import CompilerError, check_compiler
-from april_rl.learner.policy import Policy, build_policy
+from april_rl.learner.policy import Policy
 from april_rl.learner.row import PackedRow
 
 pytestmark = [
@@ -62,7 +62,7 @@ def folder(request, tmp_path_factory) -> Path:
 def build(
     folder: Path, *, is_fused: bool, dtype: torch.dtype, activation_checkpointing: bool = False
 ) -> Policy:
-    policy = build_policy(
+    policy = Policy.build(
         folder,
         mesh=build_mesh("cpu", shard_size=0),
         device=CPU,

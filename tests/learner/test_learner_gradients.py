@@ -11,7 +11,7 @@ from learner_setup import TEMPERATURE, make_examples, pack
 from torch.distributed.tensor import DTensor
 
 from april_rl.learner.mesh import build_mesh
-from april_rl.learner.policy import Policy, build_policy
+from april_rl.learner.policy import Policy
 from april_rl.learner.row import PackedRow
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ def test_no_backward_pass_leaves_more_than_a_shard_of_the_gradients(
     row = PackedRow.of(pack(make_examples(path, noise=0.0, age=0), total=1), device=CPU)
     dist.init_process_group("fake", rank=0, world_size=num_ranks)
     try:
-        policy = build_policy(
+        policy = Policy.build(
             Path(path),
             mesh=build_mesh("cpu", shard_size=shard_size),
             device=CPU,

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from april_rl.config.choices import ComputeDtype
 from april_rl.errors import ExportError
 from april_rl.learner.model.export import export
-from april_rl.learner.policy import Policy, build_policy
+from april_rl.learner.policy import Policy
 
 NUM_RANKS = 2
 # Untied, so that the last tensor is one of the two large ones: everything else is there by then.
@@ -83,7 +83,7 @@ def peak_growth() -> Iterator[list[int]]:
 
 
 def load(folder: str) -> Policy:
-    return build_policy(
+    return Policy.build(
         Path(folder),
         mesh=init_device_mesh("cpu", (NUM_RANKS,)),
         device=torch.device("cpu"),

@@ -31,10 +31,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from april_rl.config.choices import ComputeDtype, Kl
 from april_rl.config.lora import LoraConfig
+from april_rl.learner.frozen_model import FrozenModel
 from april_rl.learner.learner import Learner
 from april_rl.learner.model.architecture import empty_model
 from april_rl.learner.model.lora import LoraError, inject
-from april_rl.learner.reference import Reference
 from april_rl.learner.row import PackedRow
 from april_rl.runtime.worker_parts import build_learner
 
@@ -219,7 +219,7 @@ def test_the_reference_is_the_policy_without_its_adapters(path, compute_dtype):
     rows = [[PackedRow.of(pack(examples, total=1), device=CPU)]]
     [[own]] = learner._reference.logprobs(rows)
     second = make_learner(path, **settings)._reference
-    assert isinstance(second, Reference)
+    assert isinstance(second, FrozenModel)
     assert torch.equal(own, second.logprobs(rows)[0][0])
     assert not torch.equal(own, learner_logprobs(learner, examples))
     assert all(isinstance(p.grad, DTensor | None) for p in learner._policy.parameters())

@@ -102,6 +102,7 @@ CASES: dict[str, dict[str, Any]] = {
     "policy_gradient, bypass": {"loss": "policy_gradient", "ratio": "behaviour", "tis_cap": 1.2},
     "opsm": {"clip_low": 0.002, "clip_high": 0.002, "opsm_threshold": 0.001},
     "opsm, bypass": {**BYPASS, "opsm_threshold": 0.01},
+    "k1": {"kl": "k1", "kl_coefficient": 0.7},
     "k2, entropy": {**PENALTIES, "kl": "k2", "correction": "mask", "mask_high": 1.4},
     "k3, entropy": {**PENALTIES, "kl": "k3", "geometric_mask": [0.9, 1.07]},
 }

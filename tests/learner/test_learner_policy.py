@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from april_rl.config.choices import ComputeDtype
 from april_rl.learner.model.checkpoint import CheckpointError
 from april_rl.learner.model.export import export, plan_shards
-from april_rl.learner.policy import Policy, build_policy
+from april_rl.learner.policy import Policy
 from april_rl.learner.row import PackedRow
 
 pytestmark = pytest.mark.usefixtures("_group")
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 def build(path: str, *, activation_checkpointing: float = 0.0) -> Policy:
-    return build_policy(
+    return Policy.build(
         Path(path),
         mesh=init_device_mesh("cpu", (1,)),
         device=CPU,

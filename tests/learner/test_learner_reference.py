@@ -44,6 +44,17 @@ def test_the_reference_is_where_the_run_started_and_pulls_back_to_it(path, kl):
     assert divergences[-1] < 0.5 * divergences[0], divergences
 
 
+def test_a_reference_that_moves_is_the_policy_after_every_second_update(path):
+    """Fails when it moves in every update, only once, or with what the policy was before."""
+    algorithm = replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.1, reference_every=2)
+    learner = make_learner(path, algorithm=algorithm, lr=2e-3)
+    examples = make_examples(path, noise=0.0, age=1)
+    batch = [pack_minibatch([examples])]
+    divergences = [learner.update(batch).read()["loss/reference_kl"] for _ in range(6)]
+    are_zero = [divergence == 0.0 for divergence in divergences]
+    assert are_zero == [True, False, True, False, True, False]
+
+
 def test_a_reference_has_the_numbers_of_the_policy_in_half_precision_too(path):
     """Stored in bfloat16, it computes what the float32 masters do. Fails when it is stored in one
     precision and computed in another.

@@ -29,7 +29,7 @@ from april_rl.learner.mesh import build_mesh
 from april_rl.learner.model.architecture import empty_model
 from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.learner.model.routers import _CHOOSING_CALL, Choices, Routers
-from april_rl.learner.policy import Policy, build_policy
+from april_rl.learner.policy import Policy
 from april_rl.learner.row import PackedRow
 from april_rl.planning.model import read_model
 
@@ -68,7 +68,7 @@ def write(folder: Path, model_type: str) -> str:
 
 
 def build(path: str, *, activation_checkpointing: bool = False) -> Policy:
-    return build_policy(
+    return Policy.build(
         Path(path),
         mesh=build_mesh("cpu", shard_size=0),
         device=CPU,

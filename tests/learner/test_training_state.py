@@ -23,19 +23,25 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from april_rl.checkpointing.columns import write_state
-from april_rl.config.choices import Offload, Schedule
+from april_rl.config.choices import Kl, Offload, Schedule
+from april_rl.config.critic import CriticConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.learner.learner import Learner
 from april_rl.learner.training_state import TrainingStateError
 
 # The entropy is always below the target.
 TARGETED = replace(ALGORITHM, entropy_target=10.0, entropy_coefficient=2.0)
+CRITIC = CriticConfig(lr=1e-2)
 VARIANTS = {
     "adamw": {},
     "offloaded": {"offload": Offload.all},
     "schedule": {"schedule": Schedule.cosine, "warmup_steps": 2},
     "lora": {"lora": LoraConfig(rank=4, alpha=8.0)},
     "entropy target": {"algorithm": TARGETED},
+    "moving reference": {
+        "algorithm": replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.5, reference_every=2)
+    },
+    "critic": {"critic": CriticConfig(lr=1e-2, warmup_steps=1)},
 }
 
 
@@ -50,9 +56,9 @@ def update(learner: Learner, path: str, seed: int) -> float:
     """Train this rank's half of six examples; returns the loss over all ranks."""
     examples = make_examples(path, noise=0.3, age=1, seed=seed)
     mine = examples[dist.get_rank() :: dist.get_world_size()]
-    metrics = learner.update([[pack(mine, total=num_tokens([examples]))]])
+    metrics = learner.update([[pack(mine, total=num_tokens([examples]))]]).read()
     learner.offload()
-    return metrics.read()["loss/total"]
+    return metrics.get("loss/total", 0.0) + metrics.get("critic/loss", 0.0)
 
 
 def whole(learner: Learner) -> dict[str, Tensor]:
@@ -84,12 +90,12 @@ def _run_rank(rank: int, path: str, folder: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    learner = make_learner(path, algorithm=TARGETED)
+    learner = make_learner(path, algorithm=TARGETED, critic=CRITIC)
     learner.load_state(Path(folder, "one"))
     loss = update(learner, path, 1)
     snapshot = learner.snapshot()
     snapshot.write(Path(folder, "two"))
-    Path(folder, f"bonus_{rank}").write_text(json.dumps(snapshot.entropy_bonus))
+    Path(folder, f"bonus_{rank}").write_text(json.dumps(snapshot.counters["entropy_bonus"]))
     Path(folder, "loss").write_text(str(loss))
     dist.barrier()
     os._exit(0)  # gloo's threads may outlive the interpreter
@@ -118,14 +124,15 @@ def test_files_of_checkpoints_and_exports_have_the_mode_of_any_new_file(path, tm
 
 def test_the_number_of_ranks_may_change(path, tmp_path):
     """One rank, then two, then one: the losses are those of one rank throughout. Fails when a box
-    of a shard is wrong, a rank reads what another one holds, or each adapts to its own entropy.
+    of a shard is wrong, a rank reads what another one holds, or each adapts to its own entropy or
+    standardises its own advantages.
     """
     with group_of_one():
-        learner = make_learner(path, algorithm=TARGETED)
+        learner = make_learner(path, algorithm=TARGETED, critic=CRITIC)
         expected = [update(learner, path, 0)]
         learner.snapshot().write(tmp_path / "one")
         expected.append(update(learner, path, 1))
-        bonus = learner.snapshot().entropy_bonus
+        bonus = learner.snapshot().counters["entropy_bonus"]
         expected.append(update(learner, path, 2))
     run_ranks(_run_rank, path, str(tmp_path), num_ranks=2)
     assert len(list((tmp_path / "two").glob("rank_*.safetensors"))) == 2
@@ -133,7 +140,7 @@ def test_the_number_of_ranks_may_change(path, tmp_path):
         found = json.loads((tmp_path / f"bonus_{rank}").read_text())
         assert found == pytest.approx(bonus, abs=1e-5)
     with group_of_one():
-        again = make_learner(path, algorithm=TARGETED)
+        again = make_learner(path, algorithm=TARGETED, critic=CRITIC)
         again.load_state(tmp_path / "two")
         losses = [float((tmp_path / "loss").read_text()), update(again, path, 2)]
     assert losses == pytest.approx(expected[1:], abs=1e-5)

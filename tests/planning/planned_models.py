@@ -15,7 +15,7 @@ from april_rl.config.store import recipes
 from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.learner.model.sizes import ModelSizes
 from april_rl.planning.layout import Layout
-from april_rl.planning.memory_inputs import MemoryInputs
+from april_rl.planning.memory_inputs import Beside, MemoryInputs
 from april_rl.planning.memory_plan import GIB
 from april_rl.planning.model import read_model
 from april_rl.supervision.host_memory import WorkerMemory
@@ -72,6 +72,7 @@ INPUTS = MemoryInputs(
     lora=LoraConfig(),
     engine=EngineConfig(gpu_memory_utilization=0.5, dtype=ComputeDtype.bfloat16),
     has_reference=False,
+    beside=Beside(),
     longest_tokens=10000,
     keeps_parked=False,
 )

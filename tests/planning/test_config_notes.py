@@ -130,7 +130,7 @@ def test_a_deadline_in_which_no_checkpoint_can_be_written_is_named_at_the_start(
 ) -> None:
     """12 bytes a trained parameter at 2 GB/s: 32.8 billion take 197 s."""
     config = load("+recipe=tiny_cpu", f"checkpoint.stop_deadline_s={deadline_s}")
-    lines = list(short_stop_deadline(config, sizes_of(model, rank=rank)))
+    lines = list(short_stop_deadline(config, sizes_of(model, rank=rank).num_trained))
     assert len(lines) == is_short
     for line in lines:
         assert "checkpoint.stop_deadline_s=120 is too short: a checkpoint has 393 GB" in line

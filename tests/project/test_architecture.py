@@ -75,7 +75,7 @@ DICTATED = {"forward", "packed_attention"}  # torch and transformers choose thes
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_POSITIONAL, MAX_NESTING = 400, 60, 3, 3
 PATH = ("rollout", "batch", "algorithm", "learner", "engine", "runtime")
 PATH_FILES = ("trainer.py", "updates.py", "types.py", "metrics.py")
-MAX_PATH_LINES, TOLERANCE_K = 9400, 0.3
+MAX_PATH_LINES, TOLERANCE_K = 10_000, 0.2
 MAX_MEDIAN, MAX_P90 = 10, 35
 
 

@@ -56,10 +56,12 @@ def draw_problem(random: Random) -> Problem:
     return Problem(tuple(random.randint(1, LARGEST_OPERAND) for _ in range(num_operands)))
 
 
-def worked_solution(problem: Problem, random: Random) -> str:
-    """Return a solution in one of the two styles, hasty with probability HASTY_FRACTION."""
+def worked_solution(
+    problem: Problem, random: Random, *, hasty_fraction: float = HASTY_FRACTION
+) -> str:
+    """Return a solution in one of the two styles, hasty with probability `hasty_fraction`."""
     num_terms = len(problem.operands)
-    if random.random() < HASTY_FRACTION:
+    if random.random() < hasty_fraction:
         num_terms = random.randrange(1, num_terms)
     return solution(problem, num_terms)
 

@@ -14,7 +14,7 @@ from random import Random
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from tiny_task.problems import Problem, worked_solution
+from tiny_task.problems import HASTY_FRACTION, Problem, worked_solution
 
 IGNORED = -100  # label of a token without loss
 
@@ -29,6 +29,7 @@ class WarmStart:
     num_heads: int = 4
     # About 1 / sqrt(hidden_size); with the usual 0.02 a model this narrow learns far slower.
     init_std: float = 0.08
+    hasty_fraction: float = HASTY_FRACTION  # of the worked solutions
     num_rows: int = 32_000
     batch_tokens: int = 2048  # padding included
     lr: float = 3e-3
@@ -61,7 +62,8 @@ def warm_start(
     """
     torch.manual_seed(settings.seed)
     random = Random(settings.seed)
-    batches = _batches(_rows(problems, tokenizer, random), settings.batch_tokens, random)
+    rows = _rows(problems, tokenizer, random, hasty_fraction=settings.hasty_fraction)
+    batches = _batches(rows, settings.batch_tokens, random)
     model = build_model(settings, tokenizer)
     optimizer = _optimizer(model, settings)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -121,11 +123,17 @@ def build_model(settings: WarmStart, tokenizer: PreTrainedTokenizerFast) -> Qwen
 
 
 def _rows(
-    problems: list[Problem], tokenizer: PreTrainedTokenizerFast, random: Random
+    problems: list[Problem],
+    tokenizer: PreTrainedTokenizerFast,
+    random: Random,
+    *,
+    hasty_fraction: float,
 ) -> list[_Row]:
     """Return one row for each problem, in order."""
     prompts = [problem.prompt for problem in problems]
-    texts = [p.prompt + worked_solution(p, random) + tokenizer.eos_token for p in problems]
+    solutions = [worked_solution(p, random, hasty_fraction=hasty_fraction) for p in problems]
+    pairs = zip(problems, solutions, strict=True)
+    texts = [p.prompt + text + tokenizer.eos_token for p, text in pairs]
     encoded = tokenizer(texts)["input_ids"]
     lengths = [len(ids) for ids in tokenizer(prompts)["input_ids"]]
     return [_Row(ids, length) for ids, length in zip(encoded, lengths, strict=True)]

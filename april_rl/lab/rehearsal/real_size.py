@@ -21,7 +21,7 @@ from april_rl.planning.errors import PreflightError
 from april_rl.planning.kv_room import kv_demand, kv_warning, peak_demand, planned_kv_tokens
 from april_rl.planning.layout import Layout, settle
 from april_rl.planning.memory_check import Room, check_plan
-from april_rl.planning.memory_inputs import memory_inputs
+from april_rl.planning.memory_inputs import Beside, memory_inputs
 from april_rl.planning.memory_plan import GIB, plan_memory
 from april_rl.planning.recomputation import settle_recomputation
 from april_rl.supervision.host_memory import host_memory
@@ -51,11 +51,15 @@ def real_layout(config: TrainConfig) -> tuple[TrainConfig, Layout]:
 
 
 def memory_at_real_size(
-    config: TrainConfig, model: ModelSizes, assumed: Assumptions
+    config: TrainConfig,
+    model: ModelSizes,
+    assumed: Assumptions,
+    *,
+    beside: Beside = Beside(),  # noqa: B008 -- immutable
 ) -> MemoryAtRealSize:
     """Plan the memory of a worker; a phase that does not fit is a finding."""
     config, layout = real_layout(config)
-    inputs = memory_inputs(config, layout)
+    inputs = memory_inputs(config, layout, beside)
     if assumed.calibration is not None:
         inputs = replace(inputs, graph_bytes=assumed.calibration.asleep_gib * GIB)
     room = _room(layout, gpu_gib=assumed.gpu_gib)

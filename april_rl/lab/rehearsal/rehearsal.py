@@ -18,6 +18,7 @@ from pathlib import Path
 from textwrap import indent
 
 from april_rl.config import TrainConfig
+from april_rl.config.choices import Advantage
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.store import plain_config
 from april_rl.config.task import PromptSetConfig
@@ -36,7 +37,9 @@ from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
 from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.learner.model.sizes import ModelSizes
+from april_rl.planning.beside import beside_sizes
 from april_rl.planning.errors import PreflightError
+from april_rl.planning.memory_inputs import Beside
 from april_rl.planning.model import read_model, without_network_go_offline
 from april_rl.planning.notes import inert_settings
 from april_rl.rewards.check import NUM_ROWS_TRIED, check_tests, reads_answers
@@ -80,12 +83,12 @@ class Rehearsal:
         started = time.perf_counter()
         without_network_go_offline()
         self.say(f"rehearsal of {self.config.name}, in {self.folder}")
-        model = self._model_config()
+        model = self._model_config(self.config.model.path, key="model.path")
         sizes = model_sizes(read_model(model), self.config.lora)
         tokenizer = stand_ins.find_tokenizer(self.config.model.path, self.say)
         self._data(tokenizer)
         self._settings()
-        self._memory(sizes)
+        self._memory(sizes, self._beside())
         if is_quick:
             self._load_environment()
             self.say("not tried   gain, steps and episodes of environments: quick=true skips them")
@@ -94,11 +97,10 @@ class Rehearsal:
             self._steps(model, tokenizer)
         return self._verdict(time.perf_counter() - started)
 
-    def _model_config(self) -> str:
-        """Return where the model's config.json is, or the published one that stands in for it."""
-        path = self.config.model.path
+    def _model_config(self, path: str, *, key: str) -> str:
+        """Return where a model's config.json is, or the published one that stands in for it."""
         try:
-            read_model(path)
+            read_model(path, key=key)
         except PreflightError:
             stand_in = stand_ins.model_config(path)
             if stand_in is None:
@@ -106,6 +108,17 @@ class Rehearsal:
             self.say(f"model       {path} is out of reach: its published sizes stand in")
             return stand_in
         return path
+
+    def _beside(self) -> Beside:
+        """Return the sizes of the models beside the policy."""
+        config, found = self.config, {}
+        if config.teacher.path:
+            path = self._model_config(config.teacher.path, key="teacher.path")
+            found["teacher"] = read_model(path)
+        if config.algorithm.advantage == Advantage.gae:
+            path = self._model_config(config.critic.path or config.model.path, key="critic.path")
+            found["critic"] = read_model(path)
+        return beside_sizes(teacher=found.get("teacher"), critic=found.get("critic"))
 
     def _data(self, tokenizer: Tokenizer) -> None:
         """Look at every training and evaluation set, and keep a few rows of each."""
@@ -194,9 +207,9 @@ class Rehearsal:
             find.check_one_update(self.config),
         )
 
-    def _memory(self, model: ModelSizes) -> None:
-        """Plan the memory of the real model on the machine that the recipe names."""
-        memory = memory_at_real_size(self.config, model, self.assumed)
+    def _memory(self, model: ModelSizes, beside: Beside) -> None:
+        """Plan the memory of the real models on the machine that the recipe names."""
+        memory = memory_at_real_size(self.config, model, self.assumed, beside=beside)
         self.say(f"memory      of the real model\n{indent(memory.table, '  ')}")
         self.findings += memory.findings
 

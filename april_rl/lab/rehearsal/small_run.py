@@ -39,6 +39,8 @@ def small_run(
         config,
         name=f"rehearsal of {config.name}",
         model=replace(config.model, path=model),
+        teacher=replace(config.teacher, path=model if config.teacher.path else ""),
+        critic=replace(config.critic, path="", warmup_steps=min(1, config.critic.warmup_steps)),
         data=_data(config.data, rows),
         reward=_reward(config.reward),
         evaluation=_evaluation(config.evaluation, held_out),

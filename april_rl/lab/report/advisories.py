@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
+from april_rl.config.choices import SAMPLE_BY_SAMPLE
 from april_rl.lab.report.gains import NUM_FILES, Gains
 from april_rl.lab.report.run_files import RunFiles
 from april_rl.lab.simulator.recorded_run import NO_SMALL_BATCHES, RecordedRunError, read_cost
@@ -87,8 +88,9 @@ def _contexts(run: RunFiles) -> Iterator[str]:
 
 
 def _signal(run: RunFiles) -> Iterator[str]:
-    shares = run.series("reward/no_signal_frac")
-    signal = SignalWatch()
+    advantage = run.setting("algorithm.advantage")
+    shares = [] if advantage in SAMPLE_BY_SAMPLE else run.series("reward/no_signal_frac")
+    signal = SignalWatch(advantage)
     for step, share in shares:
         signal.add(step, share)
     if signal.num_steps >= NUM_SILENT:

@@ -1,61 +1,61 @@
-"""The frozen reference: the checkpoint a run started from.
-
-It is a second sharded model or, with LoRA, the policy without its adapters.
+"""Frozen models beside the policy: the reference, which is the checkpoint a run started from, and
+a teacher. Each is a sharded model; with LoRA the reference is the policy without its adapters.
 
 Legend: [N] response tokens of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
+from torch import Tensor, nn
 
+from april_rl.learner.mesh import Site
 from april_rl.learner.model.lora import without_adapters
-from april_rl.learner.policy import Policy, build_policy
+from april_rl.learner.model.shards import local_shard
+from april_rl.learner.policy import Policy
 from april_rl.learner.row import PackedRow
 
 
-class Reference:
-    """A frozen policy; between calls its weights are in host memory."""
+class FrozenModel:
+    """A model that is not trained; between calls its weights are in host memory."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        mesh: DeviceMesh,
-        device: torch.device,
-        compute_dtype: torch.dtype,
-        temperature: float,
-        fused: bool,
-    ) -> None:
+    def __init__(self, folder: Path, site: Site, *, temperature: float) -> None:
         """Load this rank's shard; a collective.
 
         Weights are stored in the compute dtype: they give the same numbers as the policy before its
         first step, in half the memory of its master weights.
         """
-        self._device = device
-        self._policy = build_policy(
+        self._device = site.device
+        self._policy = Policy.build(
             folder,
-            mesh=mesh,
-            device=device,
-            compute_dtype=compute_dtype,
-            storage_dtype=compute_dtype,
+            mesh=site.mesh,
+            device=site.device,
+            compute_dtype=site.compute_dtype,
+            storage_dtype=site.compute_dtype,
             activation_checkpointing=False,
             temperature=temperature,
-            fused=fused,
+            fused=site.is_fused,
         ).requires_grad_(False)
+        site.watch(self._policy)
         self._policy.to("cpu")
 
-    def on_forward(self, call: Callable[[], None]) -> None:
-        self._policy.register_forward_hook(lambda *_: call())
+    @torch.no_grad()
+    def become(self, policy: Policy) -> None:
+        """Take over the weights that `policy`, of the same model and mesh, has now."""
+        policy.reshard_all()
+        for own, its in zip(self._policy.parameters(), policy.parameters(), strict=True):
+            local_shard(own)[0].copy_(local_shard(its)[0])
+
+    def shards(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the name and this rank's shard of every parameter, in host memory."""
+        return self._policy.named_parameters()
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[PackedRow]]) -> list[list[Tensor]]:
-        """Return reference log-probabilities [N] of every row; nats, at the sampling temperature.
+        """Return log-probabilities [N] of every row; nats, at the sampling temperature.
 
         `rows` has one sequence per minibatch. A collective; all ranks have the same number of rows.
         """

@@ -1,0 +1,44 @@
+"""Settings of a teacher, a critic and a reference that moves, and which others go with them."""
+
+import pytest
+from composed_config import load
+
+from april_rl.config.store import ConfigError
+
+TEACHER = "teacher.path=builtin:tiny_teacher"
+K1 = ("algorithm.kl=k1", "algorithm.kl_coefficient=0.1")
+
+
+def test_a_teacher_may_stand_beside_a_reward_or_alone():
+    assert load("+recipe=tiny_cpu", TEACHER).algorithm.advantage == "grpo"
+    alone = load("+recipe=tiny_cpu", TEACHER, "algorithm.advantage=none", "rollout.group_size=1")
+    assert alone.rollout.group_size == 1
+    assert load("+recipe=tiny_cpu", "algorithm=ppo", "rollout.group_size=1").critic.path == ""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["algorithm.advantage=none"], "trains nothing without a teacher: set teacher.path"),
+        (["teacher.weight=0.5"], "teacher.weight=0.5 has no effect without teacher.path"),
+        ([TEACHER, "teacher.weight=0"], "teacher.weight must be > 0"),
+        ([TEACHER, "algorithm.loss=gspo"], "gives every token its own: take .*gspo_token"),
+        (
+            [TEACHER, "algorithm.advantage=none", "algorithm.dynamic_sampling=true"],
+            "rejects groups of equal rewards, which algorithm.advantage=none does not read",
+        ),
+        (["critic.lr=1e-4"], "critic.lr=0.0001 has no effect with algorithm.advantage=grpo"),
+        (["algorithm=ppo", "algorithm.loss=gspo"], "algorithm.advantage=gae gives every token its"),
+        (["algorithm=ppo", "critic.warmup_steps=100"], "critic.warmup_steps must be < .*100"),
+        (["algorithm=ppo", "critic.value_lambda=1.5"], "critic.value_lambda must be in"),
+        (["algorithm.reference_every=5"], "reference_every=5 has no effect with algorithm.kl=none"),
+        (
+            [*K1, "algorithm.reference_every=5", "lora.rank=4"],
+            "policy without its adapters, which does not move",
+        ),
+        ([*K1, "algorithm.loss=gspo"], "algorithm.kl=k1 gives every token its own"),
+    ],
+)
+def test_what_contradicts_it_is_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load("+recipe=tiny_cpu", *overrides)

@@ -1,0 +1,96 @@
+"""A teacher's log-probabilities in an update."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from learner_setup import (
+    ALGORITHM,
+    all_plain_logprobs,
+    learner_logprobs,
+    make_examples,
+    make_learner,
+    pack_minibatch,
+    plain_adamw,
+    plain_model,
+    plain_update,
+    write_model,
+)
+
+from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.choices import Correction
+from april_rl.config.teacher import TeacherConfig
+
+pytestmark = pytest.mark.usefixtures("_group")
+
+
+@pytest.fixture(scope="module")
+def teacher_path(tmp_path_factory) -> str:
+    """Another model than the policy's: its weights are doubled."""
+    folder = write_model(tmp_path_factory.mktemp("teacher"))
+    model = plain_model(folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_an_update_with_a_teacher_equals_plain_torch(path, teacher_path):
+    """Two minibatches of old tokens with rewards of their own. Fails when the teacher's value is
+    compared with the moving policy, is not weighted, or misses the importance weight.
+    """
+    examples = make_examples(path, noise=0.3, age=1)
+    learner = make_learner(path, teacher=TeacherConfig(path=teacher_path, weight=0.7))
+    minibatches = [examples[:3], examples[3:]]
+    learner.update([pack_minibatch([part]) for part in minibatches])
+    model = plain_model(path)
+    plain_update(
+        model,
+        plain_adamw(model),
+        minibatches,
+        teacher=plain_model(teacher_path),
+        teacher_weight=0.7,
+    )
+    expected = all_plain_logprobs(model, examples)
+    torch.testing.assert_close(learner_logprobs(learner, examples), expected, rtol=0, atol=2e-5)
+    start = all_plain_logprobs(plain_model(path), examples)
+    assert (expected - start).abs().max() > 1e-2
+
+
+def test_a_policy_that_is_its_own_teacher_learns_nothing(path):
+    """Fails when the difference has a term beside the two log-probabilities."""
+    examples = [replace(e, advantage=0.0) for e in make_examples(path, noise=0.0, age=0)]
+    learner = make_learner(path, teacher=TeacherConfig(path=path), weight_decay=0.0)
+    start = learner_logprobs(learner, examples)
+    metrics = learner.update([pack_minibatch([examples])]).read()
+    assert metrics["loss/teacher_kl"] == 0.0
+    assert torch.equal(learner_logprobs(learner, examples), start)
+
+
+def test_updates_lead_the_policy_to_its_teacher(path, teacher_path):
+    """On the teacher alone, and on tokens of the policy as it was. Fails when the sign is wrong."""
+    algorithm = AlgorithmConfig(correction=Correction.none)
+    learner = make_learner(
+        path, algorithm=algorithm, teacher=TeacherConfig(path=teacher_path), weight_decay=0.0
+    )
+    examples = [replace(e, advantage=1.0) for e in make_examples(path, noise=0.0, age=1)]
+    told = all_plain_logprobs(plain_model(teacher_path), examples)
+
+    def distance() -> float:
+        return float((learner_logprobs(learner, examples) - told).square().mean())
+
+    before = distance()
+    for _ in range(4):
+        learner.update([pack_minibatch([examples])])
+    assert distance() < 0.9 * before
+
+
+def test_without_a_teacher_there_is_no_second_model(path):
+    assert make_learner(path)._teacher is None
+    assert (
+        "loss/teacher_kl"
+        not in make_learner(path, algorithm=ALGORITHM)
+        .update([pack_minibatch([make_examples(path, noise=0.0, age=0)])])
+        .read()
+    )
