@@ -48,12 +48,10 @@ class RunDirectory:
             )
         tracker = Tracker(
             run_dir=self.path,
-            name=config.name,
             config=self.shown,
             num_steps=config.trainer.num_steps,
-            num_groups=config.trainer.num_groups,
             tracking=config.tracking,
-            labels=self.labels,
+            labels=self.labels or RunLabels(name=config.name),
             view=view,
             first_step=self._first_step(),
             wandb_id=resumed.state["wandb_id"] if resumed and is_same_run else "",

@@ -55,8 +55,7 @@ class _UnderWay(NamedTuple):
     about: Mapping[str, Any]
     started: float
     required: frozenset[str]  # no run can resume from a checkpoint without these files
-    thread: threading.Thread  # writes the controller's state
-    errors: list[str]  # appended by the thread
+    state: BackgroundWrite  # of the controller
 
 
 class Checkpointer:
@@ -117,6 +116,11 @@ class Checkpointer:
                 "raise checkpoint.every_steps or checkpoint.every_minutes"
             )
         self._last_s, self._has_failed = started, False
+
+        def write_controller(folder: Path) -> Sequence[Path]:
+            write_state(state, folder, STATE)
+            return ()  # `commit` syncs and hashes these files
+
         try:
             partial = begin(self._root, step)
             (partial / CONFIG).write_text(self._config_text, encoding="utf-8")
@@ -125,11 +129,6 @@ class Checkpointer:
             return self._clock() - started
         learner = self._workers.start_saving(partial / LEARNER)
         required = {CONFIG, *state_files(STATE), *(f"{LEARNER}/{name}" for name in learner)}
-        errors: list[str] = []
-        thread = threading.Thread(
-            target=_write, args=(state, partial, errors), name="checkpoint", daemon=True
-        )
-        thread.start()
         score = {SCORE: self._score} if step == self._scored_step else {}
         self._under_way = _UnderWay(
             step,
@@ -137,21 +136,20 @@ class Checkpointer:
             {**self._about, **about, **score},
             started,
             frozenset(required),
-            thread,
-            errors,
+            BackgroundWrite(write_controller, partial),
         )
         return self._clock() - started
 
     def poll(self) -> None:
         """Finish the checkpoint in progress if all its files are written; never waits."""
         under_way = self._under_way
-        if under_way is None or under_way.thread.is_alive():
+        if under_way is None or (state := under_way.state.outcome()) is None:
             return
         written = self._workers.poll_save()
         if written is None:
             return
         self._under_way = None
-        errors = [*under_way.errors, *([written.error] if written.error else [])]
+        errors = [each.error for each in (state, written) if each.error]
         if not errors:
             errors = self._commit(under_way, written)
         if errors:
@@ -172,7 +170,6 @@ class Checkpointer:
         return metrics
 
     def _commit(self, under_way: _UnderWay, written: Written) -> list[str]:
-        """Publish the checkpoint; return the errors that prevented it."""
         config = self._config
         records = {f"{LEARNER}/{name}": of for name, of in written.records.items()}
         try:
@@ -205,24 +202,11 @@ class Checkpointer:
         )
 
 
-def _write(state: Plain, partial: Path, errors: list[str]) -> None:
-    """Write the controller's state in a thread; append a failure to `errors`."""
-    try:
-        write_state(state, partial, STATE)
-    except Exception as error:  # after any error the checkpoint is incomplete
-        errors.append(reason_of(error))
-
-
-def reason_of(error: Exception) -> str:
-    """Return why a file was not written; never empty."""
-    return str(error) or repr(error)
-
-
 class BackgroundWrite:
-    """A worker's part of a checkpoint: files that a thread writes, and their hashes."""
+    """The controller's or a worker's part of a checkpoint, which a thread writes."""
 
     def __init__(self, write: Callable[[Path], Sequence[Path]], folder: Path) -> None:
-        """Begin. `write` returns the files it has written."""
+        """Begin. `write` returns files that it has written and synced, to be hashed here."""
         self._folder = folder
         self._records: dict[str, FileRecord] = {}
         self._error = ""
@@ -243,4 +227,4 @@ class BackgroundWrite:
             for path in write(self._folder):
                 self._records[path.relative_to(self._folder).as_posix()] = record(path)
         except Exception as error:  # after any error the checkpoint is incomplete
-            self._error = reason_of(error)
+            self._error = str(error) or repr(error)  # never empty

@@ -126,7 +126,6 @@ def commit(
 
 
 def discard(partial: Path) -> None:
-    """Remove the partial folder of a checkpoint that failed."""
     shutil.rmtree(partial, ignore_errors=True)
 
 
@@ -146,7 +145,6 @@ def list_abandoned(root: Path) -> list[Path]:
 
 
 def is_abandoned(path: Path) -> bool:
-    """Return whether `set_aside_later` has renamed this checkpoint."""
     return path.name.startswith(_PREFIX) and _ABANDONED in path.name
 
 
@@ -209,7 +207,8 @@ def prune(
     if keep_abandoned is not None:
         removed += left[: max(0, len(left) - keep_abandoned)]
     for path in removed:
-        _remove(path)
+        # Hidden first, so that a kill leaves no half of it under its name.
+        shutil.rmtree(_hide(path), ignore_errors=True)
     return removed
 
 
@@ -231,11 +230,6 @@ def sync(path: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
-
-
-def _remove(path: Path) -> None:
-    """Remove a checkpoint; hide it first, so that a kill leaves no half of it under its name."""
-    shutil.rmtree(_hide(path), ignore_errors=True)
 
 
 def _hide(path: Path) -> Path:

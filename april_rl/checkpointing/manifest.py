@@ -114,7 +114,6 @@ def verify(
 
 
 def _inside(name: str) -> str:
-    """Return `name` if it is a path within the folder; raise ValueError otherwise."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise ValueError(f"{name!r} is not a path within the checkpoint")
     return name

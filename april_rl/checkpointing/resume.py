@@ -128,7 +128,6 @@ def _refuse_to_start_again(run_dir: Path) -> None:
 
 
 def read_controller(path: Path) -> Plain:
-    """Return the controller's state in a checkpoint; raise DamagedStateError if unreadable."""
     return read_state(path, STATE)
 
 

@@ -93,7 +93,6 @@ def owner_of(run_dir: Path, *, waits: bool = True) -> str | None:
 
 @contextmanager
 def _free(path: Path, *, creates: bool, waits: bool = True) -> Iterator[_Opened]:
-    """Lock the file of `path`, once its owner is known to be dead."""
     first: tuple[int, float] | None = None  # the file's time, and when it was read
     while True:
         with (opened := _acquire(path, creates=creates)).file:
@@ -137,7 +136,6 @@ def _has_name(file: FileIO, path: Path) -> bool:
 
 
 def _open(path: Path, *, creates: bool) -> _Opened:
-    """Open the file and try to lock it."""
     is_new = creates and not path.exists()
     try:
         file = FileIO(path, "x+" if is_new else "r+")
@@ -225,7 +223,6 @@ def _owner_in(path: Path) -> dict[str, object]:
 
 
 def _read(text: bytes) -> dict[str, object]:
-    """Return what the owner has written; nothing when it died while it wrote."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -25,7 +25,6 @@ class Arguments(argparse.ArgumentParser):
         self.exit(2, f"error: {text}{stop} {self.prog} --help shows what it takes\n")
 
     def _unknown(self, words: list[str]) -> str:
-        """Return what is wrong with words that belong to no argument."""
         places = [action for action in self._actions if not action.option_strings]
         options = [word for word in words if word.startswith("-")]
         if not options:

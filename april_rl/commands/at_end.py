@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
 _PATIENCE_S = 120.0
 
 
@@ -32,8 +36,30 @@ def comparison_lines(sweep_dir: Path) -> str:
     return text if written else f"comparison: not written ({text})"
 
 
+class CompareRuns(Callback):
+    """A Hydra callback that compares the runs of a sweep at its end.
+
+    The program ends with status 1 if a run has failed. A launcher that starts runs elsewhere
+    reports failures by itself.
+    """
+
+    def __init__(self) -> None:
+        self._failed: list[str] = []
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: object) -> None:
+        """Note a run that failed; called by Hydra."""
+        if job_return.return_value:
+            self._failed.append(str(config.hydra.runtime.output_dir))
+
+    def on_multirun_end(self, config: DictConfig, **_: object) -> None:
+        """Compare the runs; called by Hydra in the program that the sweep was started with."""
+        print(comparison_lines(Path(config.hydra.sweep.dir)), flush=True)
+        if self._failed:
+            print(f"failed: {', '.join(self._failed)}", file=sys.stderr, flush=True)
+            sys.exit(1)  # Hydra turns other exceptions of a callback into warnings
+
+
 def _run(*arguments: str) -> tuple[bool, str]:
-    """Run a command; return whether it ended well, and what it printed or why it did not."""
     command = [sys.executable, "-m", "april_rl", *arguments]
     try:
         ran = subprocess.run(

@@ -76,9 +76,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _show(path: Path) -> None:
     from april_rl.checkpointing.manifest import read_manifest
-    from april_rl.checkpointing.resume import read_controller
+    from april_rl.checkpointing.resume import checkpoint_at, read_controller
 
-    folder = _checkpoint(path)
+    folder = checkpoint_at(path)
     manifest = read_manifest(folder)
     about = manifest.about
     collector = read_controller(folder)["collector"]
@@ -86,8 +86,8 @@ def _show(path: Path) -> None:
     print(f"run        {about['name']}, written by april_rl {manifest.version}")
     print(f"model      {about['model']}")
     print("ledger     " + _ledger(collector["ledger"]))
-    for name, groups in (("parked", collector["buffer"]["open"]), ("ready", _ready(collector))):
-        print(f"{name:<10} " + _groups(groups, version=manifest.step))
+    for name, key in (("parked", "open"), ("ready", "ready")):
+        print(f"{name:<10} " + _groups(collector["buffer"][key], version=manifest.step))
     for top in sorted({name.partition("/")[0] for name in manifest.files}):
         files = [of for name, of in manifest.files.items() if name.partition("/")[0] == top]
         size = sum(of.bytes for of in files) / 2**20
@@ -114,10 +114,6 @@ def _key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
-def _ready(collector: dict[str, Any]) -> list[dict[str, Any]]:
-    return list(collector["buffer"]["ready"])
-
-
 def _ledger(ledger: dict[str, Any]) -> str:
     counts = ", ".join(f"{n} {state}" for state, n in ledger.items() if state != "opened")
     return f"{ledger['opened']} opened: {counts}"
@@ -139,8 +135,9 @@ def _groups(groups: Sequence[dict[str, Any]], *, version: int) -> str:
 
 def _verify(path: Path) -> None:
     from april_rl.checkpointing.manifest import verify
+    from april_rl.checkpointing.resume import checkpoint_at
 
-    folder = _checkpoint(path)
+    folder = checkpoint_at(path)
     manifest = verify(folder, on_file=lambda name: print(f"  {name}", flush=True))
     print(f"{folder}: all {len(manifest.files)} files match the manifest")
 
@@ -190,15 +187,7 @@ def _prune(path: Path, counts: Mapping[str, int]) -> None:
         print(f"removed {one}")
 
 
-def _checkpoint(path: Path) -> Path:
-    """Return the checkpoint that `path` names; raises CheckpointError if there is none."""
-    from april_rl.checkpointing.resume import checkpoint_at
-
-    return checkpoint_at(path)
-
-
 def _root(path: Path) -> Path:
-    """Return the folder of a run's checkpoints."""
     from april_rl.checkpointing.manifest import CheckpointError
     from april_rl.checkpointing.resume import CHECKPOINTS
 

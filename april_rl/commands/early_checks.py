@@ -36,7 +36,6 @@ def check_early(config: TrainConfig, *, trains: bool = True, evaluates: bool = T
 
 
 def _functions(config: TrainConfig, *, trains: bool) -> Iterator[tuple[str, str]]:
-    """Yield the key and the name of every function and class."""
     for each in reward_functions(config.reward):
         yield each.key, each.function
     yield "environment.function", config.environment.function

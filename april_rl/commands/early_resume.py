@@ -37,7 +37,8 @@ def is_over(config: TrainConfig, run_dir: Path) -> bool:
         return False
     run = path.parent.parent
     said = f"{run} is already at step {manifest.step} of trainer.num_steps={num_steps}"
-    if not (manifest.about.get("is_finished") and _export(run, manifest.step).is_dir()):
+    has_export = (run / "exports" / f"step_{manifest.step}").is_dir()
+    if not (manifest.about.get("is_finished") and has_export):
         print(f"{said}: no step is left; the run is evaluated and exported", flush=True)
         return False
     message = f"{said}; nothing to train: set trainer.num_steps higher to continue"
@@ -48,7 +49,6 @@ def is_over(config: TrainConfig, run_dir: Path) -> bool:
 
 
 def _new_run(run_dir: Path) -> str:
-    """Return that a new run begins, and how to train the newest finished one beside it longer."""
     begins = f"a new run begins in {run_dir}"
     finished = _newest_finished(run_dir.parent)
     if finished is None:
@@ -71,7 +71,3 @@ def _newest_finished(folder: Path) -> tuple[Path, Manifest] | None:
         return None
     _, run, manifest = max(found, key=lambda each: each[0])
     return run, manifest
-
-
-def _export(run: Path, step: int) -> Path:
-    return run / "exports" / f"step_{step}"

@@ -24,7 +24,6 @@ from april_rl.commands.early_checks import check_early
 from april_rl.config import TrainConfig, to_config
 from april_rl.config.store import ConfigError, as_plain, compose_overrides
 from april_rl.errors import RunError
-from april_rl.evaluation.intervals import Estimate
 from april_rl.evaluation.report import (
     FILE_NAME,
     Report,
@@ -64,9 +63,10 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_intermixed_args(arguments)
     folder = _folder(options.settings)
+    overrides = [given for given in options.settings if not given.startswith(_OUTPUT)]
     try:
         other = None if options.compare is None else read_report(options.compare)
-        report = run_evaluation(_overrides(options.settings), folder, other=other)
+        report = run_evaluation(overrides, folder, other=other)
         if other is not None:
             _compare(other, report, folder)
     except RunError as error:
@@ -103,10 +103,6 @@ def _parser() -> argparse.ArgumentParser:
 # Settings.
 
 
-def _overrides(settings: Sequence[str]) -> list[str]:
-    return [given for given in settings if not given.startswith(_OUTPUT)]
-
-
 def _configure(overrides: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
     """Return the settings as composed and as checked.
 
@@ -124,7 +120,6 @@ def _configure(overrides: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
 
 
 def _check(composed: DictConfig) -> TrainConfig:
-    """Return the checked configuration; settings that only training reads get values that pass."""
     composed = copy.deepcopy(composed)
     OmegaConf.set_struct(composed, False)
     # A path that is there stays: a set with the same one has `data.args`, too.
@@ -154,24 +149,8 @@ def _refuse_without_effect(override: str) -> None:
 
 
 def _folder(settings: Sequence[str]) -> Path:
-    """Return the output folder."""
     given = [value.removeprefix(_OUTPUT) for value in settings if value.startswith(_OUTPUT)]
     return Path(given[-1] if given else time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))
-
-
-def _refuse_used(folder: Path) -> None:
-    """Raise ConfigError when the folder holds an evaluation."""
-    if (folder / FILE_NAME).exists():
-        raise ConfigError(f"{_OUTPUT}{folder} already holds an evaluation; give another folder")
-
-
-def _refuse_without_common_set(other: Report, config: TrainConfig) -> None:
-    """Raise ConfigError if the two evaluations have no set in common."""
-    if not other.sets.keys() & config.evaluation.sets.keys():
-        raise ConfigError(
-            f"--compare: no set in common; it has {', '.join(other.sets)}, this evaluation "
-            f"{', '.join(config.evaluation.sets)}"
-        )
 
 
 # Evaluation.
@@ -185,9 +164,13 @@ def run_evaluation(
     Raise RunError for what is wrong with a setting, or when `other` has no set in common.
     """
     composed, config = _configure(overrides)
-    _refuse_used(folder)
-    if other is not None:
-        _refuse_without_common_set(other, config)
+    if (folder / FILE_NAME).exists():
+        raise ConfigError(f"{_OUTPUT}{folder} already holds an evaluation; give another folder")
+    if other is not None and not other.sets.keys() & config.evaluation.sets.keys():
+        raise ConfigError(
+            f"--compare: no set in common; it has {', '.join(other.sets)}, this evaluation "
+            f"{', '.join(config.evaluation.sets)}"
+        )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
     check_early(config, trains=False)
@@ -206,7 +189,6 @@ def run_evaluation(
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:
-    """Return the settings that an evaluation depends on, as plain values."""
     found: dict[str, Any] = as_plain(composed)
     del found["data"]["path"], found["data"]["sources"]  # for training only
     return {key: found[key] for key in _SECTIONS}
@@ -237,7 +219,6 @@ def _show(report: Report, model: str) -> None:
 
 
 def _compare(other: Report, report: Report, folder: Path) -> None:
-    """Print and write the paired difference of every set that both evaluations have."""
     differences = {
         name: difference(other.sets[name], report.sets[name])
         for name in report.sets
@@ -245,7 +226,7 @@ def _compare(other: Report, report: Report, folder: Path) -> None:
     }
     for name, found in differences.items():
         changes = ", ".join(
-            f"{key.partition('_')[0]}@k {_format_change(change)}"
+            f"{key.partition('_')[0]}@k {change.value:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
             for key, change in found.changes.items()
         )
         print(f"{name}, {found.num_prompts} common prompts: {changes}")
@@ -259,7 +240,3 @@ def _compare(other: Report, report: Report, folder: Path) -> None:
 
 def _write_error(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(f"{_OUTPUT}{folder} cannot be written: {error.strerror}")
-
-
-def _format_change(change: Estimate) -> str:
-    return f"{change.value:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"

@@ -31,7 +31,6 @@ _MOST_SEQS = 256  # requests per engine, when engine.max_num_seqs is 0
 
 
 def sets_of_evaluation(config: TrainConfig, sets: PromptSets) -> dict[str, HeldOut]:
-    """Return the sets of `evaluation.sets`."""
     return held_out_sets(config, sets.load)
 
 
@@ -85,7 +84,6 @@ class EvaluationRun:
 
     @property
     def work(self) -> Sequence[TickWork]:
-        """Return what the engines did in every tick so far."""
         return self._evaluator.work
 
     def run(self) -> dict[str, SetReport]:
@@ -97,9 +95,7 @@ class EvaluationRun:
         }
 
     def evaluate_sets(self) -> Iterator[tuple[str, Evaluated]]:
-        """Evaluate the sets one after another, and write the samples of each to
-        samples/eval_NAME.jsonl.
-        """
+        """Evaluate the sets in order; write the samples of each to samples/eval_NAME.jsonl."""
         for num_done, (name, held_out) in enumerate(self._sets.items(), start=1):
             evaluated = self._evaluate(held_out)
             _write_samples(evaluated, self._folder / "samples" / f"eval_{name}.jsonl")
@@ -122,7 +118,6 @@ class EvaluationRun:
 
 
 def _num_seqs(config: TrainConfig, num_engines: int, sets: dict[str, HeldOut]) -> int:
-    """Return the number of requests that each engine computes together."""
     most = max(held_out.num_responses for held_out in sets.values())
     return config.engine.max_num_seqs or min(_MOST_SEQS, -(-most // num_engines))
 

@@ -71,16 +71,13 @@ def exported_files(folder: Path) -> list[str]:
 
 
 def other_files(folder: Path) -> list[str]:
-    """Return the paths of the files and links in the folder of an export that it did not write,
-    sorted.
-    """
+    """Return the paths, sorted, of files and links in an export that it did not write."""
     written = set(exported_files(folder))
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
     return sorted(name for name in found if name not in written)
 
 
 def _files_in(folder: Path) -> Iterator[str]:
-    """Yield the paths of the files in a folder, without links and what they lead to."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not (Path(parent) / name).is_symlink()]
         paths = (Path(parent) / name for name in names)
@@ -153,7 +150,6 @@ class Records:
                 yield name, {key: value for key, value in found.items() if value is not None}
 
     def num_samples(self, name: str) -> int:
-        """Return k of the evaluation set `name`."""
         return set_sampling(self.config, self.config.evaluation.sets[name]).num_samples
 
 
@@ -182,7 +178,8 @@ def model_card(name: str, records: Records | None) -> ModelCard:
     )
     shown: dict[str, Any] = {"title": data.model_name, "records": records}
     if records is not None:
-        config, paths = records.config, _data_paths(records.config)
+        config = records.config
+        paths = [each.path for each in config.data.sources.values()] or [config.data.path]
         data.base_model = _hub_id(config.model.path)
         data.datasets = sorted(filter(None, map(_hub_id, paths))) or None
         data.eval_results = list(_results(records)) or None
@@ -211,11 +208,6 @@ def _hub_id(path: str) -> str | None:
     except HFValidationError:
         return None
     return name
-
-
-def _data_paths(config: TrainConfig) -> list[str]:
-    sources = config.data.sources
-    return [source.path for source in sources.values()] or [config.data.path]
 
 
 def _results(records: Records) -> Iterator[EvalResult]:

@@ -85,7 +85,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_name(name: str) -> None:
-    """Raise HubError unless `name` is the name of a repository with its owner."""
     try:
         validate_repo_id(name)
     except HFValidationError as error:
@@ -95,7 +94,6 @@ def _check_name(name: str) -> None:
 
 
 def _card(export: Path, name: str, *, has_own: bool) -> str:
-    """Return the text of the card: README.md of the export, or else one of the run's records."""
     from april_rl.commands.model_card import Records, model_card
 
     if has_own:
@@ -108,7 +106,6 @@ def _card(export: Path, name: str, *, has_own: bool) -> str:
 
 
 def _push(options: argparse.Namespace, content: Sequence[CommitOperationAdd]) -> str:
-    """Make the repository and upload everything in one commit; return the commit's address."""
     api, name = HfApi(), options.name
     _check_token(api)
     api.create_repo(name, private=options.private or None, exist_ok=True)
@@ -122,7 +119,6 @@ def _push(options: argparse.Namespace, content: Sequence[CommitOperationAdd]) ->
 
 
 def _check_token(api: HfApi) -> None:
-    """Raise HubError unless there is a token that the hub knows and that may write."""
     if get_token() is None:
         raise HubError(
             "there is no token of the hub: run `hf auth login`, or set HF_TOKEN; a token that may "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,15 +82,15 @@ def column_of(where: str, setting: str, features: Mapping[str, Any]) -> Column:
     return Column(setting, path)
 
 
-def texts_of_json(text: str) -> list[str] | None:
-    """Return the texts that a text holds as a JSON list, or None if it is another text."""
+def list_of_json(text: str, is_item: Callable[[object], bool]) -> list[Any] | None:
+    """Return the list of such items that a text holds as JSON, or None if it is another text."""
     if not text.lstrip().startswith("["):
         return None
     try:
-        values = json.loads(text)
+        values: list[Any] = json.loads(text)
     except ValueError:
         return None
-    return values if all(isinstance(value, str) for value in values) else None
+    return values if all(map(is_item, values)) else None
 
 
 def unsaved_type(kind: pa.DataType) -> pa.DataType | None:

@@ -19,5 +19,4 @@ class BackendDecoder:
     backend: Tokenizer
 
     def __call__(self, token_ids: Sequence[int]) -> str:
-        """Return the text of a response, without special tokens."""
         return str(self.backend.decode(list(token_ids), skip_special_tokens=True))

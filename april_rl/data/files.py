@@ -39,7 +39,6 @@ def check_files(config: TrainConfig, *, trains: bool = True, evaluates: bool = T
 
 
 def of_held_out(error: DataError, name: str) -> DataError:
-    """Return an error about an evaluation set with the remedies for one."""
     return DataError(
         f"{error}\nThe set {name} is the recipe's, or the command line's, and reads its columns as "
         f"data.* says; evaluation.sets.{name}=null leaves it out"
@@ -47,7 +46,6 @@ def of_held_out(error: DataError, name: str) -> DataError:
 
 
 def no_column(where: str, setting: str, names: Iterable[str]) -> DataError:
-    """Return the error for a file or set that lacks the column of `setting`, KEY=COLUMN."""
     return DataError(f"{where} has no column {setting}; there are {', '.join(names)}")
 
 

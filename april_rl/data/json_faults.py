@@ -51,7 +51,6 @@ def json_fault(path: str, *, where: str) -> str | None:
 
 
 def _fault_of(text: str, *, where: str, first_line: int) -> str | None:
-    """Return the fault of one JSON document that begins in `first_line`, or None."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -67,5 +66,4 @@ def _fault_of(text: str, *, where: str, first_line: int) -> str | None:
 
 
 def describe(value: object) -> str:
-    """Return the type and the first 80 characters of a value, for messages."""
     return f"{type(value).__name__} {str(value)[:80]}"

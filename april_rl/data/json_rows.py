@@ -77,7 +77,6 @@ def read_json(path: str, target: Path) -> datasets.Dataset:
 
 
 def _kinds(path: str) -> dict[str, pa.DataType | None]:
-    """Return the Arrow type of each column; None for a column of several kinds."""
     kinds: dict[str, pa.DataType | None] = {}
     for rows in _chunks(path):
         names = dict.fromkeys(name for row in rows for name in row)
@@ -98,7 +97,6 @@ def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array | None:
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds the values of both, or None."""
     schemas = [pa.schema({"": kind}) for kind in (one, other)]
     try:
         both = pa.unify_schemas(schemas, promote_options="permissive")
@@ -114,7 +112,6 @@ def _feature(kind: pa.DataType | None) -> Any:  # noqa: ANN401
 
 
 def _write(path: str, target: Path, features: datasets.Features) -> str | None:
-    """Write the rows as these features, or return the name of a column that does not fit."""
     schema = features.arrow_schema
     with pa.OSFile(str(target), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
         for rows in _chunks(path):
@@ -130,7 +127,6 @@ def _write(path: str, target: Path, features: datasets.Features) -> str | None:
 
 
 def _stored_array(values: list[Any], feature: Any) -> pa.Array | None:  # noqa: ANN401
-    """Return the values as the Arrow array of a feature, or None if they do not fit."""
     if not isinstance(feature, MixedJson):
         return _array(values, datasets.Features({"": feature}).arrow_schema.field(0).type)
     texts = pa.array(to_storage(values, feature), type=pa.string())
@@ -166,7 +162,6 @@ def _is_object(line: str) -> bool:
 
 
 def _whole(text: str) -> Iterator[Rows]:
-    """Yield the rows of a text that is a list of objects, or objects that take several lines."""
     values, at = [], 0
     while text := text[at:].lstrip():
         value, at = _DECODER.raw_decode(text)

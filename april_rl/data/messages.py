@@ -8,24 +8,11 @@ from typing import Any
 
 from april_rl.types import Message
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 _ROLES_OF_QUESTIONS = ("user", "tool")  # the policy speaks after a message of one of these roles
 
 
-def messages_of_text(text: str) -> list[Any] | None:
-    """Return the messages that a text holds as a JSON list, or None if it is another text."""
-    if not text.lstrip().startswith("["):
-        return None
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    is_list = isinstance(value, list) and bool(value) and all(map(has_role, value))
-    return value if is_list else None
-
-
 def has_role(value: object) -> bool:
-    """Return whether a value is meant as a message."""
     return isinstance(value, Mapping) and isinstance(value.get("role"), str)
 
 
@@ -56,10 +43,10 @@ def _message(item: Mapping[str, Any], name: str) -> Message:
     """Return one message without null fields; `name` is its name in errors."""
     message = {key: value for key, value in item.items() if value is not None}
     role, calls = message["role"], message.pop("tool_calls", None)
-    if role not in _ROLES:
+    if role not in ROLES:
         raise ValueError(
             f"{name} has the role {role!r}, which chat templates do not know; the roles are "
-            f"{', '.join(_ROLES)}"
+            f"{', '.join(ROLES)}"
         )
     content = message.setdefault("content", "" if calls else None)
     if not isinstance(content, str):

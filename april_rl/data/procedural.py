@@ -83,7 +83,6 @@ def check_verifier(task: str, entries: list[dict[str, Any]], *, where: str) -> N
 
 
 def _library(where: str) -> Any:  # noqa: ANN401  # the module
-    """Import reasoning_gym, which is an optional dependency."""
     try:
         return import_module("reasoning_gym")
     except ImportError as error:
@@ -95,7 +94,6 @@ def _library(where: str) -> Any:  # noqa: ANN401  # the module
 def _draw(
     task: str, *, where: str, split: str, size: int, args: dict[str, Any], seed: int
 ) -> list[dict[str, Any]]:
-    """Return `size` entries of the split, or fewer if the task does not have that many."""
     library = _library(where)
     names = sorted(library.factory.DATASETS.keys() - {"composite"})
     if task not in names:
@@ -145,7 +143,6 @@ def _wrong_answers(gold: object) -> list[str]:
 
 
 def _score(score: Scorer, answer: str, entry: Mapping[str, Any]) -> float:
-    """Return the verifier's value; an exception counts as 0."""
     try:
         with warnings.catch_warnings(
             action="ignore"

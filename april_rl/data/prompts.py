@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import overload
 
@@ -52,9 +53,7 @@ class PromptTable(Sequence[Prompt]):
 
     @property
     def num_rows(self) -> int:
-        """Return the number of rows in the source, including duplicates and prompts that are too
-        long.
-        """
+        """Return the number of rows in the source, also of duplicates and too long prompts."""
         return self._tokenized.num_rows
 
     @property
@@ -64,9 +63,7 @@ class PromptTable(Sequence[Prompt]):
 
     @property
     def all_lengths(self) -> NDArray[np.int64]:
-        """Return the number of tokens of each distinct prompt [rows], including the ones that are
-        too long.
-        """
+        """Return the tokens of each distinct prompt [rows], also of those that are too long."""
         return self._tokenized.lengths
 
     @property
@@ -96,17 +93,9 @@ class PromptTable(Sequence[Prompt]):
     def __getitem__(self, index: slice) -> PromptTable: ...
     def __getitem__(self, index: int | slice) -> Prompt | PromptTable:
         if isinstance(index, slice):
-            places = self._places[index]
-            return PromptTable(
-                self._tokenized,
-                places,
-                path=self.path,
-                dataset=self.dataset,
-                summary=self.summary,
-                notes=self.notes,
-                has_environment=self._has_environment,
-                has_agent=self._has_agent,
-            )
+            part = copy(self)
+            part._places = self._places[index]
+            return part
         row = self._tokenized.table[int(self._places[index])]
         return Prompt(
             id=range(len(self))[index],
@@ -184,7 +173,6 @@ def load_prompts(
 
 
 def _counts(tokenized: TokenizedTable, num_prompts: int, *, limit: int) -> str:
-    """Return how many rows were read and why some of them give no prompt."""
     num_distinct = len(tokenized.lengths)
     num_duplicates = tokenized.num_rows - num_distinct
     duplicates = (
@@ -216,7 +204,6 @@ def _notes(path: str, tokenized: TokenizedTable, tokenizer: Tokenizer) -> Iterat
 
 
 def _check_tokens(tokenized: TokenizedTable) -> None:
-    """Raise DataError naming the first prompt without tokens, and how many there are."""
     without = np.flatnonzero(tokenized.lengths == 0)
     if len(without):
         raise DataError(
@@ -227,5 +214,4 @@ def _check_tokens(tokenized: TokenizedTable) -> None:
 
 
 def _source(tokenized: TokenizedTable, row: int) -> str:
-    """Return the name of a row of the tokenized table for messages."""
     return tokenized.names.name(tokenized.table[row]["place"])

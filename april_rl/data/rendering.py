@@ -96,7 +96,6 @@ class Renderer:
         return self._names.name(place)
 
     def _messages(self, row: Row, place: int) -> list[Message]:
-        """Return the row as a chat, with system prompt and instruction if they are set."""
         if isinstance(row.prompt, str):
             messages: list[Message] = [{"role": "user", "content": row.prompt}]
         else:

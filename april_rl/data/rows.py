@@ -14,10 +14,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from april_rl.config.task import PromptSetConfig
-from april_rl.data.columns import PathError, column_of, texts_of_json, unsaved_type
+from april_rl.data.columns import PathError, column_of, list_of_json, unsaved_type
 from april_rl.data.errors import DataError
 from april_rl.data.json_faults import describe
-from april_rl.data.messages import conversation, has_role, messages_of_text, place_of_question
+from april_rl.data.messages import conversation, has_role, place_of_question
 from april_rl.data.sources import RawTable, RowNames, map_again
 from april_rl.data.unread import media_columns, placeholder
 from april_rl.types import Message
@@ -38,7 +38,6 @@ class RowReader:
     """Reads questions and answers according to a set's settings; every message names its row."""
 
     def __init__(self, raw: RawTable, chosen: PromptSetConfig, columns: Collection[str]) -> None:
-        """Raise DataError for a column that the table does not have."""
         self._names: RowNames = raw.names
         features = raw.table.features
         self._prompt = column_of(raw.where, f"data.prompt_column={chosen.prompt_column}", features)
@@ -64,7 +63,6 @@ class RowReader:
 
     @property
     def needed_columns(self) -> list[str]:
-        """Return the names of all columns that are read."""
         return sorted({self._prompt.path[0], self._answer.path[0], *self.columns})
 
     def rows(self, batch: Mapping[str, list[Any]], places: Collection[int]) -> Iterator[Row]:
@@ -80,7 +78,6 @@ class RowReader:
                 raise DataError(f"{self._names.name(place)}: {error}") from None
 
     def is_answered(self, batch: Mapping[str, list[Any]]) -> list[bool]:
-        """Return for each row whether it has an answer that the pattern matches."""
         return [self._is_answered(value) for value in self._answer.of(batch)]
 
     def _is_answered(self, value: object) -> bool:
@@ -113,7 +110,6 @@ class RowReader:
         return (*prompt[:at], {**prompt[at], "content": match[1]}, *prompt[at + 1 :])
 
     def _check_text_alone(self, prompt: str | tuple[Message, ...], place: int) -> None:
-        """Raise DataError for a question with a mark that stands for an image."""
         texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt]
         if mark := next(filter(None, map(placeholder, texts)), None):
             raise DataError(
@@ -122,7 +118,6 @@ class RowReader:
             )
 
     def _gold(self, value: object, place: int) -> str:
-        """Return the answer as text, after applying the pattern."""
         answer = self._find(value)
         if answer is None:
             raise UnansweredError(self._complaint(value, place))
@@ -140,7 +135,7 @@ class RowReader:
         if not isinstance(text, str):
             return text
         if self._answer_pattern is None:
-            return _only(texts_of_json(text) or [text])
+            return _only(list_of_json(text, lambda item: isinstance(item, str)) or [text])
         matches = self._answer_pattern.findall(text)
         return (matches[-1].strip() or None) if matches else None
 
@@ -190,7 +185,6 @@ def first_places(digests: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def _batches(raw: RawTable, reader: RowReader) -> Iterator[tuple[range, dict[str, list[Any]]]]:
-    """Yield the table's rows as Python values, one batch at a time, with their indices."""
     for first in range(0, len(raw.table), _MAPPED_ROWS):
         last = min(first + _MAPPED_ROWS, len(raw.table))
         mapped = map_again(raw.table).select_columns(reader.needed_columns)
@@ -210,18 +204,15 @@ def _digest(row: Row) -> bytes:
 
 
 def _parts(message: Message) -> tuple[str, ...]:
-    """Return the texts that make a message: its role, its content and what else it has."""
     if len(message) == 2:
         return message["role"], message["content"]
     return (json.dumps(message, sort_keys=True, default=str),)
 
 
 def _to_prompt(value: object) -> str | tuple[Message, ...]:
-    """Return the text or the chat messages, which may be JSON text; raises ValueError for anything
-    else.
-    """
+    """Return the text or the chat messages (maybe JSON text); raise ValueError for others."""
     if isinstance(value, str) and value:
-        value = messages_of_text(value) or value
+        value = list_of_json(value, has_role) or value
     if isinstance(value, str) and value:
         return value
     if isinstance(value, list) and value and all(map(has_role, value)):

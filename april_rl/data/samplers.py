@@ -59,7 +59,6 @@ class Shuffled:
         return {"epoch": self._epoch, "cursor": self._cursor}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state` was saved."""
         self._move_to(epoch=state["epoch"], cursor=state["cursor"])
 
     def _move_to(self, *, epoch: int, cursor: int) -> None:

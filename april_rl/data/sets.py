@@ -57,7 +57,6 @@ class PromptSets:
         return table
 
     def training(self) -> dict[str, PromptTable]:
-        """Return the sources of a mixture by name; a single set has the name ""."""
         return {
             name: self.load(
                 key=f"data.sources.{name}.path" if name else "data.path",

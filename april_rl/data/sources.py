@@ -86,7 +86,6 @@ def row_names(chosen: PromptSetConfig, num_rows: int) -> RowNames:
 
 
 def _load_file(path: str, *, where: str, cache: Path) -> datasets.Dataset:
-    """Return the file as a table with at least one row."""
     check_file(path, where=where)
     builder = FORMATS[Path(path).suffix]
     is_text = builder == "json"

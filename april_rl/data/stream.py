@@ -61,7 +61,6 @@ class PromptStream:
 
     @property
     def learns(self) -> bool:
-        """Return whether the sampler reads rewards."""
         return self._learner is not None
 
     def take(self, prompt_id: int | None = None) -> Prompt:
@@ -96,9 +95,7 @@ class PromptStream:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state` was taken; raises DataError if seed, data or sampler
-        differ.
-        """
+        """Continue where `state` was taken; raise DataError if seed, data or sampler differ."""
         if state["seed"] != self._seed:
             raise DataError(
                 f"seed={self._seed} is not the seed of the saved prompt stream ({state['seed']}): "
@@ -162,25 +159,19 @@ class MixedStream:
     def take(self) -> Prompt:
         """Return the next prompt; its id is its position in the whole stream."""
         position = sum(stream.num_taken for stream in self._streams.values())
-        return self._streams[self._next_source()].take(position)
-
-    @property
-    def learns(self) -> bool:
-        """Return whether the samplers read rewards."""
-        return any(stream.learns for stream in self._streams.values())
-
-    def learn(self, prompt: Prompt, rewards: Sequence[float]) -> None:
-        """Give the rewards [G] of a prompt's group to the sampler of its source."""
-        self._streams[prompt.dataset].learn(prompt, rewards)
-
-    def _next_source(self) -> str:
-        """Return the source furthest behind its share (Sainte-Laguë's rule); the first one of a
-        tie.
-        """
-        return min(
+        # The source furthest behind its share (Sainte-Laguë's rule); the first one of a tie.
+        source = min(
             self._streams,
             key=lambda name: (self._streams[name].num_taken + 0.5) / self._weights[name],
         )
+        return self._streams[source].take(position)
+
+    @property
+    def learns(self) -> bool:
+        return any(stream.learns for stream in self._streams.values())
+
+    def learn(self, prompt: Prompt, rewards: Sequence[float]) -> None:
+        self._streams[prompt.dataset].learn(prompt, rewards)
 
     def save(self) -> dict[str, Any]:
         return {

@@ -68,7 +68,6 @@ class TableMaker:
         num_processes: int,
         seed: int,
     ) -> None:
-        """The arguments have the same meaning as in `load_prompts`."""
         self._chosen, self._tokenizer = chosen, tokenizer
         self._key, self._columns = key, columns
         self._deduplicate, self._seed = deduplicate, seed
@@ -97,7 +96,6 @@ class TableMaker:
         return self._read(folder)
 
     def _make(self, work: Path, *, into: Path | None) -> TokenizedTable:
-        """Read, check and tokenize the rows; `work` is a folder for the source's own Arrow file."""
         raw = open_source(self._chosen, key=self._key, seed=self._seed, folder=work)
         renderer = Renderer(self._chosen, self._tokenizer, raw.names)
         reader = RowReader(raw, self._chosen, self._columns)
@@ -128,7 +126,6 @@ class TableMaker:
         places: NDArray[np.int64],
         into: Path | None,
     ) -> datasets.Dataset:
-        """Return the table that `tokenize` makes of the rows at `places`, written to `into`."""
         rows = raw.table.select_columns(reader.needed_columns)
         if len(places) < len(rows):
             rows = rows.select(places)
@@ -156,7 +153,6 @@ class TableMaker:
             )
 
     def _read(self, folder: Path) -> TokenizedTable:
-        """Return a finished table; its files stay memory-mapped while it is in use."""
         info = json.loads((folder / _INFO).read_text(encoding="utf-8"))
         shards = sorted(folder.glob("prompts*.arrow"))  # one for each process that wrote
         table = datasets.concatenate_datasets([datasets.Dataset.from_file(str(s)) for s in shards])
@@ -180,7 +176,6 @@ def fingerprint(table: datasets.Dataset) -> str:
 
 
 def _unknown(table: datasets.Dataset, unknown_id: int | None) -> dict[str, float | int]:
-    """Return the share of unknown tokens of all rows, and the first row with one."""
     found = {"unknown_frac": 0.0, "unknown_row": 0}
     if unknown_id is None:
         return found

@@ -49,7 +49,6 @@ class Tokenizer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, path: str) -> None:
-        """`path` is its name in messages."""
         self._tokenizer = tokenizer
         self._path = path
 
@@ -58,13 +57,10 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Return whether `chat_text` can be used."""
         return self._tokenizer.chat_template is not None
 
     def check_chat(self, template_kwargs: Mapping[str, Any]) -> None:
-        """Raise TokenizerError unless there is a chat template that reads every one of
-        `template_kwargs`.
-        """
+        """Raise TokenizerError unless a chat template reads every one of `template_kwargs`."""
         if not self.has_chat_template:
             raise TokenizerError(
                 f"data.template=chat needs a chat template, but the tokenizer of model.path="
@@ -112,7 +108,6 @@ class Tokenizer:
 
     @property
     def has_tool_calls(self) -> bool:
-        """Return whether `tool_calls` can read what this model writes."""
         return self._call_form() is not None
 
     def check_tool_calls(self) -> None:
@@ -188,9 +183,7 @@ class Tokenizer:
         return is_added or token_id in self._tokenizer.all_special_ids
 
     def fingerprint(self) -> str:
-        """Return a digest of everything that decides text and tokens: vocabulary, rules, chat
-        template.
-        """
+        """Return a digest of what decides text and tokens: vocabulary, rules, chat template."""
         tokenizer = self._tokenizer
         if isinstance(tokenizer, PreTrainedTokenizerFast):
             rules = tokenizer.backend_tokenizer.to_str()
@@ -209,7 +202,6 @@ class Tokenizer:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of tokens, with those that were added to the vocabulary."""
         return len(self._tokenizer)
 
     def show_text(self, token_ids: Sequence[int]) -> str:
@@ -224,9 +216,7 @@ class Tokenizer:
         self._tokenizer.save_pretrained(folder)
 
     def decoder(self) -> Callable[[Sequence[int]], str]:
-        """Return `decode` for other processes; where possible, unpickling it does not import
-        transformers.
-        """
+        """Return `decode` for other processes, if possible without importing transformers."""
         tokenizer = self._tokenizer
         if isinstance(tokenizer, PreTrainedTokenizerFast) and _adds_nothing(tokenizer):
             return BackendDecoder(tokenizer.backend_tokenizer)

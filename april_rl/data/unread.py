@@ -47,7 +47,6 @@ def unread_notes(raw: RawTable, needed: Collection[str]) -> Iterator[str]:
 
 
 def _num_filled(column: pa.ChunkedArray) -> int:
-    """Return the number of values that are neither null nor empty."""
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         lengths = pc.list_value_length(column)

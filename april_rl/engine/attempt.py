@@ -50,9 +50,7 @@ class Attempt:
         return _ENDS[output.finish_reason] if self.token_ids else "no_tokens"
 
     def _append(self, output: EngineCoreOutput) -> bool:
-        """Append the new tokens; append none and return False if one has no finite
-        log-probability.
-        """
+        """Append the new tokens, or none and return False if a log-probability is not finite."""
         token_ids = output.new_token_ids
         reported = output.new_logprobs
         if reported is None or reported.logprob_token_ids[:, 0].tolist() != token_ids:

@@ -14,7 +14,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.core_client import InprocClient
 
-from april_rl.engine.scheduler import counting_scheduler
+from april_rl.engine.scheduler import CountingAsyncScheduler, CountingScheduler
 from april_rl.engine.tensor_parallel import executor_class
 from april_rl.errors import RunError
 
@@ -52,7 +52,7 @@ class EngineStartError(RunError):
 
 def start_core(args: EngineArgs) -> InprocClient:
     """Start a vLLM core in this process; raise EngineStartError when it cannot."""
-    args.scheduler_cls = counting_scheduler(is_async=bool(args.async_scheduling))
+    args.scheduler_cls = CountingAsyncScheduler if args.async_scheduling else CountingScheduler
     try:
         config = args.create_engine_config()
         _check_experts(config)

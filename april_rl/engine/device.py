@@ -46,7 +46,6 @@ class CpuDevice:
     keeps_kv_cache = True
 
     def __init__(self, config: EngineConfig) -> None:
-        """Use engine.kv_cache_gib of main memory for the KV cache."""
         self._kv_cache_bytes = int(config.kv_cache_gib * 2**30)
 
     def engine_args(self) -> dict[str, Any]:
@@ -104,7 +103,6 @@ class AcceleratorDevice:
         }
 
     def engine_args(self) -> dict[str, Any]:
-        """Return the share of the device, and whether it sleeps."""
         return self._args
 
     def attach(self, core: InprocClient, *, temperature: float) -> None:

@@ -83,9 +83,7 @@ class Parked:
         self._core.abort_requests([self._idle.pop(sample_id)[0] for sample_id in gone])
 
     def make_room(self) -> None:
-        """Give up idle requests, youngest first, while they hold memory or rows that others
-        need.
-        """
+        """Give up idle requests, youngest first, while others need their memory or rows."""
         while self._idle and (self._lacks_blocks() or self._lacks_rows()):
             request_id, _ = self._idle.pop(max(self._idle))
             self._core.abort_requests([request_id])

@@ -46,7 +46,6 @@ class CountingScheduler(Scheduler):
         return output
 
     def take_recomputed(self, request_id: str) -> int:
-        """Return how many tokens were computed again for the token that was just sampled."""
         return self._recomputed.pop(request_id, 0)
 
 
@@ -67,10 +66,5 @@ def _resumed_requests(
                 yield request_id, num_cached
 
 
-class _CountingAsyncScheduler(CountingScheduler, AsyncScheduler):
-    pass
-
-
-def counting_scheduler(*, is_async: bool) -> type[CountingScheduler]:
-    """Return the scheduler for `vllm.EngineArgs.scheduler_cls`."""
-    return _CountingAsyncScheduler if is_async else CountingScheduler
+class CountingAsyncScheduler(CountingScheduler, AsyncScheduler):
+    """The same for engine.async_scheduling."""

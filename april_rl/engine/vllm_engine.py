@@ -97,14 +97,11 @@ class VllmEngine:
 
     @property
     def policy_version(self) -> int:
-        """Return the version of the weights the engine samples with; 0 before the first
-        `load_weights`.
-        """
+        """Return the version of the weights in use; 0 before the first `load_weights`."""
         return self._policy_version
 
     @property
     def keeps_weights(self) -> bool:
-        """Return whether the weights stay in memory during `sleep`."""
         return self._device.keeps_kv_cache
 
     @property
@@ -240,7 +237,6 @@ class VllmEngine:
         assert not self._core.engine_core.batch_queue, "abort first: a step is under way"
 
     def _fill(self, slots: int) -> None:
-        """Hand queued requests to vLLM while fewer than `slots` run."""
         while self._queue and len(self._running) < slots:
             request = self._queue.popleft()
             kept = self._parked.resume(request)
@@ -289,7 +285,6 @@ class VllmEngine:
         return self._device.with_seed(params, request)
 
     def _drain(self, counts: TickCounts) -> Iterator[Completion]:
-        """Wait for the engine steps under way, and yield the completions that they finish."""
         for outputs in drain(self._core):
             yield from self._take(outputs, counts)
 

@@ -25,29 +25,19 @@ OWN_COLUMNS = ("prompt", "answer", "dataset")
 
 
 def methods_of(made: object) -> dict[str, Callable[..., Any]]:
-    """Return the methods of an object by name."""
     return dict(inspect.getmembers(made, predicate=inspect.ismethod))
-
-
-def vars_of(found: type[Any]) -> dict[str, Any]:
-    """Return the attributes of a class, inherited ones too."""
-    return {name: value for base in reversed(found.__mro__) for name, value in vars(base).items()}
 
 
 def names_of(found: type[Any]) -> set[str]:
     """Return the names of the methods of a class, without static ones."""
-    functions = inspect.getmembers(found, predicate=inspect.isfunction)
-    statics = {name for name, value in vars_of(found).items() if isinstance(value, staticmethod)}
-    return {name for name, _ in functions} - statics
+    return {name for name, _ in inspect.getmembers_static(found, inspect.isfunction)}
 
 
 def is_of_tools(found: type[Any]) -> bool:
-    """Return whether a class has TRL's form."""
     return "reset" in (names := names_of(found)) and "step" not in names and bool(tools_of(found))
 
 
 def is_of_skyrl(found: type[Any]) -> bool:
-    """Return whether a class has SkyRL-gym's form."""
     return {"init", "step"} <= names_of(found) and "reset" not in names_of(found)
 
 
@@ -70,11 +60,6 @@ class FunctionTools:
 
     def reset(self, **row: object) -> None:
         """Begin without a message; functions know nothing of the row."""
-
-
-def is_of_functions(found: type[Any]) -> bool:
-    """Return whether a class was made by `class_of_functions`."""
-    return issubclass(found, FunctionTools)
 
 
 def class_of_functions(functions: Sequence[object]) -> type[FunctionTools]:
@@ -110,7 +95,6 @@ class ToolsEnvironment:
     """An instance of a class in TRL's form."""
 
     def __init__(self, tools: Any) -> None:  # noqa: ANN401
-        """Take the instance."""
         self._instance, methods = tools, methods_of(tools)
         self._reset, self._get_reward = methods["reset"], methods.get("get_reward")
         self._tools = {name: methods[name] for name in tools_of(type(tools))}
@@ -159,7 +143,6 @@ class SkyRLEnvironment:
     """An instance of a class of SkyRL-gym."""
 
     def __init__(self, found: type[Any], args: Mapping[str, Any], *, max_turns: int) -> None:
-        """Take the class, the values of its `env_config`, and environment.max_turns."""
         self._class, self._config = found, SimpleNamespace(**args)
         self._max_turns = max_turns
 
@@ -180,7 +163,6 @@ class SkyRLEnvironment:
 
 
 async def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-    """Call a function, in a thread unless it is a coroutine function."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
     returned = await threads.call(function, *args, **kwargs)

@@ -39,7 +39,6 @@ class Calls:
     """The calls of one sample."""
 
     def __init__(self, path: Path) -> None:
-        """`path` is the file that `path_of` returns."""
         self._path = path
         self._name = uuid4().hex  # the name of these calls, in the first line of the file
         self._begun: dict[str, int] = {}  # attempts by key
@@ -119,7 +118,6 @@ class Calls:
             self._note(line)
 
     def has_snapshot(self, turns: str) -> bool:
-        """Return whether there is a snapshot after these turns."""
         return turns in self._snapshots
 
     def restore(self, turns: str) -> Any:  # noqa: ANN401
@@ -154,7 +152,6 @@ class Calls:
     def _begin(
         self, key: str, function: Callable[..., Any], kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """Note that a call begins; return its keyword arguments."""
         with self._lock:
             if self._is_closed:
                 raise CallError("the episode was given up")
@@ -202,17 +199,14 @@ class Notes:
     """The files with the calls of samples, which are removed when no checkpoint can need them."""
 
     def __init__(self, folder: Path, *, num_saves: int) -> None:
-        """Keep a sample's notes until the run was saved `num_saves` times after its end."""
         self._folder = folder
         # Samples that ended since each of the last saves, the latest first.
         self._ended: deque[set[SampleId]] = deque([set()], maxlen=num_saves + 1)
 
     def keep(self, sample_id: SampleId) -> None:
-        """Note that a sample continues."""
         self._ended[0].discard(sample_id)
 
     def end(self, sample_id: SampleId) -> None:
-        """Note that a sample has ended."""
         self._ended[0].add(sample_id)
 
     def on_save(self) -> None:
@@ -228,7 +222,6 @@ class Notes:
 
 
 def _as_text(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return a function and its arguments as text."""
     if not inspect.isroutine(function):
         raise CallError(f"{function!r:.80} has no name: give a function or a method")
     name = f"{function.__module__}.{function.__qualname__}"

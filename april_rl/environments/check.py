@@ -41,7 +41,6 @@ def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None
 
 
 def _check_following(pool: EnvironmentPool, example: Prompt) -> None:
-    """Raise EnvironmentFailedError when the template cannot continue after a turn."""
     dialogue = pool.rules[example.dataset].dialogue
     has_tools = dialogue.has_tools and not dialogue.has_agent  # an agent declares its tools later
     roles = ("user", "tool") if has_tools else ("user",)

@@ -77,7 +77,6 @@ class Dialogue:
         return token_ids[ends[0] + (not is_cut) :]
 
     def turn_of(self, text: str) -> tuple[int, ...]:
-        """Return a turn in which the policy says `text`."""
         return (*self._encode(text), min(self.stop_ids))
 
     def turn(
@@ -140,7 +139,6 @@ class Dialogue:
 
 
 def _call(read: Any) -> ToolCall:  # noqa: ANN401
-    """Return a call in the form of chat messages; raise ValueError if it is not one."""
     function = read.get("function") if isinstance(read, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(f"it names no function: {read!r:.80}")

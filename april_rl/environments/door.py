@@ -87,7 +87,6 @@ def _check(method: str, given: StepResult, *, max_tokens: int) -> StepResult:
 
 
 def _messages(value: object) -> list[Message]:
-    """Return messages as a list; text is a message of the user."""
     if isinstance(value, str):
         return [{"role": "user", "content": repair(value)}] if value else []
     given = [value] if isinstance(value, Mapping) or not isinstance(value, Sequence) else value
@@ -174,7 +173,6 @@ def _cut(messages: list[Message], room: int) -> list[Message]:
 
 
 def _show(value: object) -> str:
-    """Return the beginning of a value as one line of text."""
     try:
         return repair(f"{value!r:.80}")
     except Exception as error:  # a user's class may raise anything when it is shown

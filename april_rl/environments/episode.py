@@ -122,7 +122,6 @@ class Episode:
         )
 
     async def _save(self, environment: Environment) -> None:
-        """Write a snapshot of an environment that has them."""
         if self._has_snapshots:
             assert isinstance(environment, Saves)
             state = await self._call_in_time(environment.snapshot)

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, cast
 
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.adapters import (
+    FunctionTools,
     SkyRLEnvironment,
     ToolsEnvironment,
     class_of_functions,
     columns_of,
-    is_of_functions,
     is_of_skyrl,
     is_of_tools,
     methods_of,
@@ -45,7 +45,6 @@ class Description(NamedTuple):
 
 
 def limits_of(config: EnvironmentConfig) -> Limits:
-    """Return the limits of a process with environments."""
     return Limits(config.memory_gib, config.secrets)
 
 
@@ -70,20 +69,19 @@ def describe(config: EnvironmentConfig) -> Description:
 def _describe(config: EnvironmentConfig, connection: Connection) -> None:
     found = Description()
     with Caught() as caught:
-        check_loadable(config)
-        if config.function and is_of_tools(load_class(config.function, config.args)):
-            found = _describe_class(load_class(config.function, config.args), config.args)
+        loaded = load(config)
+        if loaded is not None and is_of_tools(loaded):
+            found = _describe_class(loaded, config.args)
     connection.send(caught.message or found)
 
 
 def _describe_class(found: type[Any], args: Mapping[str, Any]) -> Description:
     methods = methods_of(found(**args))
     tools = tuple(_schema(methods[name]) for name in tools_of(found))
-    return Description(tools, columns_of(found), has_reward=not is_of_functions(found))
+    return Description(tools, columns_of(found), has_reward=not issubclass(found, FunctionTools))
 
 
 def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the JSON schema of a tool. Raise TypeError when it is not described."""
     from transformers.utils.chat_template_utils import (
         DocstringParsingException,
         TypeHintParsingException,
@@ -123,28 +121,27 @@ def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
     return found
 
 
-def check_loadable(config: EnvironmentConfig) -> None:
-    """Import the class, agent or program of the settings; raise as `load_class`, `check_function`
-    and `check_address` do.
+def load(config: EnvironmentConfig) -> type[Any] | None:
+    """Return the class of the settings, or None where they have an agent or a command, after
+    checking it; raise as `load_class`, `check_function` and `check_address` do.
     """
-    if config.has_agent:
-        check_address(config.address)
     if config.function:
-        load_class(config.function, config.args)
-    elif config.agent:
+        return load_class(config.function, config.args)
+    check_address(config.address)
+    if config.agent:
         check_function(import_function(config.agent), config.args)
+    return None
 
 
 def environments_of(
     config: EnvironmentConfig, endpoint: Endpoint
 ) -> Callable[[Context], Environment]:
     """Return a function that makes a new instance, ready for `reset`; the parts that are checked
-    and imported here are not checked again for each sample. Raise as `check_loadable` does.
+    and imported here are not checked again for each sample. Raise as `load` does.
     """
-    check_loadable(config)
-    if config.has_agent:
+    found = load(config)
+    if found is None:
         return partial(_new_agent, config, endpoint)
-    found = load_class(config.function, config.args)
     if is_of_skyrl(found):
         return lambda _: SkyRLEnvironment(found, config.args, max_turns=config.max_turns)
     has_tools = is_of_tools(found)

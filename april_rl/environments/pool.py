@@ -68,7 +68,6 @@ class EnvironmentPool(Supervisor):
         self._replied_s = 0.0  # the time of the calls that returned
 
     def act(self, sample: Sample) -> None:
-        """Let the environment of a sample answer its last turn, or begin; return at once."""
         self._ask(sample.id, sample)
 
     def forget(self, sample_id: SampleId) -> None:
@@ -139,7 +138,6 @@ class EnvironmentPool(Supervisor):
         self._known[question.number] = Reply(sample.id, sample.end, observation)
 
     def _observation(self, sample: Sample, results: Sequence[StepResult]) -> Observation:
-        """Return what an environment returned as an observation, or that it cannot be read."""
         rules = self.rules[sample.prompt.dataset]
         try:
             observation = observation_of(results, sample, rules, config=self._config)

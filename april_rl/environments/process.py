@@ -89,7 +89,6 @@ class _Episodes:
         self._send(await self._alive[request.sample_id].reply_to(request))
 
     def _send(self, reply: EpisodeReply) -> None:
-        """Send a reply, with the others of this turn of the event loop."""
         if not self._replies:
             asyncio.get_running_loop().call_soon(self._flush)
         self._replies.append(reply)

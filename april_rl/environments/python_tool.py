@@ -70,7 +70,6 @@ class PythonBlocks:
     """
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401
-        """`settings` are those of `PythonTool`."""
         self._tool = PythonTool(**settings)
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str:  # noqa: ARG002

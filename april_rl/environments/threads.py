@@ -35,7 +35,6 @@ class Threads:
     """The calls under way in this process."""
 
     def __init__(self) -> None:
-        """Start without one."""
         self._free = asyncio.Semaphore(_MOST_CALLS)
         # The executor starts a thread only when none is idle; hung calls do not count.
         self._threads = ThreadPoolExecutor(max_workers=1 << 16)
@@ -62,7 +61,6 @@ class Threads:
         self.num_hung -= 1
 
     async def _wait(self) -> None:
-        """Wait until there is room for a call; the time limit stands still."""
         limit = _limit.get()
         left_s = None
         if self._free.locked() and limit is not None and (at_s := limit.when()) is not None:

@@ -29,7 +29,6 @@ class Sums:
         self._median_s, self._log = median_s, log
 
     def load(self, context: Context) -> None:
-        """Make calls once."""
         self._once = context.once
 
     def reset(self, row: Mapping[str, Any], seed: int) -> None:

@@ -95,7 +95,6 @@ def observation_of(
 
 
 def failure(message: str) -> Observation:
-    """Return the end of an episode whose environment has failed."""
     return Observation((), is_final=True, failure=f"the environment has failed: {message}")
 
 

@@ -35,7 +35,6 @@ class Mailbox:
     """A queue of events: other threads put functions, the controller's thread calls them."""
 
     def __init__(self) -> None:
-        """Start without events."""
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     def put(self, event: Callable[[], None]) -> None:

@@ -29,9 +29,7 @@ class OwnFunctionError(RunError):
 
 
 def load_advantages(config: AlgorithmConfig) -> Advantages | None:
-    """Return the function of algorithm.advantage, None for a built-in one; raise
-    OwnFunctionError.
-    """
+    """Return the function of algorithm.advantage, None if built in; raise OwnFunctionError."""
     if config.advantage in Advantage.__members__:
         return None
     estimate = load_own(config, "advantage", config.advantage, num_given=2)
@@ -87,7 +85,6 @@ def keywords(function: Callable[..., Any]) -> set[str]:
 def _wrong_advantages(
     samples: Sequence[Sequence[Sample]], found: Sequence[Sequence[Floats]]
 ) -> str:
-    """Return what is wrong with advantages of all groups, empty when nothing is."""
     if [len(group) for group in found] != [len(group) for group in samples]:
         return (
             f"it returned {[len(group) for group in found]} advantages for groups of "

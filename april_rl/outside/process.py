@@ -133,7 +133,6 @@ def _run(
     mark: str,
     lifeline: Connection,
 ) -> None:
-    """Lead a process group of its own, so that the programs it starts end with it."""
     os.setsid()
     os.environ[MARK] = mark
     prepare(lifeline, limits, with_group=True)

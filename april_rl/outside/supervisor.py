@@ -66,7 +66,6 @@ class Supervisor(ABC):
     """
 
     def __init__(self, num_processes: int) -> None:
-        """Start nothing yet: processes start with the first question."""
         self._num_processes = num_processes
         self._num_asked = 0
         self._processes: list[Process] = []
@@ -81,12 +80,10 @@ class Supervisor(ABC):
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether a question is open."""
         return bool(self._open or self._waiting)
 
     @property
     def has_known(self) -> bool:
-        """Return whether there is a reply that has not been taken."""
         return bool(self._known)
 
     def take(self) -> list[Any]:
@@ -141,7 +138,6 @@ class Supervisor(ABC):
         """Return the error that ends the run."""
 
     def _ask(self, key: Hashable, subject: object) -> None:
-        """Ask the process where the subject lives, else let it begin in one."""
         self._place(Question(number=self._num_asked, key=key, subject=subject))
         self._num_asked += 1
 
@@ -171,7 +167,6 @@ class Supervisor(ABC):
         process.send(request)
 
     def _emptiest(self) -> Process:
-        """Return the process with the fewest subjects; start one while there are too few."""
         processes = [p for p in self._processes if p is not self._quarantine and not p.is_leaving]
         if len(processes) < self._num_processes:
             return self._new()
@@ -182,7 +177,6 @@ class Supervisor(ABC):
         return self._processes[-1]
 
     def _on_reply(self, process: Process, reply: ProcessReply) -> None:
-        """Take a reply."""
         if process not in self._processes:
             return  # it was killed
         question, _ = self._open.pop(reply.number)
@@ -218,7 +212,6 @@ class Supervisor(ABC):
         self._ask_in_quarantine()
 
     def _remove(self, process: Process) -> None:
-        """End a process, with the programs that it has started, and forget its subjects."""
         self._processes.remove(process)
         self._counts["deaths"] += 1
         process.kill()

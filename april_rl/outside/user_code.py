@@ -1,6 +1,4 @@
-"""Load user functions that a setting names as `module:function`, and catch what user code
-raises.
-"""
+"""Load user functions that a setting names as `module:function`, and catch their errors."""
 
 from __future__ import annotations
 
@@ -117,7 +115,6 @@ def _not_function(module: str, name: str, kind: str) -> TypeError:
 
 
 def _no_function(module: str, name: str, own: Iterable[str]) -> TypeError:
-    """Return the error for a name that a module lacks, with functions and classes that it has."""
     known = [each for each in own if not each.startswith("_")]
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(known[:8])}"
@@ -151,7 +148,6 @@ def further_names(
 
 
 def name_of(parameter: inspect.Parameter) -> str:
-    """Return the name of a parameter without the underscore that marks an unused one."""
     return parameter.name.lstrip("_")
 
 
@@ -159,11 +155,9 @@ class Caught:
     """Context manager that catches any error of user code and describes it in `message`."""
 
     def __init__(self) -> None:
-        """Start with an empty message."""
         self.message = ""
 
     def __enter__(self) -> Self:
-        """Return the context itself."""
         return self
 
     def __exit__(
@@ -172,7 +166,6 @@ class Caught:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> bool:
-        """Store the error's last line and its file and line, and suppress the error."""
         if error is not None:
             last_line, place = traceback.format_exception_only(error)[-1].strip(), _place(error, tb)
             is_ours = type(error) in (TypeError, ModuleNotFoundError) or isinstance(error, RunError)
@@ -189,16 +182,13 @@ def memory_gib() -> float:
 
 
 def _limit(error: BaseException) -> str:
-    """Return a hint at the memory limit when `error` is a MemoryError, else an empty string."""
     if not isinstance(error, MemoryError) or memory_gib() < 0:
         return ""
     return f"; the memory_gib of its process is {memory_gib():g}"
 
 
 def _place(error: BaseException, tb: TracebackType | None) -> str:
-    """Return ` (file:line)` of the user code that raised, or an empty string for this package's
-    code.
-    """
+    """Return ` (file:line)` of the user code that raised; empty for code of this package."""
     if isinstance(error, SyntaxError):
         return f" ({error.filename}:{error.lineno})"
     machinery = ("<frozen", importlib.__file__, inspect.__file__, ast.__file__)

@@ -70,7 +70,6 @@ def reads_answers(pool: RewardPool, dataset: str) -> bool:
 
 
 def _faults(pool: RewardPool, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Yield the row and the reason for each prompt whose tests an idle program does not fail."""
     responses = [f"```python\n{program}\n```" for program in IDLE_PROGRAMS]
     for prompt, scores in zip(
         prompts, pool.try_on_each(prompts, responses, function="code"), strict=True

@@ -137,7 +137,6 @@ def gold_answer(answer: str) -> str:
 
 
 def _is_near(text: str, box: Statement, following: Statement) -> bool:
-    """Return whether two boxes are close to each other, or in one line with a comma or `and`."""
     end = text.index(box.text, box.start) + len(box.text)
     between = text[end : following.start]
     is_listed = _BETWEEN.search(between) is not None and "\n" not in between.strip()
@@ -184,7 +183,6 @@ def normalise(answer: str) -> str:
 
 
 def _boxes(text: str) -> list[Statement]:
-    """Find the complete boxes that contain no other, in one pass over the braces."""
     found: list[Statement] = []
     open_braces: list[tuple[int, int]] = []  # start of the box (-1: only a brace) and of its text
     for token in _BRACES.finditer(text):

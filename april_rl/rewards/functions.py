@@ -31,7 +31,6 @@ class RewardFunction:
         return self.function not in BUILTIN_REWARDS or self.function in _SCORE_GROUPS
 
     def scores(self, dataset: str) -> bool:
-        """Return whether it scores responses to prompts of a data set."""
         return self.datasets is None or dataset in self.datasets
 
     def __str__(self) -> str:

@@ -91,7 +91,6 @@ class Reward:
     _lists: tuple[str, ...] = field(init=False)  # see names_of_lists
 
     def __post_init__(self) -> None:
-        """Raise TypeError unless it takes prompts, responses and answers."""
         self._lists = names_of_lists(self.call)
         self._names = (*self.columns, *further_names(self.call, self.args, given=LISTS))
         self.columns = tuple(name for name in self._names if name not in RESERVED)
@@ -144,7 +143,6 @@ class Reward:
             self.state = json.dumps(self.call.save())
 
     def _call(self, job: DecodedJob) -> object:
-        """Call the function; run the result to its end if it is a coroutine."""
         num = len(job.texts)
         lists = ([job.prompt.text] * num, list(job.texts), [job.prompt.answer] * num)
         by_name = dict(zip(self._lists, lists, strict=True)) if self._lists else {}
@@ -234,9 +232,7 @@ def _hint_at_trainer(named: Collection[str]) -> str:
 
 
 def read_values(returned: object, num_expected: int) -> list[float | None] | str:
-    """Return the rewards that a function gave, with None for no score, or a message if they are
-    invalid.
-    """
+    """Return the rewards that a function gave (None: no score), or a message if invalid."""
     expected = f"expected a list of {num_expected} numbers"
     plain = returned.tolist() if isinstance(returned, Array) else returned
     if not isinstance(returned, Collection) or isinstance(plain, (str, bytes, dict, Set, Real)):
@@ -251,7 +247,6 @@ def read_values(returned: object, num_expected: int) -> list[float | None] | str
 
 
 def _number(value: object) -> Any:  # noqa: ANN401
-    """Return the number in an array or tensor that has only one; anything else as it is."""
     if not isinstance(value, Array):
         return value
     plain = value.tolist()

@@ -120,7 +120,6 @@ class RewardPool:
         """Do nothing: rewards keep nothing of an evaluation."""
 
     def act(self, sample: Sample) -> None:
-        """Refuse: there are rewards here, and no environments."""
         raise AssertionError(f"prompt {sample.prompt.id} has an environment, and there is none")
 
     def collect(self, timeout_s: float | None) -> list[Score]:
@@ -135,12 +134,10 @@ class RewardPool:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether a score is under way."""
         return bool(self._pending)
 
     @property
     def has_known(self) -> bool:
-        """Return whether there is a score that has not been taken."""
         return self._book.has_known
 
     def take(self) -> list[Score]:
@@ -179,7 +176,6 @@ class RewardPool:
     def _ask(
         self, question: Callable[..., _Reply], *args: object, limit_s: float = 0.0
     ) -> Future[_Reply]:
-        """Ask one process, which may take `limit_s` beside the time of its start."""
         limit_s += self._reward.start_timeout_s
         try:
             asked: Future[_Reply] = self._pool.schedule(question, args=args, timeout=limit_s)
@@ -189,7 +185,6 @@ class RewardPool:
         return asked
 
     def _wait_for(self, asked: Future[_Reply], *, limit_s: float = 0.0) -> _Reply:
-        """Return the reply to a question; raise RewardError when there is none."""
         start_s = self._reward.start_timeout_s
         limit_s += start_s
         try:
@@ -224,16 +219,13 @@ class RewardPool:
         return ProcessPool(max_workers=workers, initializer=prepare, context=context)
 
     def _stop(self) -> None:
-        """End every process at once, even in the middle of a call."""
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
 
     def _limit_s(self, unit: Unit) -> float:
-        """Return how long a unit may take: the limit is per response."""
         return self._reward.hard_timeout_s * len(unit.positions)
 
     def _schedule(self, number: int) -> None:
-        """Hand a pending unit to the pool, or to a new one if it is broken."""
         unit = self._pending[number]
         try:
             future = self._pool.schedule(score, args=(unit.job,), timeout=self._limit_s(unit))
@@ -246,7 +238,6 @@ class RewardPool:
         )
 
     def _restart(self, reason: str) -> None:
-        """Replace every process and schedule all pending units again."""
         self._restarts += 1
         if self._restarts > MAX_RESTARTS:
             raise RewardError(
@@ -275,7 +266,6 @@ class RewardPool:
             )
 
     def _settle(self, number: int, future: Future[Result]) -> None:
-        """Take the scores of an ended attempt, start another attempt, or end the run."""
         unit = self._pending.get(number)
         if unit is None or unit.future is not future:
             return  # it belongs to a pool that was replaced
@@ -295,7 +285,6 @@ class RewardPool:
         self._settle_scores(number, result.scores)
 
     def _settle_scores(self, number: int, scores: list[list[Score]]) -> None:
-        """Record the scores of a unit, or have it scored once more."""
         unit = self._pending[number]
         failed = next((score for score in chain.from_iterable(scores) if score.value is None), None)
         if failed is not None:
@@ -309,7 +298,6 @@ class RewardPool:
         self._counts.update(score.outcome for score in self._book.settle(unit, scores))
 
     def _failure_scores(self, unit: Unit, error: BaseException) -> list[list[Score]]:
-        """Return the scores for an attempt that failed with the pool's `error`."""
         outcome: ScoreOutcome = "crash"
         message = f"{type(error).__name__}: {error}"
         if isinstance(error, TimeoutError):

@@ -52,7 +52,6 @@ class Scorebook:
     """The samples that have no score yet, by their position in the order of submission."""
 
     def __init__(self, functions: tuple[RewardFunction, ...]) -> None:
-        """Start without samples; `functions` will score them."""
         self._functions = functions
         self._num_submitted = 0
         self._open: dict[int, _OpenSample] = {}
@@ -67,13 +66,10 @@ class Scorebook:
 
     @property
     def has_known(self) -> bool:
-        """Return whether there is a score that has not been taken."""
         return bool(self._known)
 
     def submit(self, sample: Sample, *, group_size: int) -> list[Unit]:
-        """Add a finished sample of a group of `group_size`; return the units that can be scored
-        now.
-        """
+        """Add a finished sample of a group of `group_size`; return what can be scored now."""
         dataset = sample.prompt.dataset
         alone, together = (
             functions_for(self._functions, dataset, whole_groups=whole) for whole in (False, True)
@@ -158,7 +154,6 @@ def total(functions: Sequence[RewardFunction], scores: Sequence[Score]) -> Score
 
 
 def _unit(samples: dict[int, Sample], *, whole_group: bool) -> Unit:
-    """Return the unit that scores `samples` of one prompt, given by position."""
     positions = sorted(samples, key=lambda position: samples[position].index)
     found = [samples[position] for position in positions]
     prompt = found[0].prompt

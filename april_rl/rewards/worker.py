@@ -99,7 +99,6 @@ def try_on(job: DecodedJob, function: str | None = None) -> list[list[Score]]:
 
 
 def about_rewards() -> dict[str, About]:
-    """Return what the controller must know of each function."""
     return {
         function.name: About(reward.columns, reward.note)
         for function, reward in _get_loaded().rewards

@@ -137,7 +137,6 @@ def _check_listening(address: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return one line: why Ray did not connect, and what to do."""
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
@@ -178,7 +177,6 @@ def stop_ray() -> None:
 
 
 def _raylet_descendants() -> list[tuple[psutil.Process, psutil.Process]]:
-    """Return (raylet, descendant) for every raylet that this process has started."""
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
@@ -242,7 +240,6 @@ class Placement:
             )
 
     def strategies(self) -> list[PlacementGroupSchedulingStrategy]:
-        """Return a scheduling strategy for each worker, node by node."""
         return [
             PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
             for group, count in self._groups
@@ -271,7 +268,6 @@ def rank_order(locations: Sequence[WorkerLocation]) -> list[int]:
 
 
 def _address_key(ip: str) -> tuple[int, int]:
-    """Sort addresses by number: 10.0.0.9 before 10.0.0.10."""
     address = ipaddress.ip_address(ip)
     return address.version, int(address)
 

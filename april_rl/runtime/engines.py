@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import ray
@@ -31,7 +31,6 @@ class StepTimer:
     """Clock of the time in which no engine made a step while requests were in flight."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns seconds."""
         self._clock = clock
         self._last_step_at = clock()
         self.num_requests = 0  # in flight
@@ -49,7 +48,6 @@ class StepTimer:
         self.num_requests -= len(tick.finished)
 
     def clear(self) -> None:
-        """Remove all requests."""
         self.num_requests = 0
 
     @property
@@ -66,7 +64,6 @@ class _Call(NamedTuple):
 
     @property
     def refs(self) -> list[ray.ObjectRef[Any]]:
-        """By rank."""
         return [self.first, *self.others]
 
 
@@ -142,7 +139,10 @@ class RayEngines:
         deadline = time.monotonic() + timeout_s
         self._awaited.clear()
         self._results.clear()
-        calls = [self._launch_abort(ranks) for ranks in self._engines]
+        calls = [
+            _Call(first.abort.remote(), [rank.follow_abort.remote() for rank in others])
+            for first, *others in self._engines
+        ]
         completions: list[Completion] = []
         stalled: list[int] = []
         for engine, (ticks, call) in enumerate(zip(self._ticks, calls, strict=True)):
@@ -168,15 +168,9 @@ class RayEngines:
             self._awaited[ref] = engine
 
     def _has_oldest(self, engine: int) -> bool:
-        """Return whether every rank has answered the oldest tick."""
         return all(ref in self._results for ref in self._ticks[engine][0].refs)
 
-    def _launch_abort(self, ranks: Sequence[Any]) -> _Call:
-        first, *others = ranks
-        return _Call(first.abort.remote(), [rank.follow_abort.remote() for rank in others])
-
     def _take_tick(self, engine: int, results: _Results) -> Tick:
-        """Remove the oldest tick of an engine and return its result."""
         call = self._ticks[engine].popleft()
         tick: Tick = results[call.first]
         self._step_timer.record(tick)

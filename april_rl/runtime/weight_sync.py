@@ -19,13 +19,26 @@ if TYPE_CHECKING:
 
 
 def sends_adapter(lora: LoraConfig) -> bool:
-    """Return whether adapters travel alone."""
     return lora.rank > 0 and lora.sync is LoraSync.adapter
 
 
-def send_weights(learner: Learner, engine: Engine, beat: Heartbeat, *, version: int) -> int:
-    """Load the learner's weights into the engine, with adapters merged; return their bytes."""
-    return _stream(learner, engine, beat, version=version, merged=True)
+def send_weights(
+    learner: Learner, engine: Engine, beat: Heartbeat, *, version: int, merged: bool = True
+) -> int:
+    """Load the learner's weights into the engine, with adapters merged or without adapters; return
+    their bytes.
+    """
+    num_bytes = 0
+
+    def counted() -> Iterator[tuple[str, Tensor]]:
+        nonlocal num_bytes
+        for name, tensor in learner.weights(merged=merged):
+            beat.beat()
+            num_bytes += tensor.nbytes
+            yield name, tensor
+
+    engine.load_weights(counted(), policy_version=version)
+    return num_bytes
 
 
 def send_adapter(learner: Learner, engine: Engine, beat: Heartbeat, *, version: int) -> int:
@@ -34,32 +47,8 @@ def send_adapter(learner: Learner, engine: Engine, beat: Heartbeat, *, version: 
     """
     num_bytes = 0
     if not engine.keeps_weights:
-        num_bytes += _stream(learner, engine, beat, version=version, merged=False)
+        num_bytes += send_weights(learner, engine, beat, version=version, merged=False)
     with TemporaryDirectory(prefix="april_rl_adapter_") as folder:
         num_bytes += learner.write_adapter(Path(folder))
         engine.load_adapter(Path(folder), policy_version=version)
     return num_bytes
-
-
-def _stream(
-    learner: Learner, engine: Engine, beat: Heartbeat, *, version: int, merged: bool
-) -> int:
-    sent = _Counted(beat.beat_each(learner.weights(merged=merged)))
-    engine.load_weights(sent, policy_version=version)
-    return sent.num_bytes
-
-
-class _Counted:
-    """An iterator over weights that counts their bytes."""
-
-    def __init__(self, weights: Iterator[tuple[str, Tensor]]) -> None:
-        self._weights = weights
-        self.num_bytes = 0  # so far
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return self
-
-    def __next__(self) -> tuple[str, Tensor]:
-        name, tensor = next(self._weights)
-        self.num_bytes += tensor.nbytes
-        return name, tensor

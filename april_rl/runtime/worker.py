@@ -47,7 +47,6 @@ class Worker:
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Keep the settings; learner and engine are built when the controller asks for them."""
         self._settings = settings
         self.heartbeat = Heartbeat()
         self._profiler = CallProfiler(device=settings.device)
@@ -134,52 +133,45 @@ class Worker:
     @records_activity
     def build_engine(self, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool) -> None:
         """Start vLLM on the same device, as `worker_parts.build_engine`."""
-        self._engine: Engine = build_engine(
+        self.engine: Engine = build_engine(
             self._settings, engine, sleeps=sleeps, keeps_parked=keeps_parked
         )
-        self._closing.callback(lambda: self._engine.close())
+        self._closing.callback(lambda: self.engine.close())
 
     @records_activity
     def send_first_adapter(self) -> None:
         """Have all of the engine's samples begin with the adapter, which is still zero; a
         collective.
         """
-        send_adapter(self._learner, self._engine, self.heartbeat, version=0)
+        send_adapter(self._learner, self.engine, self.heartbeat, version=0)
         self._learner.offload()
 
-    @property
-    def engine(self) -> Engine:
-        """Return the engine that `build_engine` has started."""
-        return self._engine
-
     def kv_cache_tokens(self) -> int:
-        """Return how many tokens fit the engine's KV cache."""
-        return self._engine.kv_cache_tokens
+        return self.engine.kv_cache_tokens
 
     @records_activity
     def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
         """Run one tick of the engine."""
         with self._profiler.call("advance", is_tick=True):
-            return self._engine.advance(submit.each(), slots=slots, max_steps=max_steps)
+            return self.engine.advance(submit.each(), slots=slots, max_steps=max_steps)
 
     @records_activity
     def abort(self) -> Completions:
         """Stop all requests and return what they have; the engine is empty afterwards."""
-        return self._engine.abort()
+        return self.engine.abort()
 
     def follow_advance(self, submit: Requests, *, slots: int, max_steps: int) -> Fingerprint:
         """Run the same tick as the engine's first rank; return enough to compare the two."""
         return fingerprint(self.advance(submit, slots=slots, max_steps=max_steps).finished)
 
     def follow_abort(self) -> Fingerprint:
-        """Abort as the engine's first rank does; return enough to compare the two."""
         return fingerprint(self.abort())
 
     @records_activity
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
         """Take one optimizer step per minibatch while the engine sleeps, if it can."""
         with self._profiler.call("update"):
-            self._engine.sleep()
+            self.engine.sleep()
             started = time.perf_counter()
             metrics = self._learner.update(minibatches)
         return Metrics({**metrics, "time/update_s": Max(time.perf_counter() - started)})
@@ -208,22 +200,20 @@ class Worker:
         An engine that can sleep does so meanwhile and then gets its weights again. Beside a KV
         cache the export could run out of memory, at the end of a run.
         """
-        self._engine.sleep()
+        self.engine.sleep()
         try:
             self._learner.export(path)
         except ExportError:  # every rank has reached the end of the export, so the run can continue
-            self._send_weights(self._engine.policy_version)
+            self._send_weights(self.engine.policy_version)
             raise
-        self._send_weights(self._engine.policy_version)
+        self._send_weights(self.engine.policy_version)
 
     @records_activity
     def start_profile(self, folder: Path) -> None:
-        """Trace calls from now on, as `CallProfiler.start`."""
         self._profiler.start(folder)
 
     @records_activity
     def write_profile(self) -> None:
-        """End the trace, as `CallProfiler.write`."""
         self._profiler.write()
 
     @records_activity
@@ -236,13 +226,12 @@ class Worker:
         return snapshot.file_names
 
     def poll_save(self) -> Written | None:
-        """Return what was written since `start_saving`; None while it is being written."""
         return self._saving.outcome()
 
     @records_activity
     def load_state(self, folder: Path) -> None:
         """Restore the learner from a checkpoint's files; a weight sync must follow."""
-        self._engine.sleep()
+        self.engine.sleep()
         self._learner.load_state(folder)
 
     def close(self) -> None:
@@ -256,16 +245,14 @@ class Worker:
             dist.destroy_process_group()
 
     def _node_id(self) -> str:
-        """Return the name of the worker's node; a process by itself has one node."""
         return ""
 
     def _send_weights(self, policy_version: int) -> int:
-        """Wake the engine and load the learner's weights into it; return the bytes sent."""
-        self._engine.wake_weights()
+        self.engine.wake_weights()
         send = send_adapter if sends_adapter(self._settings.config.lora) else send_weights
-        num_bytes = send(self._learner, self._engine, self.heartbeat, version=policy_version)
+        num_bytes = send(self._learner, self.engine, self.heartbeat, version=policy_version)
         self._learner.offload()
-        self._engine.wake_kv_cache()
+        self.engine.wake_kv_cache()
         return num_bytes
 
 
@@ -278,7 +265,6 @@ class WorkerActor(Worker):
         end_with_parent()
 
     def process(self) -> WorkerProcess:
-        """Return where the watchdog finds this worker's process."""
         return self.heartbeat.process(self._node_id())
 
     def location(self) -> WorkerLocation:
@@ -299,7 +285,6 @@ class WorkerActor(Worker):
 
 
 def _node_ip() -> str:
-    """Return this node's address as Ray's other nodes know it."""
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 

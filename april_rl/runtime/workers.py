@@ -91,19 +91,16 @@ class Workers:
         learner: there is no update and no weight sync. Raise as `Watchdog.results`.
         """
         self._join()
-        engine = alone(self._engine)
-        self._build_engines(engine, sleeps=False, keeps_parked=False)  # no learner needs the memory
-
-    def memory(self) -> list[WorkerMemory]:
-        """Return the memory of each worker; call it before `start`."""
-        return list(self._all("memory"))
+        engine = alone(self._engine)  # no learner needs the memory
+        self._build_engines(engine, sleeps=False, keeps_parked=False)
 
     def _build_engines(self, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool) -> None:
-        how = {"sleeps": sleeps, "keeps_parked": keeps_parked}
-        self.watchdog.results([actor.build_engine.remote(engine, **how) for actor in self.actors])
+        self._all("build_engine", engine, sleeps=sleeps, keeps_parked=keeps_parked)
+
+    def memory(self) -> list[WorkerMemory]:
+        return list(self._all("memory"))
 
     def _join(self) -> None:
-        """Order the ranks by node and GPU, and form one process group."""
         self.actors = [self.actors[index] for index in rank_order(self._all("location"))]
         self.watchdog.watch(self.actors)
         world_size = len(self.actors)
@@ -141,7 +138,6 @@ class Workers:
         return metrics
 
     def export(self, path: Path) -> None:
-        """Write the policy as a Hugging Face folder."""
         self._all("export", path)
 
     def start_profile(self, folder: Path) -> None:
@@ -149,7 +145,6 @@ class Workers:
         self.watchdog.results([self.actors[0].start_profile.remote(folder)])
 
     def write_profile(self) -> None:
-        """End the trace of the first worker, as `CallProfiler.write`."""
         self.watchdog.results([self.actors[0].write_profile.remote()])
 
     def start_saving(self, folder: Path) -> list[str]:
@@ -174,7 +169,6 @@ class Workers:
         return Written(records=records, error=errors[0] if errors else "")
 
     def load_state(self, folder: Path) -> None:
-        """Restore the learners from a checkpoint's files; `sync_weights` must follow."""
         self._all("load_state", folder)
 
     def close(self) -> None:
@@ -190,8 +184,8 @@ class Workers:
         finally:
             stop_ray()
 
-    def _all(self, method: str, *args: object) -> list[Any]:
-        calls = [getattr(actor, method).remote(*args) for actor in self.actors]
+    def _all(self, method: str, *args: object, **keywords: object) -> list[Any]:
+        calls = [getattr(actor, method).remote(*args, **keywords) for actor in self.actors]
         return self.watchdog.results(calls)
 
 

@@ -35,7 +35,6 @@ class ClusterMonitor:
     """The node monitors of all nodes; every result is by rank."""
 
     def __init__(self, processes: Sequence[WorkerProcess]) -> None:
-        """Watch `processes`, which are by rank."""
         self.processes = tuple(processes)
         this_node = ray.get_runtime_context().get_node_id() if processes else ""
         ranks: dict[str, list[int]] = {}
@@ -140,7 +139,6 @@ def _replies(calls: Sequence[ray.ObjectRef[Any]], wait_s: float = 0.0) -> list[A
 
 
 def _reply(call: ray.ObjectRef[Any]) -> Any:  # noqa: ANN401
-    """Return the result if it is there; None when it is not, or the call failed."""
     try:
         return ray.get(call, timeout=0)
     except RayError:

@@ -37,7 +37,6 @@ class ClusterSnapshot:
         return f"worker {rank} (pid {process.pid} on {process.host})"
 
     def call(self, rank: int | None) -> str:
-        """Return the method that the worker runs, or ran last; empty when there is none."""
         return "" if rank is None or not self.statuses else self.statuses[rank].activity.call
 
     def in_call(self, rank: int | None) -> str:
@@ -156,7 +155,6 @@ def ray_head_error(snapshot: ClusterSnapshot, address: str) -> RayHeadLostError:
 
 
 def stopped_error(snapshot: ClusterSnapshot, rank: int, *, limit_s: float) -> WorkerStalledError:
-    """Return the error for a process that a signal has stopped."""
     return WorkerStalledError(
         f"{snapshot.worker_name(rank)} was stopped by a signal (SIGSTOP) {snapshot.moment(rank)} "
         f"and did not continue within {limit_s:g} s"

@@ -85,5 +85,4 @@ def read_failure(error: RayError) -> CallFailure:
 
 
 def memory_advice(call: str) -> str:
-    """Return the settings that lower the memory of `call`, a method of the worker."""
     return _MEMORY_ADVICE.get(call, _OTHER_MEMORY_ADVICE)

@@ -15,7 +15,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ from april_rl.supervision.host_memory import oom_counter, oom_kills
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 
 # Beats of all calls; of the current call: its beats, its start, whether it is running, its name.
 _RECORD = struct.Struct("<QQd?32s")
@@ -118,12 +117,6 @@ class Heartbeat:
         self._beats += 1
         self._call_beats += 1
         self._write()
-
-    def beat_each(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items, with a beat before each."""
-        for item in items:
-            self.beat()
-            yield item
 
     def _write(self) -> None:
         _RECORD.pack_into(

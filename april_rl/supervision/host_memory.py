@@ -109,7 +109,6 @@ def allocator_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _line(file: Path, name: str) -> int:
-    """Return the number after `name` in a file of such lines; 0 when there is none."""
     lines = (line.split() for line in file.read_text().splitlines())
     return next((int(words[1]) for words in lines if words[:1] == [name]), 0)
 

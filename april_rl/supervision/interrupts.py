@@ -59,9 +59,7 @@ class Interrupts:
         return self._requested is signal.SIGINT
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt, at every call, once a signal has come or the time limit has
-        passed.
-        """
+        """Raise KeyboardInterrupt, at every call, after a signal or the end of the time limit."""
         if self._requested is not None or time.monotonic() >= self._ends_s:
             raise KeyboardInterrupt
 
@@ -72,9 +70,7 @@ class Interrupts:
 
     @contextmanager
     def hold(self, *, deadline_s: float) -> Iterator[None]:
-        """Let a signal raise only where `check` is called; the process has `deadline_s` to end
-        after it.
-        """
+        """Let a signal raise only in `check`; the process has `deadline_s` to end after it."""
         self._is_held, self._patience_s = True, deadline_s
         try:
             yield
@@ -139,7 +135,6 @@ def blocked_for_children() -> Iterator[None]:
 
 
 def _end_everything(patience_s: float) -> None:
-    """Print the stack of every thread, then kill this process and its descendants."""
     print(
         f"the run did not end within {patience_s:g} s of its signal; thread stacks:",
         file=sys.stderr,

@@ -129,7 +129,6 @@ class _WatchedProcess:
         )
 
     def _stat(self) -> ProcessStat | None:
-        """Return the process as it is now; None when it is dead."""
         with suppress(OSError):
             stat = read_stat(self._pid)
             if stat.start_ticks == self._start_ticks and stat.state not in _DEAD:

@@ -12,19 +12,21 @@ _MAX_ELAPSED_S = 3.0
 
 
 @dataclass(slots=True)
-class _WorkerProgress:
+class WorkerProgress:
+    """The progress of one worker."""
+
     beats: int = -1  # at the last update
-    no_progress_s: float = 0.0
+    no_progress_s: float = 0.0  # since its last beat, as long as it was waited for
     is_stopped: bool = False  # at the last update
-    stopped_s: float = 0.0
-    peak_rss_bytes: int = 0
+    stopped_s: float = 0.0  # since its process was first found stopped; 0 when it is not
+    peak_rss_bytes: int = 0  # the largest resident memory that was found
 
 
 class ProgressTimer:
     """Adds up time between the controller's own checks, so that clocks are never compared."""
 
     def __init__(self, num_workers: int) -> None:
-        self._workers = [_WorkerProgress() for _ in range(num_workers)]
+        self.workers = [WorkerProgress() for _ in range(num_workers)]
 
     def update(
         self,
@@ -38,7 +40,7 @@ class ProgressTimer:
         Time without progress counts only for the ranks in `waited_for`.
         """
         elapsed_s = min(elapsed_s, _MAX_ELAPSED_S)
-        for rank, (worker, status) in enumerate(zip(self._workers, statuses, strict=True)):
+        for rank, (worker, status) in enumerate(zip(self.workers, statuses, strict=True)):
             beats = status.activity.beats
             is_idle = beats == worker.beats and rank in waited_for
             worker.no_progress_s = worker.no_progress_s + elapsed_s if is_idle else 0.0
@@ -46,15 +48,3 @@ class ProgressTimer:
             worker.stopped_s = worker.stopped_s + elapsed_s if still_stopped else 0.0
             worker.beats, worker.is_stopped = beats, status.is_stopped
             worker.peak_rss_bytes = max(worker.peak_rss_bytes, status.rss_bytes)
-
-    def no_progress_s(self, rank: int) -> float:
-        """Return the seconds since the worker's last beat, as long as it was waited for."""
-        return self._workers[rank].no_progress_s
-
-    def stopped_s(self, rank: int) -> float:
-        """Return the seconds since the process was first found stopped; 0 when it is not."""
-        return self._workers[rank].stopped_s
-
-    def peak_rss_bytes(self, rank: int) -> int:
-        """Return the largest resident memory that the process was found with."""
-        return self._workers[rank].peak_rss_bytes

@@ -31,19 +31,16 @@ class RayHead:
     """
 
     def __init__(self, find_address: Callable[[], str] = _ray_address) -> None:
-        """`find_address` returns host:port; it is called at every check, as Ray may start later."""
         self._find_address = find_address
         self._has_answered = False  # refusals count only where something once listened
         self._num_refusals = 0  # consecutive
 
     @property
     def address(self) -> str:
-        """Return the address at which the head process listens, or did."""
         return self._find_address()
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the last few checks found that nothing listens."""
         return self._num_refusals >= _MAX_REFUSALS
 
     def check(self) -> None:

@@ -33,7 +33,6 @@ class Restarts:
     """
 
     def __init__(self, most: int, *, resume: str | None) -> None:
-        """Allow at most `most` restarts; `resume` is the setting of that name."""
         self._resume = resume  # the checkpoint to resume next: a path, auto, or None for a new run
         self._left, self._most = most, most
         self._lives_on = True

@@ -66,7 +66,6 @@ def _table(snapshot: ClusterSnapshot) -> str:
 
 
 def _memory_lines(snapshot: ClusterSnapshot) -> list[str]:
-    """Return a line for each host."""
     rank_of_host = {process.host: rank for rank, process in enumerate(snapshot.processes)}
     lines = []
     for host, rank in rank_of_host.items():

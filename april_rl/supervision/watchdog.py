@@ -189,7 +189,7 @@ class Watchdog:
         for rank, status in enumerate(statuses):
             if status.is_dead:
                 self._raise_failure(calls, {})
-            if self._progress.stopped_s(rank) >= _STOPPED_S:
+            if self._progress.workers[rank].stopped_s >= _STOPPED_S:
                 snapshot = self._snapshot()
                 self._raise(stopped_error(snapshot, rank, limit_s=_STOPPED_S), snapshot)
         if self._ranks_without_progress(limit):
@@ -209,8 +209,8 @@ class Watchdog:
             self._raise(ray_head_error(snapshot, self.ray_head.address), snapshot)
 
     def _ranks_without_progress(self, limit: _Limit) -> list[int]:
-        ranks = range(len(self._monitor.processes))
-        return [rank for rank in ranks if self._progress.no_progress_s(rank) >= limit.timeout_s]
+        workers = enumerate(self._progress.workers)
+        return [rank for rank, worker in workers if worker.no_progress_s >= limit.timeout_s]
 
     def _raise_no_progress(self, limit: _Limit) -> NoReturn:
         """Blame the worker that the others wait for, among all without progress."""
@@ -242,11 +242,10 @@ class Watchdog:
         self._raise(call_error(snapshot, rank, failure), snapshot)
 
     def _snapshot(self) -> ClusterSnapshot:
-        ranks = range(len(self._monitor.processes))
         return ClusterSnapshot(
             processes=self._monitor.processes,
             statuses=self._monitor.statuses(),
-            peak_rss_bytes=[self._progress.peak_rss_bytes(rank) for rank in ranks],
+            peak_rss_bytes=[worker.peak_rss_bytes for worker in self._progress.workers],
         )
 
     def _raise(self, error: RunError, snapshot: ClusterSnapshot) -> NoReturn:

@@ -33,7 +33,6 @@ def compact(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """Return a share as a whole percentage."""
     return f"{100 * value:.0f}%"
 
 
@@ -111,13 +110,11 @@ def evaluation_lines(values: Mapping[str, float]) -> list[str]:
 
 
 def _evaluated_sets(values: Mapping[str, float]) -> list[str]:
-    """Return the names of the evaluated sets."""
     keys = (key.split("/") for key in values)
     return [parts[1] for parts in keys if parts[0] == "eval" and parts[-1] == "avg_at_k"]
 
 
 def _interval(values: Mapping[str, float], key: str) -> str:
-    """Return the interval of an estimate, such as ` [0.430, 0.591]`, or nothing."""
     low, high = (values.get(f"{key}_{end}") for end in ("low", "high"))
     return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
 
@@ -171,6 +168,5 @@ def cut(text: str) -> str:
 
 
 def _wrap(text: str, *, width: int) -> list[str]:
-    """Return the lines of the text, at most `width` wide and at least one."""
     lines = text.strip().splitlines() or [""]
     return [piece for line in lines for piece in textwrap.wrap(line, width) or [""]]

@@ -9,7 +9,6 @@ added, none removed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -23,14 +22,12 @@ class Key(NamedTuple):
 
     @property
     def stage(self) -> str:
-        """Return what stands before the first slash."""
         return self.key.partition("/")[0]
 
 
 def _stage(
     name: str, *, frozen: tuple[str, ...] = (), more: tuple[str, ...] = ()
 ) -> tuple[Key, ...]:
-    """Return the keys of a stage from lines `quantity | unit | meaning`."""
     return tuple(
         Key(f"{name}/{quantity}", unit, meaning, is_frozen)
         for lines, is_frozen in ((frozen, True), (more, False))
@@ -317,29 +314,7 @@ def check(key: str) -> None:
         )
 
 
-def describe(key: str) -> Key | None:
-    """Return the line of the table that describes the logged `key`; None when there is none."""
-    exact = (known for known in KEYS if known.key == key)
-    return next(exact, next((known for known in KEYS if matches(known.key, key)), None))
-
-
-def undescribed_keys(keys: Iterable[str]) -> list[str]:
-    """Return the keys of metrics that the table does not describe."""
-    return [key for key in keys if key != "step" and describe(key) is None]
-
-
 def sort_key(key: str) -> tuple[int, str]:
     """Order keys by stage, as the table lists them, unknown stages last; then by name."""
     stage = key.partition("/")[0]
     return (_STAGES.index(stage) if stage in _STAGES else len(_STAGES), key)
-
-
-def missing(keys: Iterable[str]) -> list[str]:
-    """Return the frozen keys that no key in `keys` matches."""
-    present = tuple(keys)
-    return [frozen for frozen in FROZEN_KEYS if not any(matches(frozen, key) for key in present)]
-
-
-def matches(pattern: str, key: str) -> bool:
-    """Return whether `key` fits `pattern`, in which `*` stands for any text without a slash."""
-    return re.fullmatch(re.escape(pattern).replace(r"\*", "[^/]+"), key) is not None

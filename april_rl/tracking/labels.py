@@ -69,7 +69,6 @@ class _Setting(NamedTuple):
 
 
 def _settings(override: str) -> Iterator[_Setting]:
-    """Yield the settings of one override that are part of a name."""
     key, _, value = override.lstrip("+~").partition("=")
     if key.partition(".")[0].partition("/")[0] in _NO_PART_OF_A_NAME:
         return

@@ -104,7 +104,6 @@ def _truncate(path: Path, first_step: int) -> tuple[dict[str, float | None], int
 
 
 def _replace(path: Path, lines: Iterable[str]) -> None:
-    """Replace the file at once, so that a kill leaves the old or the new one."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text("".join(lines), encoding="utf-8")
     partial.replace(path)
@@ -146,7 +145,6 @@ class Axes:
     def __init__(
         self, last_row: Mapping[str, float | None], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Count on from `last_row`, which is empty for a new run."""
         self._clock = clock
         self._tokens = last_row.get(TRAINED_TOKENS) or 0.0
         self._began = clock() - (last_row.get(RUN_TIME) or 0.0)

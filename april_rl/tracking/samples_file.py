@@ -163,7 +163,6 @@ def write_samples(folder: Path, step: int, records: Iterable[SampleRecord]) -> P
 
 
 def write_evaluation(path: Path, records: Iterable[EvaluationRecord]) -> Path:
-    """Write one JSON object a sample into the file `path` and return it. Raises OSError."""
     return _write(path, map(asdict, records))
 
 

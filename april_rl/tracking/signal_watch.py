@@ -25,7 +25,6 @@ class SignalWatch:
 
     @property
     def advice(self) -> str:
-        """Return what to do about them."""
         return (
             f"No group has a signal since step {self._since}: all rewards of a group are equal, so "
             "nothing is learned. Use easier or harder prompts, or another reward."

@@ -21,7 +21,6 @@ class TensorboardRun:
     can_replace = True
 
     def __init__(self, settings: BackendSettings) -> None:
-        """Open a file; in older files `first_step` and later steps are hidden."""
         self._writer = SummaryWriter(
             str(settings.run_dir / "tensorboard"), purge_step=settings.first_step
         )

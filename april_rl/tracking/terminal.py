@@ -59,7 +59,6 @@ class Phase:
 
     @property
     def time(self) -> str:
-        """Return the note and the time since the phase began."""
         return (
             f"{self.note + ', ' if self.note else ''}{duration(time.monotonic() - self.started_s)}"
         )
@@ -81,7 +80,6 @@ class View:
         patience_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Show the title, and the panel on `terminal`; None: print plain lines to stdout."""
         self._title, self._num_steps = title, num_steps
         self._terminal = terminal
         self._patience_s = patience_s
@@ -189,7 +187,6 @@ class View:
         return left_s
 
     def _rows(self) -> Iterator[tuple[RenderableType, ...]]:
-        """Yield the rows of the panel: the inner phase, the run, and the course of its figures."""
         for phase in self._phases[-1:]:
             yield Text(phase.name, style="bold"), *_bar(phase.done, phase.total), phase.time
         now_s = self._clock()
@@ -201,7 +198,6 @@ class View:
 
 
 def _bar(done: int, total: int | None) -> tuple[ProgressBar, str]:
-    """Return a bar and a count; the bar pulses when the end is unknown."""
     bar = ProgressBar(total=total, completed=done, pulse=total is None)
     return bar, "" if total is None else f"{done}/{total}"
 

@@ -56,22 +56,19 @@ class Tracker:
         self,
         *,
         run_dir: Path,
-        name: str,
         config: Mapping[str, object],
         tracking: TrackingConfig,
         num_steps: int,
-        num_groups: int,
-        labels: RunLabels | None = None,
-        is_terminal: bool | None = None,
-        view: View | None = None,
+        labels: RunLabels,
+        view: View,
         first_step: int | None = None,
         wandb_id: str = "",
     ) -> None:
-        """Create the run directory, start the trackers, and a view unless there is one already.
+        """Create the run directory, and start the trackers.
 
-        `config` is plain data; `labels` go to the trackers; `is_terminal` None: find out. A
-        resumed run continues its files from `first_step` on, and the W&B run `wandb_id`:
-        rows and samples of that step and of later ones are removed, because it makes them again.
+        `config` is plain data; `labels` go to the trackers. A resumed run continues its files from
+        `first_step` on, and the W&B run `wandb_id`: rows and samples of that step and of later ones
+        are removed, because it makes them again.
 
         Raises RunDirectoryError when the run directory cannot be written, or holds a run, and
         BackendError when a tracker is not installed.
@@ -97,24 +94,22 @@ class Tracker:
         algorithm = config.get("algorithm")
         advantage = algorithm.get("advantage") if isinstance(algorithm, Mapping) else None
         self._signal, self._is_silence_told = SignalWatch(advantage), False
-        title = f"{name}: {num_steps} steps of {num_groups} groups"
-        self._view = view or open_view(title=title, num_steps=num_steps, has_panel=is_terminal)
-        self._view.message(f"run directory: {run_dir}")
+        self._view = view
+        view.message(f"run directory: {run_dir}")
         settings = BackendSettings(
             backends=names,
             wandb_mode=tracking.wandb.value,
             project=tracking.project,
-            labels=labels or RunLabels(name=name),
+            labels=labels,
             run_dir=run_dir.resolve(),
             config=config,
             wandb_id=wandb_id,
             first_step=first_step,
         )
-        self._backends = start_backends(settings, tell=self._view.message)
+        self._backends = start_backends(settings, tell=view.message)
 
     @property
     def wandb_id(self) -> str:
-        """Return the id of the W&B run; empty when there is none."""
         return self._backends.wandb_id
 
     @contextmanager
@@ -168,7 +163,6 @@ class Tracker:
             self._view.step(step, values)
 
     def _is_repeated(self, step: int) -> bool:
-        """Return whether trackers were sent this step before the run was resumed."""
         return step <= self._metrics_file.forgotten_step
 
     def wants_samples(self, step: int) -> bool:
@@ -227,12 +221,10 @@ class Tracker:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Closes the tracker; with an error the run has failed."""
         self.close(error)
 
     @contextmanager
     def _count_time(self) -> Iterator[None]:
-        """Count the time in the context for time/tracking_s of the next row."""
         started = time.perf_counter()
         yield
         self._tracking_s += time.perf_counter() - started
@@ -278,7 +270,6 @@ def forget_steps(run_dir: Path, first_step: int) -> None:
 
 
 def _is_due(step: int, every: int) -> bool:
-    """Return whether `step` is one of every `every` steps; 0: never."""
     return every > 0 and step % every == 0
 
 

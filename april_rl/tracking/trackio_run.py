@@ -24,7 +24,6 @@ class TrackioRun:
     can_replace = False
 
     def __init__(self, settings: BackendSettings, *, tell: Callable[[str], None]) -> None:
-        """Begin the run, or continue the one of the same run directory."""
         with redirect_stdout(io.StringIO()):
             self._run = trackio.init(
                 settings.project,

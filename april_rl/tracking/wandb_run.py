@@ -26,7 +26,6 @@ class WandbRun:
     can_replace = False
 
     def __init__(self, run: wandb.Run) -> None:
-        """Take over a run that has begun."""
         self._run = run
         self.id: str = run.id
         run.define_metric("step", hidden=True)
@@ -55,7 +54,6 @@ class WandbRun:
 
 
 def _exit_code(error: BaseException | None) -> int:
-    """Return what W&B derives the run's state from."""
     if error is None:
         return _FINISHED
     return _KILLED if isinstance(error, KeyboardInterrupt) else _FAILED

@@ -53,7 +53,12 @@ ALLOWED_WORDS = {
             *("assembly/evaluation.py", "config/", "data/", "environments/tiny_sums.py"),
             *("evaluation/", "lab/rehearsal/", "rewards/builtin/"),
             *("rewards/check.py", "rewards/extraction.py"),
-            *("rewards/math_reward.py", "rewards/maths/", "tracking/samples_file.py", "types.py"),
+            *(
+                "rewards/builtin/math_verify.py",
+                "rewards/maths/",
+                "tracking/samples_file.py",
+                "types.py",
+            ),
         )
     },
     ("query", "learner/model/attention.py"): "queries, keys and values of attention",

@@ -11,6 +11,7 @@ from source_tree import ROOT, package_files, tree_of
 
 sys.path.insert(0, str(ROOT / "tools"))
 
+import metric_keys
 from metrics_page import PAGE, page
 
 from april_rl.tracking import keys
@@ -38,13 +39,13 @@ def test_every_metric_is_described_once_with_a_unit() -> None:
     ],
 )
 def test_a_logged_key_is_described_by_the_line_of_its_family(logged: str, line: str) -> None:
-    found = keys.describe(logged)
+    found = metric_keys.describe(logged)
     assert found is not None
     assert found.key == line
 
 
 def test_a_key_without_a_line_is_named() -> None:
-    assert keys.undescribed_keys(["step", "reward/mean", "reward/maen"]) == ["reward/maen"]
+    assert metric_keys.undescribed_keys(["step", "reward/mean", "reward/maen"]) == ["reward/maen"]
 
 
 def literal_keys() -> Iterator[tuple[str, str]]:
@@ -66,5 +67,5 @@ def test_every_key_written_in_the_package_is_described() -> None:
     """Fails when a stage returns a metric that the table does not have."""
     found = set(literal_keys())
     assert len(found) > 60
-    unknown = {(file, key) for file, key in found if keys.describe(key) is None}
+    unknown = {(file, key) for file, key in found if metric_keys.describe(key) is None}
     assert unknown == set()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metric_keys import undescribed_keys
 from source_tree import ROOT, package_files
 from word_tokenizer import hf_tokenizer
 
@@ -20,7 +21,6 @@ from april_rl.config.task import PromptSetConfig
 from april_rl.data.prompts import load_prompts
 from april_rl.data.tokenizer import Tokenizer
 from april_rl.tracking.figures import HEADING
-from april_rl.tracking.keys import undescribed_keys
 
 
 def unknown_settings(text: str) -> set[str]:

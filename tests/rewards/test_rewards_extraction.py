@@ -9,9 +9,9 @@ import pytest
 from source_tree import ROOT
 
 from april_rl.config.choices import Extract
+from april_rl.rewards.builtin.math_verify import score_math
 from april_rl.rewards.check import gold_response
 from april_rl.rewards.extraction import extract_answer, gold_answer, normalise, stated_answers
-from april_rl.rewards.math_reward import score_math
 
 AUTO = {
     r"**Answer:** $34$": "34",

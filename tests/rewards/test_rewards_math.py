@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from april_rl.rewards.builtin.math_verify import SoftTimeoutError, alarm, score_math
 from april_rl.rewards.extraction import extract_answer
-from april_rl.rewards.math_reward import SoftTimeoutError, alarm, score_math
 
 RIGHT = [
     (r"so \boxed{\frac{1}{2}}", "0.5"),

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from april_rl.rewards.math_reward import SoftTimeoutError, score_math
+from april_rl.rewards.builtin.math_verify import SoftTimeoutError, score_math
 
 KINDS = yaml.safe_load(Path(__file__).with_name("equal_answers.yaml").read_text(encoding="utf-8"))
 PAIRS = [

@@ -10,6 +10,7 @@ import yaml
 from command_line import LEDGER_STATES, command, groups_of, refusal, rows_of, run, steps_of
 from equal_runs import check_equal
 from exported_adapters import check_merged
+from metric_keys import missing, undescribed_keys
 from safetensors.torch import load_file
 from step_profiles import check_profile
 from two_worker_runs import ENGINES, TwoWorkers, run_two_workers
@@ -19,7 +20,6 @@ from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import read_state
 from april_rl.checkpointing.manifest import read_manifest
 from april_rl.commands import checkpoint
-from april_rl.tracking.keys import missing, undescribed_keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 BUDGET, BUFFER, PENALTY = 96, 0.2 * 96, 0.5  # of DAPO's overlong punishment

@@ -38,9 +38,9 @@ def test_time_without_progress_counts_from_the_last_beat_while_a_worker_is_waite
     timer = ProgressTimer(2)
     for beats in (1, 1, 1, 1):
         update(timer, status(beats=beats), status(beats=1), waited_for=(0,))
-    assert [timer.no_progress_s(rank) for rank in (0, 1)] == [3.0, 0.0]
+    assert [timer.workers[rank].no_progress_s for rank in (0, 1)] == [3.0, 0.0]
     update(timer, status(beats=2), status(beats=1))
-    assert [timer.no_progress_s(rank) for rank in (0, 1)] == [0.0, 1.0]
+    assert [timer.workers[rank].no_progress_s for rank in (0, 1)] == [0.0, 1.0]
 
 
 def test_a_controller_that_was_itself_suspended_does_not_blame_its_workers():
@@ -48,10 +48,10 @@ def test_a_controller_that_was_itself_suspended_does_not_blame_its_workers():
     timer = ProgressTimer(2)
     update(timer, status(), status("T"))
     update(timer, status(), status("T"), elapsed_s=3600.0)
-    assert timer.no_progress_s(0) < 10
-    assert 0 < timer.stopped_s(1) < 10
+    assert timer.workers[0].no_progress_s < 10
+    assert 0 < timer.workers[1].stopped_s < 10
     update(timer, status(), status("S"))
-    assert timer.stopped_s(1) == 0.0
+    assert timer.workers[1].stopped_s == 0.0
 
 
 def test_time_stopped_counts_from_when_a_process_is_first_found_stopped():
@@ -59,9 +59,9 @@ def test_time_stopped_counts_from_when_a_process_is_first_found_stopped():
     timer = ProgressTimer(1)
     update(timer, status("S"))
     update(timer, status("T"), elapsed_s=3.0)
-    assert timer.stopped_s(0) == 0.0
+    assert timer.workers[0].stopped_s == 0.0
     update(timer, status("T"))
-    assert timer.stopped_s(0) == 1.0
+    assert timer.workers[0].stopped_s == 1.0
 
 
 def counted_kills(*processes: WorkerProcess) -> list[int]:

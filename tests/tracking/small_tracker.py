@@ -4,8 +4,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from april_rl.config.tracking import TrackingConfig
+from april_rl.tracking.labels import RunLabels
 from april_rl.tracking.samples_file import SampleRecord
-from april_rl.tracking.tracker import Tracker
+from april_rl.tracking.tracker import Tracker, open_view
 from april_rl.types import Completion, Prompt, Sample, SampleId
 
 
@@ -15,15 +16,16 @@ def make_tracker(run_dir: Path, **changes: object) -> Tracker:
     quiet = {"backends": [], "save_samples_every": 0}
     section = quiet | {name: changes[name] for name in names & changes.keys()}
     settings = {
-        "name": "trial",
         "config": {"name": "trial", "rollout": {"group_size": 8}},
         "tracking": TrackingConfig(**section),
         "num_steps": 4,
-        "num_groups": 16,
-        "is_terminal": False,
+        "labels": RunLabels(name="trial"),
     }
-    others = {name: changes[name] for name in changes.keys() - names}
-    return Tracker(run_dir=run_dir, **(settings | others))
+    settings |= {name: changes[name] for name in changes.keys() - names}
+    if "view" not in settings:
+        title, num_steps = "trial: 4 steps of 16 groups", settings["num_steps"]
+        settings["view"] = open_view(title=title, num_steps=num_steps, has_panel=False)
+    return Tracker(run_dir=run_dir, **settings)
 
 
 def make_sample() -> Sample:

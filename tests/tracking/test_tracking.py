@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
+import metric_keys
 import pytest
 import yaml
 from byte_tokenizer import END, hf_byte_tokenizer
@@ -52,10 +53,10 @@ def test_the_frozen_keys_match_the_design() -> None:
 
 def test_missing_frozen_keys_are_named() -> None:
     logged = [key.replace("*", "held_out") for key in frozen_list()]
-    assert keys.missing(logged) == []
+    assert metric_keys.missing(logged) == []
     logged.remove("loss/behaviour_kl")
     logged.remove("eval/held_out/avg_at_k")
-    assert keys.missing([*logged, "loss/behaviour_kl_extra"]) == [
+    assert metric_keys.missing([*logged, "loss/behaviour_kl_extra"]) == [
         "loss/behaviour_kl",
         "eval/*/avg_at_k",
     ]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import metric_keys
 from fake_engine import FakeEngines
 from fake_outside import FakeScorer
 from rollout_runs import lognormal
@@ -33,7 +34,6 @@ from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.settings import SetSampling
 from april_rl.metrics import Mean, Metrics, Sum
 from april_rl.rollout.measures.timeline import read_timeline
-from april_rl.tracking import keys
 from april_rl.tracking.terminal import View
 from april_rl.tracking.tracker import config_text
 from april_rl.trainer import Trainer
@@ -211,7 +211,7 @@ def test_the_advantages_of_a_step_are_one_call_with_every_group_less_its_penalti
     assert [[len(rewards) for rewards in groups] for groups in calls] == [[2, 2], [2, 2]]
     assert all(reward < 0 for call in calls for rewards in call for reward in rewards)
     assert all(row["reward/mean"] >= 0 for row in rows_of(tmp_path)[1:]), "before the penalty"
-    assert "before the overlong penalty" in keys.describe("reward/mean").meaning
+    assert "before the overlong penalty" in metric_keys.describe("reward/mean").meaning
 
 
 def test_a_drained_run_that_ends_early_is_evaluated_before_its_last_checkpoint(

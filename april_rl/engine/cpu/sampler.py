@@ -80,7 +80,6 @@ class CounterSampler(Sampler):
     """
 
     def __init__(self, runner: CPUModelRunner, *, temperature: float) -> None:
-        """Sample the rows of `runner`'s current batch."""
         super().__init__(logprobs_mode="processed_logprobs")
         self._runner, self._temperature = runner, temperature
 
@@ -114,13 +113,11 @@ class CounterSampler(Sampler):
         )
 
     def _row_arguments(self, num_rows: int) -> list[dict[str, Any]]:
-        """Return the `extra_args` of each row's request [B]."""
         requests = self._runner.requests
         rows = self._runner.input_batch.req_ids[:num_rows]
         return [requests[row].sampling_params.extra_args for row in rows]  # type: ignore[union-attr, misc]
 
     def _row_seeds(self, arguments: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
-        """Return the noise seed of each row, from its request's seed and its position [B]."""
         seeds = np.array([given[SEED] for given in arguments], dtype=np.int64)
         positions = self._runner.input_batch.num_tokens_no_spec[: len(arguments)]
         return noise_seeds(seeds, positions)

@@ -143,7 +143,6 @@ class Agent:
         return made.response
 
     def _close(self) -> None:
-        """Refuse the requests that wait, and those to come: the budget is used up."""
         self._is_over = True
         self._was_refused |= bool(self._waiting)
         for request in self._waiting:
@@ -152,7 +151,6 @@ class Agent:
         self._waiting.clear()
 
     async def _next_request(self) -> _Request | None:
-        """Return the request that the next turn responds to; None when the program has ended."""
         if self._expected:
             with suppress(TimeoutError):  # the program asks something else, which its tokens show
                 async with asyncio.timeout(self._patience_s):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from april_rl.data.messages import calls_of_tools
+from april_rl.data.messages import ROLES, calls_of_tools
 from april_rl.environments.door import MAX_DEPTH, MAX_STOP_CHARACTERS, MAX_STOPS, depth
 from april_rl.environments.protocol import TEXT
 from april_rl.types import Message
@@ -38,7 +38,6 @@ _ONLY_OF_TEXT = {"best_of": (None, 1), "echo": (None, False), "suffix": (None, "
 _READ = {"stop", "stream", "stream_options", "max_tokens", "logprobs"}
 _READ_OF_CHAT = {"messages", "tools", "max_completion_tokens"}
 _WISHES_OF_CHAT = {"tool_choice", "response_format"}  # the policy may follow them
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_TOKENS_OF_TEXT = 16  # the API's default
 
 
@@ -60,7 +59,6 @@ class CompletionRequest:
 
     @property
     def is_text(self) -> bool:
-        """Return whether the request continues a text, not a chat."""
         return bool(self.messages[0]["role"] == TEXT)
 
     @property
@@ -126,7 +124,6 @@ def _check(body: object, only: Mapping[str, tuple[Any, ...]], read: set[str]) ->
 
 
 def _common(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of chats and texts; raise RefusedError."""
     options, stop = body.get("stream_options") or {}, body.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(each, str) and each for each in stop):
@@ -153,8 +150,8 @@ def _message(given: object) -> Message:
     as the arguments of tool calls. Raise RefusedError.
     """
     role = given.get("role") if isinstance(given, Mapping) else None
-    if not isinstance(given, Mapping) or role not in _ROLES:
-        raise RefusedError(f"{given!r:.80} is not a message; roles: {', '.join(_ROLES)}")
+    if not isinstance(given, Mapping) or role not in ROLES:
+        raise RefusedError(f"{given!r:.80} is not a message; roles: {', '.join(ROLES)}")
     content = given.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
         kinds = [part.get("type") if isinstance(part, Mapping) else part for part in content]

@@ -9,22 +9,22 @@ import ctypes
 import fcntl
 import os
 import re
-import resource
 import shlex
 import signal
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from april_rl.outside.user_code import GIB
+from april_rl.outside.user_code import memory_gib
 
 _KEPT_BYTES = 1 << 16  # the last bytes of a command's output
 _SHOWN_BYTES = 2000  # the part of them that an error message shows
 _DRAIN_S = 1.0  # the wait for the output after the command has ended
 _MOST_LOOKS, _LOOK_S = 50, 0.01  # searches for orphans of a command, and the pause between two
 _PR_SET_CHILD_SUBREAPER = 36
+_LIMIT = "the command and each program that it starts may use environment.memory_gib"
 _OF_MEMORY = re.compile(r"memory|alloc", re.IGNORECASE)
 
 _running: set[int] = set()  # commands; the other children of this process are orphans
@@ -50,7 +50,7 @@ async def output_of(words: Sequence[str], variables: Mapping[str, str], *, mark:
     transport.close()
     if status := transport.get_returncode():
         last = command.last(2)[-_SHOWN_BYTES:].strip()
-        hint = f"; {_limit()}" if _OF_MEMORY.search(last) else ""
+        hint = f"; {_LIMIT} = {memory_gib():g}" if _OF_MEMORY.search(last) else ""
         raise RuntimeError(f"{shlex.join(words)} ended with exit code {status}: {last}{hint}")
     return command.last(1)
 
@@ -80,7 +80,9 @@ class _Command(asyncio.SubprocessProtocol):
 async def _start(
     words: Sequence[str], variables: Mapping[str, str]
 ) -> tuple[_Command, asyncio.SubprocessTransport]:
-    with _lifeline() as fd:
+    # A copy of the end of a pipe that hangs up when this process ends.
+    with open(f"/proc/self/fd/{_pipe()[0]}", "rb", buffering=0) as lifeline:
+        fd = lifeline.fileno()
         transport, command = await asyncio.get_running_loop().subprocess_exec(
             _Command,
             *words,
@@ -99,25 +101,13 @@ async def _start(
     return command, transport
 
 
-@contextmanager
-def _lifeline() -> Iterator[int]:
-    """Yield a copy of the end of a pipe that hangs up when this process ends."""
-    fd = os.open(f"/proc/self/fd/{_pipe()[0]}", os.O_RDONLY)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 @cache
 def _pipe() -> tuple[int, int]:
     return os.pipe()
 
 
 async def _kill(command: _Command, transport: asyncio.SubprocessTransport, mark: bytes) -> None:
-    """Kill a command with its session, and the orphans that have the mark; return when they have
-    ended.
-    """
+    """Kill a command with its session and the orphans with the mark; wait for their end."""
     with suppress(ProcessLookupError):
         os.killpg(transport.get_pid(), signal.SIGKILL)
     await command.ended.wait()  # its children are orphans then
@@ -144,10 +134,3 @@ def _orphans() -> set[int]:
     """Return the children of this process that are not commands."""
     lists = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
     return {int(pid) for pids in lists for pid in pids} - _running
-
-
-def _limit() -> str:
-    return (
-        "the command and each program that it starts may use environment.memory_gib = "
-        f"{resource.getrlimit(resource.RLIMIT_DATA)[0] / GIB:g}"
-    )

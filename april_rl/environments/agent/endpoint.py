@@ -53,7 +53,6 @@ class Endpoint:
     """The server, for one event loop; it starts with the first episode."""
 
     def __init__(self, address: str) -> None:
-        """Listen to nothing yet."""
         self._address = address
         self._of_key: dict[str, Asked] = {}
         self._port: asyncio.Task[int] | None = None
@@ -67,7 +66,6 @@ class Endpoint:
         return Access(f"http://{self._address}:{port}/v1", key)
 
     def dismiss(self, access: Access) -> None:
-        """End the key of an episode."""
         self._of_key.pop(access.key, None)
 
     async def _listen(self) -> int:
@@ -112,7 +110,6 @@ class Endpoint:
         return response
 
     def _find_asked(self, http: web.Request) -> Asked | None:
-        """Return the episode with the key of a request."""
         key = http.headers.get("Authorization", "").removeprefix("Bearer ")
         return self._of_key.get(key)
 

@@ -30,7 +30,6 @@ def check_function(function: Callable[..., Any], args: Mapping[str, Any]) -> Non
 
 
 def _context(function: Callable[..., Any], context: Context | None) -> dict[str, Context | None]:
-    """Return the keyword argument `context` for a function that has it."""
     takes_it = "context" in inspect.signature(function).parameters
     return {"context": context} if takes_it else {}
 

@@ -113,7 +113,6 @@ def _head(response: ApiResponse, request: CompletionRequest, *, is_streamed: boo
 
 
 def _finish_reason(response: ApiResponse, request: CompletionRequest) -> str:
-    """Return why a response ends where the agent reads its end."""
     if response.message.get("tool_calls"):
         return "tool_calls"
     is_cut = any(each in response.turn.text for each in request.stop)
@@ -149,7 +148,6 @@ def _usage(turn: Turn) -> dict[str, int]:
 
 
 def _ends(response: ApiResponse, request: CompletionRequest) -> list[str]:
-    """Return each `stop` at which a response was cut."""
     rest = response.turn.text.removeprefix(response.message["content"] or "")
     return [stop for stop in request.stop if rest.startswith(stop)]
 

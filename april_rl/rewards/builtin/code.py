@@ -121,7 +121,6 @@ class Code:
         return value
 
     def _passed_checks(self, program: str, checks: Sequence[Check]) -> list[Check]:
-        """Return the tests that count and pass."""
         with self.sandbox.start(program, timeout_s=self.timeout_s, tests=checks) as opened:
             finished = opened.run(wall_s=self.timeout_s * WALL_PER_CPU)
         return [checks[number] for number in finished.passed]

@@ -105,7 +105,6 @@ class Judge:
     last_failure: str = field(default="", init=False)  # why a response had no score
 
     def __post_init__(self) -> None:
-        """Raise ValueError for arguments with which no verdict is possible."""
         if "{response}" not in self.template:
             raise ValueError("args.template must contain {response}")
         num_groups = re.compile(self.verdict).groups
@@ -170,7 +169,6 @@ class Judge:
         return number if 0.0 <= number <= 1.0 else None
 
     def _request(self, question: str, response: str, answer: str) -> dict[str, object]:
-        """Return the body of the request about one response."""
         text = response.rpartition(THINK_END)[2].strip()
         mark = xxhash.xxh3_64_hexdigest(text.encode(errors="replace"))  # no text can state its own
         shown = {
@@ -194,7 +192,6 @@ class Judge:
         cache: JudgeCache | None,
         request: dict[str, object],
     ) -> float | None:
-        """Return the verdict on one response, from the cache if it is known."""
         key = request_key(request)
         known = None if cache is None else cache.get(key)
         if known is not None:
@@ -209,7 +206,6 @@ class Judge:
         return value
 
     async def _reply(self, client: AsyncOpenAI, request: dict[str, object]) -> str | None:
-        """Return the text of a reply; None when no attempt got one."""
         try:
             async with asyncio.timeout(self.longest_s):
                 raw = await client.post("/chat/completions", body=request, cast_to=str)
@@ -223,7 +219,6 @@ class Judge:
         return self._content(raw)
 
     def _content(self, raw: str) -> str | None:
-        """Return the text in the body of a chat completion; None when it holds none."""
         try:
             content = json.loads(raw)["choices"][0]["message"]["content"]
         except (ValueError, LookupError, TypeError):

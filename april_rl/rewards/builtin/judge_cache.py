@@ -12,7 +12,6 @@ WAIT_S = 30.0  # for another process that is writing
 
 
 def request_key(request: object) -> str:
-    """Return the XXH3-128 hash of a request, a value that JSON can hold."""
     return xxhash.xxh3_128_hexdigest(json.dumps(request, sort_keys=True).encode())
 
 
@@ -23,7 +22,6 @@ class JudgeCache:
     """
 
     def __init__(self, path: str) -> None:
-        """Open the file at `path`; create it and its folder if needed."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
         self._connection.execute(
@@ -37,9 +35,7 @@ class JudgeCache:
         return None if row is None else str(row[0])
 
     def put(self, request: str, reply: str) -> None:
-        """Store a reply, replacing an earlier one."""
         self._connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (request, reply))
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()

@@ -25,7 +25,6 @@ def messages_of(question: object) -> list[dict[str, str]]:
 
 
 def text_of(question: object) -> str:
-    """Return a question as one text: the contents of its messages, separated by empty lines."""
     return "\n\n".join(message["content"] for message in messages_of(question))
 
 

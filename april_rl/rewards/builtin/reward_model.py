@@ -47,9 +47,7 @@ def build(
 
 @dataclass(slots=True, kw_only=True)
 class RewardModel:
-    """A loaded classifier; `score` is its reward function. Every reward process has its own
-    copy.
-    """
+    """A loaded classifier, one in each reward process; `score` is its reward function."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -96,7 +94,6 @@ class RewardModel:
         return scores
 
     def _token_ids(self, question: object, response: str) -> list[int]:
-        """Return the tokens of a question with a response [L]."""
         if self.template == CONCAT:
             return self._encode(text_of(question) + response, special=False)
         answer = response.rpartition(THINK_END)[2].strip()
@@ -109,7 +106,6 @@ class RewardModel:
         return self._encode(text, special=True)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        """Return the tokens of a text [L], with those that every text begins or ends with."""
         token_ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return token_ids
 
@@ -138,14 +134,12 @@ class RewardModel:
         return values
 
     def _score_of(self, logit: float) -> float | None:
-        """Return the score for a logit; None when it is not finite."""
         if not math.isfinite(logit):
             self.last_failure = f"the model's score is {logit}"
             return None
         return (1.0 + math.tanh(logit / 2.0)) / 2.0 if self.sigmoid else logit
 
     def _check_not_rendered(self, prompts: Iterable[str]) -> None:
-        """Raise ValueError for a prompt with a control token of a chat template."""
         for prompt in prompts:
             found = CONTROL.search(prompt)
             if found:
@@ -205,12 +199,10 @@ def load_reward_model(
 
 
 def _pad_token_id(model: PreTrainedModel) -> int | None:
-    """Return the padding token of the model's configuration; None when it names no token."""
     own: int | None = model.config.get_text_config().pad_token_id
     num_tokens = len(model.get_input_embeddings().get_parameter("weight"))
     return own if own is not None and 0 <= own < num_tokens else None
 
 
 def _batches(indices: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Return the indices in batches of at most `size`."""
     return [indices[start : start + size] for start in range(0, len(indices), size)]

@@ -30,7 +30,6 @@ class _Block:
 
     @property
     def is_python(self) -> bool:
-        """Return whether it may hold Python."""
         return self.language in ("", *_PYTHON)
 
     def closes(self, line: str) -> bool:
@@ -98,7 +97,6 @@ def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
 
 
 def _read_opening(line: str) -> _Block | None:
-    """Return the block that a line opens, if it does."""
     opening = _OPENING.fullmatch(line.rstrip())
     if opening is None:
         return None

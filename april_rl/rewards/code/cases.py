@@ -91,7 +91,6 @@ def is_same_value(found: object, expected: object) -> bool:
 
 
 def _is_same_line(found: str, expected: str) -> bool:
-    """Return whether two lines have the same words and white space."""
     if found == expected:
         return True
     words, expected_words = re.split(r"(\s+)", found), re.split(r"(\s+)", expected)
@@ -113,7 +112,5 @@ def _is_close(found: float, expected: float) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of an output, without white space at their ends and without empty last
-    lines.
-    """
+    """Return the lines of an output without white space at their ends or empty last lines."""
     return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -212,7 +212,6 @@ def _queued_s(path: str) -> float:
 
 
 def _run(job: dict[str, Any], stdin: int, output: int, ready: int) -> None:
-    """Close the sandbox, report it and run the code, with the descriptors of its files only."""
     has_tests = job["tests"] is not None
     silent = os.open(os.devnull, os.O_WRONLY)
     lock_in(job)
@@ -237,7 +236,6 @@ def _new_module(name: str) -> dict[str, Any]:
 
 
 def _limit(kind: int, wanted: int) -> None:
-    """Lower a resource limit unless it is lower already."""
     hard = resource.getrlimit(kind)[1]
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(kind, (allowed, allowed))

@@ -77,7 +77,6 @@ def check_call(returned: int) -> int:
 
 
 def _allow_reading(ruleset: int, path: str) -> None:
-    """Add a rule: a file may be read, or a directory with everything below it."""
     parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
     allowed = READ_FILE | READ_DIR if os.path.isdir(path) else READ_FILE
     rule = PathAttributes(allowed=allowed, parent=parent)

@@ -129,7 +129,6 @@ def check_start(sandbox: Sandbox) -> None:
 
 
 def _try_threats(sandbox: Sandbox) -> set[Threat]:
-    """Return what code in a sandbox achieved; raise SandboxError when it was ended before."""
     secret = secrets.token_hex()
     with (
         tempfile.TemporaryDirectory() as folder,

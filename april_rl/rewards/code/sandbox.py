@@ -131,7 +131,6 @@ class Sandbox:
                 process.wait()
 
     def _start_process(self, control: int, job: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Start jail.py in a session of its own."""
         python = [sys.executable, "-I", "-B", "-X", "utf8", "-c", BOOTSTRAP]
         try:
             return subprocess.Popen(
@@ -182,7 +181,6 @@ class Program:
         )
 
     def _reply(self, request: str, *files: int, wall_s: float) -> dict[str, Any]:
-        """Return jail.py's reply about a run; raise SandboxError when the sandbox is open."""
         level = self.sandbox.level
         self.control.settimeout(START_S + wall_s)
         try:
@@ -218,6 +216,5 @@ def _memory_file(text: str) -> Iterator[IO[bytes]]:
 
 
 def _text(file: IO[bytes], longest: int = MAX_REPORT_BYTES) -> str:
-    """Return the text in a file, replacing invalid bytes; at most `longest` bytes."""
     file.seek(0)
     return file.read(longest).decode(errors="replace")

@@ -46,7 +46,6 @@ def split_sources(sources: Sequence[str], entry: str = "") -> list[Check]:
 
 
 def _asserting(checks: list[Check], source: object) -> list[Check]:
-    """Return the tests; raise ValueError when none counts."""
     if not any(check.counts for check in checks):
         raise ValueError(f"the tests of a task assert nothing that runs: {source!r:.80}")
     return checks
@@ -104,7 +103,6 @@ class _Source:
                 raise ValueError(_unknown_arguments(name))
 
     def _reach(self, node: ast.AST) -> set[str]:
-        """Return the names of the functions that a node calls, directly or indirectly."""
         found, waiting = set[str](), [node]
         while waiting:
             for name in _called_names(waiting.pop()) & self._functions.keys() - found:
@@ -152,7 +150,6 @@ def _called_names(node: ast.AST) -> set[str]:
 
 
 def _required_arguments(function: _Function, *, given: int = 0) -> list[str]:
-    """Return the arguments without a default, besides `given` by position."""
     arguments = function.args
     by_place = [*arguments.posonlyargs, *arguments.args]
     by_place = by_place[given : len(by_place) - len(arguments.defaults)]
@@ -166,7 +163,6 @@ def _takes_candidate(function: _Function) -> bool:
 
 
 def _checked_entry(entry: str, name: str) -> str:
-    """Return the function that `name` gets; raise ValueError when it is not known."""
     if not entry:
         raise ValueError(
             f"the tests define {name}(candidate) and do not call it: name the column with the "
@@ -189,7 +185,6 @@ def _without_guards(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _is_runner(node: ast.stmt) -> bool:
-    """Return whether a statement calls the main function of unittest or pytest."""
     calls = (part.func for part in ast.walk(node) if isinstance(part, ast.Call))
     return isinstance(node, ast.Expr) and any(ast.unparse(call) in _RUNNERS for call in calls)
 
@@ -209,7 +204,6 @@ def _test_classes(body: Iterable[ast.stmt]) -> Iterator[_TestClass]:
 
 
 def _method_calls(node: ast.ClassDef, *, is_unittest: bool) -> Iterator[str]:
-    """Yield a call of each test of a class, with what its class does before."""
     methods = {method.name: method for method in node.body if isinstance(method, _Function)}
     for name, method in methods.items():
         if not name.startswith("test"):

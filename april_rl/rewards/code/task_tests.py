@@ -71,7 +71,6 @@ def _present(item: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _of_mapping(item: Mapping[str, object], entry: str) -> Tests:
-    """Return the tests in a mapping."""
     if "ground_truth" in item:
         return _read(item["ground_truth"], entry)
     if "test_cases" in item:
@@ -87,7 +86,6 @@ def _of_mapping(item: Mapping[str, object], entry: str) -> Tests:
 
 
 def _zip_cases(item: Mapping[str, object]) -> list[Case | Call]:
-    """Return the cases of {fn_name, inputs, outputs}."""
     inputs, outputs = _decode(item["inputs"]), _decode(item["outputs"])
     if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
         raise ValueError(
@@ -99,7 +97,6 @@ def _zip_cases(item: Mapping[str, object]) -> list[Case | Call]:
 
 
 def _case(item: Mapping[str, object], entry: str) -> Case | Call:
-    """Return the case of {input, output}, a call if its type or a name in it says so."""
     if not {"input", "output"} <= item.keys():
         raise ValueError(f"a test case must have input and output, got {dict(item)!r:.80}")
     name = _name_in(item) or _name_in(item.get("metadata"))
@@ -145,7 +142,6 @@ def _call(name: str, given: object, returned: object) -> Call:
 
 
 def _join_lines(text: object) -> str:
-    """Return a text; a list of lines becomes one text."""
     return "\n".join(map(str, text)) if isinstance(text, list) else str(text)
 
 

@@ -134,7 +134,6 @@ def _value_and_unit(answer: Answer) -> tuple[Answer, str | None]:
 
 
 def _is_percentage(plain: Answer, percentage: Answer, *, may_be_small: bool) -> bool:
-    """Return whether a number without a percent sign is equal to `percentage` percent."""
     if not isinstance(percentage, kinds.Number) or not isinstance(plain, kinds.Number):
         return _are_equal(percentage, plain) or are_equal_formulas(
             plain.text, rf"\frac{{{percentage.text}}}{{100}}"
@@ -204,7 +203,6 @@ def _are_equal_list_and_number(gold: Answer, other: Answer) -> bool:
 
 
 def _as_list(number: kinds.Number) -> kinds.Listing:
-    """Return a number such as 220,284 as a list without spaces."""
     return kinds.Listing(number.text, "", tuple(map(read, number.text.split(","))), "")
 
 
@@ -253,13 +251,11 @@ def _is_stated(gold: Answer, other: kinds.Equation) -> bool:
 
 
 def _states_value(gold: kinds.Equation) -> bool:
-    """Return whether the last side of an equation is an answer of its own: x = 5, 12 - 5 = 7."""
     first, last = gold.sides[0].text, gold.sides[-1].text
     return is_name(first) or num_variables(first) + num_variables(last) == 0
 
 
 def _is_rounded(approximation: kinds.Approximation) -> bool:
-    """Return whether the decimal of an approximation is its exact value, rounded."""
     exact, rounded = approximation.exact, approximation.rounded
     exact = exact.sides[-1] if isinstance(exact, kinds.Equation) else exact
     if not isinstance(rounded, kinds.Number):

@@ -102,7 +102,6 @@ def _parse(text: str, keeps_case: bool) -> Parsed | None:
 
 
 def _solutions(parsed: Parsed) -> tuple[sympy.Basic, sympy.Set] | None:
-    """Return the variable of an inequality, and the numbers for which it holds."""
     if isinstance(parsed, sympy.Eq) or not isinstance(parsed, Boolean):
         return None
     names = parsed.free_symbols
@@ -110,11 +109,9 @@ def _solutions(parsed: Parsed) -> tuple[sympy.Basic, sympy.Set] | None:
 
 
 def _is_number(parsed: Parsed) -> bool:
-    return isinstance(parsed, sympy.Expr) and not parsed.free_symbols and not _has_functions(parsed)
-
-
-def _has_functions(parsed: sympy.Expr) -> bool:
-    return bool(parsed.atoms(AppliedUndef))
+    return isinstance(parsed, sympy.Expr) and not (
+        parsed.free_symbols or parsed.atoms(AppliedUndef)
+    )
 
 
 def _are_equal_numbers(gold: sympy.Expr, other: sympy.Expr) -> bool:
@@ -138,7 +135,6 @@ def _have_equal_terms(gold: sympy.Eq, other: sympy.Eq) -> bool:
 
 
 def _is_solvable(equation: sympy.Eq) -> bool:
-    """Return whether sympy finds a solution: two empty sets of solutions are not equal answers."""
     return bool(equation.free_symbols) and bool(sympy.solve(equation, equation.free_symbols))
 
 

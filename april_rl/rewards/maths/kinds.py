@@ -38,7 +38,6 @@ class Number(Answer):
 
     @property
     def num_places(self) -> int:
-        """Return the number of decimal places as written."""
         return len(self.text.partition(".")[2])
 
 

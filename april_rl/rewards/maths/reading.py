@@ -257,7 +257,6 @@ def _quantity(text: str) -> Answer | None:
 
 
 def _two_signs(text: str) -> Answer | None:
-    r"""Return the two values of a `\pm`."""
     if r"\pm" not in text or _LOOSE.search(text):
         return None
     plus = text.replace(r"\pm", "+").replace(r"\mp", "-")

@@ -130,7 +130,6 @@ def _singular(word: str) -> str:
 
 
 def _may_be_unit(words: str, text: str, start: int) -> bool:
-    """Return whether plain words behind a number are a unit and not letters of a formula."""
     first = words.split()[0].split("/")[0].split("^")[0].rstrip(".")
     is_known = first in _NAMES or first in _POWERS or first in _SCALES or first.endswith("units")
     if not text[:start].endswith(" "):

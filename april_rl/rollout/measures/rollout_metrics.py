@@ -50,7 +50,6 @@ def rollout_metrics(record: StepRecord, *, num_needed: int) -> Metrics:
 
 
 def _trained_lengths(groups: Sequence[ScoredGroup]) -> dict[str, Metric | float]:
-    """Return the lengths of the groups that the step trains."""
     if not groups:
         return {}
     samples = [sample for scored in groups for sample in scored.group.samples]
@@ -71,7 +70,6 @@ def _trained_lengths(groups: Sequence[ScoredGroup]) -> dict[str, Metric | float]
 
 
 def _of_episodes(groups: Sequence[ScoredGroup]) -> dict[str, Metric | float]:
-    """Return the turns of the groups that have an environment."""
     having = (scored.group for scored in groups if scored.group.prompt.has_environment)
     samples = [sample for group in having for sample in group.samples]
     if not samples:

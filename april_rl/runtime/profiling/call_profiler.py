@@ -29,7 +29,6 @@ class CallProfiler:
     """Records the calls between `start` and `write`; otherwise a call costs a comparison."""
 
     def __init__(self, *, device: str) -> None:
-        """`device` is cpu or cuda."""
         self._device = device
         self._recording: _Recording | None = None
 
@@ -79,7 +78,6 @@ class CallProfiler:
 
     @contextmanager
     def _operators(self, path: Path) -> Iterator[None]:
-        """Write torch's trace of what runs in the context."""
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU]

@@ -29,7 +29,6 @@ class StepProfiler:
     def __init__(
         self, steps: Sequence[int], workers: Profiled, tracker: Tracker, run_dir: Path
     ) -> None:
-        """`run_dir` is a folder that all workers see."""
         self._steps, self._workers, self._tracker = steps, workers, tracker
         self._folder = run_dir.resolve() / "profile"
 
