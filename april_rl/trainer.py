@@ -43,7 +43,7 @@ class Progress:
     version: int = 0  # policy version, counted in steps
     evaluated: int = -1  # the version that was evaluated last
     exported: int = -1  # the version that was exported last
-    counted: Metrics = field(default_factory=Metrics)  # to add to the next step's row
+    counted: Metrics = field(default_factory=Metrics)  # added to the next step's row
     row: Metrics | None = None  # metrics of the last step until they are logged
 
     def save(self, *, with_row: bool) -> dict[str, Any]:
@@ -102,9 +102,9 @@ class Trainer:
         self._run_dir, self._interrupts = run_dir, interrupts
         self._on_step = on_step or (lambda _step, _row: None)
         self._progress = Progress()
-        self._is_enough = False  # `on_step` has returned True
-        self._is_saved = False  # the checkpoint of a stopped run is complete
-        self._under_way: tuple[ScoredGroup, ...] = ()  # collected, not trained yet
+        self._is_enough = False  # whether `on_step` has returned True
+        self._is_saved = False  # whether the checkpoint of a stopped run is complete
+        self._under_way: tuple[ScoredGroup, ...] = ()  # groups not trained yet
         self._num_needed = config.trainer.num_groups * config.rollout.group_size
         with ExitStack() as stack:
             self._parts = build(
@@ -153,7 +153,7 @@ class Trainer:
                 raise type(error)(f"{error}; {self._how_to_continue()}") from error
 
     def _run(self) -> None:
-        if self._progress.evaluated < 0:  # a checkpoint of step 0 has its row
+        if self._progress.evaluated < 0:  # a checkpoint of step 0 already has its row
             self._log(0, self._evaluate())
         if self._progress.row is not None:
             self._end_step(self._progress.row)
@@ -177,7 +177,7 @@ class Trainer:
             self._end_step(self._progress.row)
         self._save(is_finished=True)
         self._checkpointer.finish()
-        self._export()  # last: what it fails of costs nothing that was trained
+        self._export()  # last, so that a failure costs no training
 
     def _how_to_continue(self) -> str:
         """Return what to do when the disk has refused, and what is saved."""
@@ -338,7 +338,7 @@ class Trainer:
             self.workers.sync_weights(self._progress.version)
 
     def _evaluate(self) -> Metrics:
-        # Training shares the reward pool's counters with evaluation: take its counts out first.
+        # Training and evaluation share these counters: take out training's counts first.
         self.collector.settle_scores()
         self._progress.counted = merge([self._progress.counted, self._parts.outside.metrics()])
         metrics = evaluate_all(
@@ -389,7 +389,7 @@ class Trainer:
     ) -> None:
         """Write what was not trained, end every process and close every file."""
         self._exits.callback(self._interrupts.arm)
-        self._exits.callback(self._keep_leftovers)  # while the tracker is open
+        self._exits.callback(self._keep_leftovers)  # before the tracker is closed
         self._interrupts.disarm()
         self._exits.__exit__(kind, error, traceback)
 

@@ -53,7 +53,7 @@ class Updates:
         self._folder, self._tell = run_dir / "bad_steps", tell
         self._warning = MismatchWarning(config.learner.max_mismatch)
         self._num_bad = 0  # consecutive non-finite steps
-        self._disagreed_in = 0  # step of the last disagreement; 0 once a comparison agreed
+        self._disagreed_in = 0  # step of the last disagreement; 0 after a comparison has agreed
 
     def save(self) -> dict[str, int]:
         """Return the count of consecutive non-finite steps and the step of a disagreement."""

@@ -73,7 +73,7 @@ def files_loaded_by(path: Path) -> set[Path]:
             names = module.split(".")
             if names[0] != "april_rl":
                 continue
-            for length in (len(names), len(names) - 1):  # a module, or something in it
+            for length in (len(names), len(names) - 1):  # the name is a module, or something in it
                 part = ROOT.joinpath(*names[:length])
                 for file in (part.with_suffix(".py"), part / "__init__.py"):
                     if file.is_file() and file not in found:

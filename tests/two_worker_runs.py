@@ -12,7 +12,7 @@ from command_line import command, run, write_task
 from equal_runs import SETTINGS
 
 TWO_WORKERS = ("runtime.num_workers=2", "evaluation.max_prompts=2")
-# Two engines, in two runs: DAPO with a reference and two passes of two minibatches over a batch.
+# Two engines in two runs: DAPO with a reference and two passes over two minibatches of a batch.
 DATA_PARALLEL = (
     *TWO_WORKERS,
     *SETTINGS,
@@ -97,7 +97,7 @@ def run_two_workers(folder: Path) -> TwoWorkers:
         done["together"] = run(command(task, folder / "together", *TENSOR_PARALLEL), folder)
         others.result()
     left = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
-    # These runs have ended: what a process still has open belongs to somebody else.
+    # These runs have ended: a file that a process still has open belongs to somebody else.
     in_use = "".join(mapped_files())
     left = {name for name in left if f"/dev/shm/{name}\n" not in in_use}
     return TwoWorkers(folder=folder, done=done, shared_memory=left)
@@ -106,7 +106,7 @@ def run_two_workers(folder: Path) -> TwoWorkers:
 def mapped_files() -> Iterator[str]:
     """Yield the memory maps of every process, which name the files."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):  # it has ended meanwhile, or belongs to another user
+        with suppress(OSError):  # the process has ended meanwhile, or belongs to another user
             yield maps.read_text()
 
 

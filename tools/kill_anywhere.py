@@ -34,7 +34,8 @@ from kills import checks
 from kills.kinds import KINDS
 from kills.run import Run
 
-_FOR_EVER, _LAST_STEPS = 10**6, 2  # steps that a life may make, and that the last one makes more
+# Steps that a life may make, and additional steps of the last one.
+_FOR_EVER, _LAST_STEPS = 10**6, 2
 
 
 def live(run: Run, random: Random, *, kills: int) -> None:

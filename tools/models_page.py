@@ -15,8 +15,8 @@ from pathlib import Path
 import transformers
 
 _CHECK = Path(__file__).with_name("engine_check.py")
-_TOLERANCE = 1e-4  # nats, of the engine
-# Parts of the project's own messages, and what the page says.
+_TOLERANCE = 1e-4  # nats, between engine and learner
+# Parts of the project's own messages, and the words that the page uses.
 _REFUSALS = {
     "experts of a mixture-of-experts model cannot have adapters": "experts",
     "has experts": "experts",
@@ -41,8 +41,8 @@ class Verdict:
     model_type: str
     result: Result
     why: str  # features that were tested, or the reason
-    engine: str = ""  # what vLLM makes of it
-    adapter: str = ""  # and of adapters alone
+    engine: str = ""  # vLLM's result
+    adapter: str = ""  # vLLM's result for adapters alone
 
     def __str__(self) -> str:
         cells = (self.result.value, self.engine, self.adapter, self.why)

@@ -32,7 +32,7 @@ are those without a recipe.
 """
 _WIDTH_OF_INDENT = 4
 _TABLE = "| key | default | what it is |\n|---|---|---|"
-_FIRST = (  # what a person sets first
+_FIRST = (  # settings that a person sets first
     *("model.path", "data.path", "reward.function", "trainer.num_groups", "rollout.group_size"),
     *("rollout.max_response_tokens", "rollout.over_sampling_factor", "optimizer.lr"),
     *("learner.max_tokens", "runtime.num_workers"),

@@ -45,8 +45,8 @@ def write_problems(path: Path, problems: list[Problem]) -> None:
 
 def build_policy(folder: Path) -> None:
     """Warm-start the policy, showing progress, and save it in `folder` as a Hugging Face model."""
-    # Spinning threads slow all others down on shared cores. libgomp reads this variable when
-    # torch is imported, which happens below.
+    # Spinning threads slow down all others on shared cores. libgomp reads this variable when torch
+    # is imported, which happens below.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
     from tiny_task.tokenizer import build_tokenizer

@@ -14,7 +14,7 @@ import xxhash
 from april_rl.errors import RunError
 
 FILE = "manifest.json"
-FORMAT = 2  # of the whole folder; folders in another format are refused
+FORMAT = 2  # version of the whole folder; a folder of another version is refused
 _CHUNK_BYTES = 1 << 20
 
 

@@ -22,7 +22,7 @@ class Command(NamedTuple):
     folder: str = _LAB
 
 
-# In the order of the list.
+# The order is the order of the printed list.
 COMMANDS = {
     "evaluate": Command(
         "avg@k, pass@k and maj@k of any checkpoint or hub model on held-out sets", _CORE

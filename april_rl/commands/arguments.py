@@ -1,4 +1,4 @@
-"""Arguments of a command: what is wrong with them is said in one line."""
+"""Arguments of a command; a mistake in them is reported in one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Arguments(argparse.ArgumentParser):
     """A parser whose errors say what to do."""
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong, and end the program with status 2."""
+        """Print the mistake, and end the program with status 2."""
         kind, _, what = message.partition(": ")
         if kind == "unrecognized arguments":
             text = self._unknown(what.split())
@@ -25,7 +25,7 @@ class Arguments(argparse.ArgumentParser):
         self.exit(2, f"error: {text}{stop} {self.prog} --help shows what it takes\n")
 
     def _unknown(self, words: list[str]) -> str:
-        """Return what is wrong with words that belong to no argument."""
+        """Return the error for words that belong to no argument."""
         places = [action for action in self._actions if not action.option_strings]
         options = [word for word in words if word.startswith("-")]
         if not options:

@@ -95,7 +95,9 @@ def _check_name(name: str) -> None:
 
 
 def _card(export: Path, name: str, *, has_own: bool) -> str:
-    """Return the text of the card: README.md of the export, or else one of the run's records."""
+    """Return the text of the card: README.md of the export, or else one made from the run's
+    records.
+    """
     from april_rl.commands.model_card import Records, model_card
 
     if has_own:
@@ -137,7 +139,7 @@ def _check_token(api: HfApi) -> None:
 
 
 def _in_our_words(error: Exception, name: str) -> HubError:
-    """Return what the hub or the connection said, with the remedy if there is one."""
+    """Return the error of the hub or the connection, with the remedy if there is one."""
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     said = " ".join(str(error).split())
     if status == 401:

@@ -1,4 +1,4 @@
-"""The end of a sweep (`--multirun`): its runs side by side, and which of them failed."""
+"""The end of a sweep (`--multirun`): compare its runs, and say which of them failed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CompareRuns(Callback):
     """
 
     def __init__(self) -> None:
-        """No run has ended yet."""
+        """Begin with no ended run."""
         self._failed: list[str] = []
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: object) -> None:

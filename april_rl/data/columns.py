@@ -30,7 +30,7 @@ class Column:
         return batch[self.path[0]]
 
     def value(self, given: object) -> Any:  # noqa: ANN401
-        """Return what the path leads to within a value of the column; None where a row lacks the
+        """Return the value at the path within a value of the column; None if a row lacks the
         field. Raise PathError for a value that has no fields.
         """
         for depth, name in enumerate(self.path[1:], start=1):
@@ -83,7 +83,7 @@ def column_of(where: str, setting: str, features: Mapping[str, Any]) -> Column:
 
 
 def texts_of_json(text: str) -> list[str] | None:
-    """Return the texts that a text holds as a JSON list, or None if it is another text."""
+    """Return the texts in a JSON list, or None if the text is not such a list."""
     if not text.lstrip().startswith("["):
         return None
     try:
@@ -94,7 +94,7 @@ def texts_of_json(text: str) -> list[str] | None:
 
 
 def unsaved_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the first type within `kind` whose values JSON has no form for, or None."""
+    """Return the first type within `kind` whose values JSON cannot represent, or None."""
     types = pa.types
     if types.is_temporal(kind) or types.is_decimal(kind):
         return kind

@@ -13,7 +13,7 @@ _ROLES_OF_QUESTIONS = ("user", "tool")  # the policy speaks after a message of o
 
 
 def messages_of_text(text: str) -> list[Any] | None:
-    """Return the messages that a text holds as a JSON list, or None if it is another text."""
+    """Return the messages in a JSON list, or None if the text is not such a list."""
     if not text.lstrip().startswith("["):
         return None
     try:
@@ -75,8 +75,8 @@ def _message(item: Mapping[str, Any], name: str) -> Message:
 
 
 def calls_of_tools(calls: Any, name: str) -> list[dict[str, Any]]:  # noqa: ANN401
-    """Return the calls of a message whose arguments are mappings, also where they are JSON text.
-    Raise ValueError with the reason, and the name of the message, for what is not a call.
+    """Return the calls of a message with mappings as arguments, which may be given as JSON text.
+    Raise ValueError with the reason, and the name of the message, for an invalid call.
     """
     if not isinstance(calls, list):
         raise ValueError(f"{name}: tool_calls must be a list, got {str(calls)[:60]}")
@@ -107,7 +107,7 @@ def _arguments(given: object, name: str) -> dict[str, Any]:
 
 
 def _without_nulls(value: object) -> Any:  # noqa: ANN401
-    """Return a value without null fields, which a table adds where rows have different ones."""
+    """Return a value without null fields, which a table adds when rows have different fields."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

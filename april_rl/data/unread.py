@@ -1,4 +1,4 @@
-"""Columns that a run does not read although the questions may need them: images, and tools."""
+"""Columns that a run does not read although the questions may need them: images and tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _MEDIA_CLASSES = ("Image", "Video", "Audio")  # of `datasets`
 
 
 def placeholder(text: str) -> str | None:
-    """Return the mark in a question that stands for an image, video or audio; None without one."""
+    """Return the mark in a question that stands for an image, video or audio; None if it has no
+    mark.
+    """
     found = _PLACEHOLDER.search(text)
     return found[0] if found else None
 

@@ -46,7 +46,7 @@ class CountingScheduler(Scheduler):
         return output
 
     def take_recomputed(self, request_id: str) -> int:
-        """Return how many tokens were computed again for the token that was just sampled."""
+        """Return how many tokens were recomputed for the token that was just sampled."""
         return self._recomputed.pop(request_id, 0)
 
 

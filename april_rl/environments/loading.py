@@ -1,4 +1,4 @@
-"""Turns a setting into environments, and describes them, in their process."""
+"""Turn a setting into environments and describe them, in their process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from april_rl.outside.user_code import (
 class Description(NamedTuple):
     """Facts of a class that the controller needs before it reads the data."""
 
-    tools: tuple[Mapping[str, Any], ...] = ()  # their JSON schemas, for the chat template
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of the tools, for the chat template
     columns: tuple[str, ...] = ()  # data columns that its `reset` names
     has_reward: bool = True  # False: it is a tool, or a list of them
 
@@ -50,8 +50,8 @@ def limits_of(config: EnvironmentConfig) -> Limits:
 
 
 def describe(config: EnvironmentConfig) -> Description:
-    """Return the facts of the class that `environment.function` names, from a process of its own.
-    Raise EnvironmentFailedError when it cannot be loaded.
+    """Return the description of the class that `environment.function` names, made in a separate
+    process. Raise EnvironmentFailedError when it cannot be loaded.
     """
     connection, process = start(partial(_describe, config), limits_of(config))
     found: Description | str = (
@@ -83,7 +83,7 @@ def _describe_class(found: type[Any], args: Mapping[str, Any]) -> Description:
 
 
 def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the JSON schema of a tool. Raise TypeError when it is not described."""
+    """Return the JSON schema of a tool. Raise TypeError when the tool has no description."""
     from transformers.utils.chat_template_utils import (
         DocstringParsingException,
         TypeHintParsingException,
@@ -101,9 +101,9 @@ def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
-    """Import the class of a setting `module:Class`, or make one whose tools are the function, or
-    the list of functions, of that name. Raise TypeError if it is not an environment or does not
-    take `args`; errors of its module pass through.
+    """Import the class of a setting `module:Class`. If the name is a function or a list of
+    functions, make a class with these as its tools. Raise TypeError if it is not an environment
+    or does not take `args`; errors of its module pass through.
     """
     found = import_object(function)
     if not inspect.isclass(found):
@@ -124,8 +124,8 @@ def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
 
 
 def check_loadable(config: EnvironmentConfig) -> None:
-    """Import the class, agent or program of the settings; raise as `load_class`, `check_function`
-    and `check_address` do.
+    """Import the class, agent or program of the settings; raise the errors of `load_class`,
+    `check_function` and `check_address`.
     """
     if config.has_agent:
         check_address(config.address)
@@ -138,8 +138,8 @@ def check_loadable(config: EnvironmentConfig) -> None:
 def environments_of(
     config: EnvironmentConfig, endpoint: Endpoint
 ) -> Callable[[Context], Environment]:
-    """Return a function that makes a new instance, ready for `reset`; the parts that are checked
-    and imported here are not checked again for each sample. Raise as `check_loadable` does.
+    """Return a function that makes a new instance, ready for `reset`; parts that are checked and
+    imported here are not checked again for each sample. Raise the errors of `check_loadable`.
     """
     check_loadable(config)
     if config.has_agent:

@@ -1,5 +1,5 @@
-"""Calls of user code that is not a coroutine: a thread for each, with a time limit that begins when
-the call does.
+"""Run user code that is not a coroutine in a thread for each call, with a time limit that begins
+when the call does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _limit: ContextVar[asyncio.Timeout | None] = ContextVar("_limit", default=None)
 
 @asynccontextmanager
 async def time_limit(limit_s: float) -> AsyncIterator[asyncio.Timeout]:
-    """Raise TimeoutError after `limit_s` seconds, without the seconds in which `call` in this
-    context waits for other calls to end.
+    """Raise TimeoutError after `limit_s` seconds, not counting the seconds in which `call` waits
+    in this context for other calls to end.
     """
     async with asyncio.timeout(limit_s) as limit:
         token = _limit.set(limit)
@@ -32,10 +32,10 @@ async def time_limit(limit_s: float) -> AsyncIterator[asyncio.Timeout]:
 
 
 class Threads:
-    """The calls under way in this process."""
+    """The running calls in this process."""
 
     def __init__(self) -> None:
-        """Start without one."""
+        """Begin without a thread."""
         self._free = asyncio.Semaphore(_MOST_CALLS)
         # The executor starts a thread only when none is idle; hung calls do not count.
         self._threads = ThreadPoolExecutor(max_workers=1 << 16)
@@ -62,7 +62,7 @@ class Threads:
         self.num_hung -= 1
 
     async def _wait(self) -> None:
-        """Wait until there is room for a call; the time limit stands still."""
+        """Wait until there is room for a call; the time limit is paused meanwhile."""
         limit = _limit.get()
         left_s = None
         if self._free.locked() and limit is not None and (at_s := limit.when()) is not None:
@@ -82,4 +82,4 @@ def _raising(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa
         raise RuntimeError(message).with_traceback(error.__traceback__) from None
 
 
-threads = Threads()  # of this process: adapters and episodes share its room
+threads = Threads()  # shared by the adapters and episodes of this process

@@ -25,7 +25,7 @@ GroupFilter = Callable[[ScoredGroup], bool]
 
 
 class OwnFunctionError(RunError):
-    """A function of the user's cannot be used, or returned something wrong."""
+    """A user's function of the algorithm cannot be used, or returned an invalid value."""
 
 
 def load_advantages(config: AlgorithmConfig) -> Advantages | None:
@@ -87,7 +87,7 @@ def keywords(function: Callable[..., Any]) -> set[str]:
 def _wrong_advantages(
     samples: Sequence[Sequence[Sample]], found: Sequence[Sequence[Floats]]
 ) -> str:
-    """Return what is wrong with advantages of all groups, empty when nothing is."""
+    """Return the fault of all groups' advantages; empty if there is none."""
     if [len(group) for group in found] != [len(group) for group in samples]:
         return (
             f"it returned {[len(group) for group in found]} advantages for groups of "

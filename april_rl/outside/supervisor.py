@@ -31,11 +31,11 @@ from april_rl.outside.process import Process
 
 MAX_ATTEMPTS = 2
 MAX_RESTARTS = 3  # restarts for each process without a reply in between
-MAX_HUNG = 64  # calls of a process that do not come back, each of which keeps a thread
+MAX_HUNG = 64  # calls of a process that hang, each of which occupies a thread
 
 
 class Forget(NamedTuple):
-    """Request to forget a subject."""
+    """A request to forget a subject."""
 
     key: Hashable
 
@@ -44,7 +44,7 @@ class Forget(NamedTuple):
 class ProcessReply:
     """The part of a reply that concerns its process."""
 
-    number: int  # of the question
+    number: int  # number of the question
     num_hung: int = 0  # calls in the process that took too long and have not returned yet
 
 
@@ -52,21 +52,22 @@ class ProcessReply:
 class Question:
     """A question about a subject."""
 
-    number: int  # in the order of asking
-    key: Hashable  # of the subject
+    number: int  # counts questions in the order of asking
+    key: Hashable  # names the subject
     subject: Any
     attempt: int = 1
     asked_s: float = 0.0
-    limit_s: float = 0.0  # of the process as a whole; a single call has a limit of its own
+    # Time limit of the process as a whole; a single call has a limit of its own.
+    limit_s: float = 0.0
 
 
 class Supervisor(ABC):
-    """The processes of one kind, a `mailbox.Party` for one thread. The class that inherits
-    decides what they are asked and what their replies mean.
+    """The processes of one kind, a `mailbox.Party` for one thread. Subclasses decide on the
+    questions and on the meaning of the replies.
     """
 
     def __init__(self, num_processes: int) -> None:
-        """Start nothing yet: processes start with the first question."""
+        """Prepare without a process: they start with the first question."""
         self._num_processes = num_processes
         self._num_asked = 0
         self._processes: list[Process] = []
@@ -74,10 +75,10 @@ class Supervisor(ABC):
         self._open: dict[int, tuple[Question, Process]] = {}  # by number
         self._waiting: deque[Question] = deque()  # for quarantine
         self._quarantine: Process | None = None
-        self._alone: Question | None = None  # the question that is open in quarantine
-        self._num_deaths = 0  # since the last reply
+        self._alone: Question | None = None  # the open question in quarantine
+        self._num_deaths = 0  # deaths since the last reply
         self._known: dict[int, Any] = {}  # by number
-        self._counts: Counter[str] = Counter()  # deaths and retries, and the counts of the class
+        self._counts: Counter[str] = Counter()  # deaths, retries, and the counts of the subclass
 
     @property
     def is_waiting(self) -> bool:
@@ -96,7 +97,9 @@ class Supervisor(ABC):
         return known
 
     def check(self) -> None:
-        """Kill processes whose replies are overdue: a call holds up all others there."""
+        """Kill processes whose replies are overdue, because such a call holds up all others in
+        its process.
+        """
         now_s = time.monotonic()
         for process in {
             process
@@ -120,8 +123,8 @@ class Supervisor(ABC):
 
     @abstractmethod
     def _request(self, question: Question, *, is_begun: bool) -> object:
-        """Return the request to a process where the subject lives, or is to begin; set `limit_s`
-        of the question.
+        """Return the request to a process in which the subject lives or will begin; set
+        `limit_s` of the question.
         """
 
     @abstractmethod
@@ -130,7 +133,7 @@ class Supervisor(ABC):
 
     @abstractmethod
     def _take_reply(self, question: Question, reply: Any) -> str:  # noqa: ANN401
-        """Make a reply known; return why the question failed, or nothing."""
+        """Record a reply; return why the question failed, or nothing."""
 
     @abstractmethod
     def _give_up(self, question: Question, message: str) -> None:
@@ -141,12 +144,12 @@ class Supervisor(ABC):
         """Return the error that ends the run."""
 
     def _ask(self, key: Hashable, subject: object) -> None:
-        """Ask the process where the subject lives, else let it begin in one."""
+        """Ask the process in which the subject lives, or let the subject begin in one."""
         self._place(Question(number=self._num_asked, key=key, subject=subject))
         self._num_asked += 1
 
     def _forget(self, key: Hashable) -> None:
-        """Forget a subject if it lives in a process, also there."""
+        """Forget a subject, here and in the process where it lives."""
         process = self._process_of.pop(key, None)
         if process is not None:
             process.keys.discard(key)
@@ -171,7 +174,7 @@ class Supervisor(ABC):
         process.send(request)
 
     def _emptiest(self) -> Process:
-        """Return the process with the fewest subjects; start one while there are too few."""
+        """Return the process with the fewest subjects; start one if there are too few processes."""
         processes = [p for p in self._processes if p is not self._quarantine and not p.is_leaving]
         if len(processes) < self._num_processes:
             return self._new()
@@ -198,7 +201,9 @@ class Supervisor(ABC):
         self._ask_in_quarantine()
 
     def _on_end(self, process: Process, reason: str) -> None:
-        """Ask the open questions of a process again; its other subjects begin again later."""
+        """Ask the open questions of an ended process again; its other subjects begin again
+        later.
+        """
         if process not in self._processes:
             return  # it was killed
         self._remove(process)
@@ -238,13 +243,13 @@ class Supervisor(ABC):
         self._send(self._alone, self._quarantine)
 
     def _leave_quarantine(self, question: Question) -> bool:
-        """Return whether the question was the one that was asked alone; it is not any more."""
+        """Return whether the question was asked alone in quarantine, and end that."""
         was_alone = question is self._alone
         self._alone = None if was_alone else self._alone
         return was_alone
 
     def _fail(self, question: Question, message: str, *, was_alone: bool) -> None:
-        """Ask once more, or give up."""
+        """Ask a failed question again, or give up."""
         is_last = question.attempt >= MAX_ATTEMPTS
         if is_last or not self._can_begin_again(question.subject):
             self._end(question, message)

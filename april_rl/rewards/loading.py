@@ -27,7 +27,7 @@ from april_rl.rewards.functions import RewardFunction, builtin_module
 from april_rl.rewards.jobs import DecodedJob, RewardError
 from april_rl.types import SampleId, Score
 
-LISTS = ("prompts", "responses", "answers")  # what every function gets
+LISTS = ("prompts", "responses", "answers")  # what every function receives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +81,14 @@ class SoftTimeout(float):
 class Reward:
     """A reward function or object that is ready to be called."""
 
-    call: Callable[..., object]  # with prompts, responses, answers, and more by name
-    args: Mapping[str, object] = field(default_factory=dict)  # by name, the same in every call
+    call: Callable[..., object]  # function of prompts, responses, answers and named arguments
+    # Named arguments that are the same in every call.
+    args: Mapping[str, object] = field(default_factory=dict)
     columns: tuple[str, ...] = ()  # data columns; those in the signature of `call` are added
     note: str = ""  # shown to the user before training starts
-    last_failure: Callable[[], str] = str  # why it had no score the last time
-    state: str | None = field(default=None, init=False)  # JSON, after the last call; None: has none
+    last_failure: Callable[[], str] = str  # why the last call gave no score
+    # JSON after the last call; None: it has no state.
+    state: str | None = field(default=None, init=False)
     _names: tuple[str, ...] = field(init=False)  # columns and reserved names of a call
     _lists: tuple[str, ...] = field(init=False)  # see names_of_lists
 

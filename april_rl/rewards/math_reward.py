@@ -15,7 +15,7 @@ from types import FrameType
 from april_rl.rewards.extraction import gold_answer, normalise, stated_answers
 from april_rl.rewards.maths.compare import are_equal_answers
 
-ALARM_AGAIN_S = 0.1  # some libraries swallow the exception of a signal, so it is raised again
+ALARM_AGAIN_S = 0.1  # the exception of a signal is raised again, because some libraries swallow it
 
 
 class SoftTimeoutError(BaseException):

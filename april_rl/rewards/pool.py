@@ -58,10 +58,11 @@ class RewardPool:
         self.functions = reward_functions(reward)
         self._reward = reward
         self._folder = folder
-        self._decoder = pickle.dumps(decode)  # pickled once: a vocabulary has megabytes
+        self._decoder = pickle.dumps(decode)  # pickled once, because a vocabulary has megabytes
         self._book = Scorebook(self.functions)
-        self._states = dict(states or {})  # JSON, by function: after the last score that came back
-        self._saved = dict(self._states)  # after the last score that was collected
+        self._states = dict(states or {})  # JSON by function, after the last score that came back
+        # JSON by function, after the last score that was collected.
+        self._saved = dict(self._states)
         self._num_units = 0
         self._pending: dict[int, Unit] = {}  # by number, in the order of scheduling
         self.mailbox = Mailbox()
@@ -278,7 +279,7 @@ class RewardPool:
         """Take the scores of an ended attempt, start another attempt, or end the run."""
         unit = self._pending.get(number)
         if unit is None or unit.future is not future:
-            return  # it belongs to a pool that was replaced
+            return  # the reply belongs to a pool that was replaced
         error = future.exception()
         if isinstance(error, BrokenProcessPool):
             self._restart("all reward processes ended")

@@ -25,9 +25,9 @@ class Unit:
 
     positions: tuple[int, ...]  # positions of the samples in the order of submission [n]
     job: Job
-    names: str  # name of the samples, for messages
+    names: str  # names the samples in messages
     attempt: int = 1
-    future: Future[Result] | None = None  # of this attempt; None while no process has it
+    future: Future[Result] | None = None  # result of this attempt; None while no process has it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class _OpenSample:
 
     num_missing: int  # number of units that have not come back
     group: _Group | None
-    scores: list[Score] = field(default_factory=list)  # by each function
+    scores: list[Score] = field(default_factory=list)  # scores of each function
 
 
 class Scorebook:
@@ -56,7 +56,7 @@ class Scorebook:
         self._functions = functions
         self._num_submitted = 0
         self._open: dict[int, _OpenSample] = {}
-        self._groups: dict[int, _Group] = {}  # by prompt id, while samples are missing
+        self._groups: dict[int, _Group] = {}  # groups by prompt id while samples are missing
         self._known: dict[int, Score] = {}
         self._incomplete: set[int] = set()  # prompt ids: scored together, one by one not all
 

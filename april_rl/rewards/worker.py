@@ -29,7 +29,8 @@ class Loaded:
     decode: Decode
 
 
-# What this process has loaded, or why it failed. Global: the pool calls plain functions.
+# What this process has loaded, or why loading failed. It is global because the pool calls plain
+# functions.
 loaded: Loaded | str = "a reward process has loaded nothing"
 
 
@@ -123,7 +124,8 @@ def load(
             raise RewardError(f"{function} cannot be loaded: {caught.message}")
     with Caught() as caught:
         return Loaded(rewards=tuple(found), decode=pickle.loads(decoder))
-    memory = f"reward.memory_gib = {memory_gib():g}"  # a library that does not fit may not say why
+    # The error of a library that does not fit may not mention memory.
+    memory = f"reward.memory_gib = {memory_gib():g}"
     raise _decoding_error(
         functions, f"the tokenizer cannot be loaded with {memory}: {caught.message}"
     )

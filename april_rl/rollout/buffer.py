@@ -61,7 +61,7 @@ class Buffer:
 
     def __init__(self, group_size: int) -> None:
         self.group_size = group_size
-        self.events = GroupEvents()  # since groups were trained last
+        self.events = GroupEvents()  # what happened since groups were trained last
         self._open: dict[int, OpenGroup] = {}  # in the order they were opened: oldest prompt first
         self._ready: dict[int, ScoredGroup] = {}
         self.is_step_under_way = False
@@ -278,7 +278,7 @@ class Buffer:
 def _restore_events(state: Plain) -> GroupEvents:
     settled = [
         Settled(prompt_id, GroupState(name), lengths)
-        for prompt_id, name, lengths, *_ in state["settled"]  # older ones also have rewards
+        for prompt_id, name, lengths, *_ in state["settled"]  # older checkpoints also have rewards
     ]
     became = Counter(each.state for each in settled)
     lost = Lost(

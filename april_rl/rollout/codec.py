@@ -24,7 +24,7 @@ from april_rl.types import (
     Span,
 )
 
-FORMAT = 8  # of what Collector.save returns
+FORMAT = 8  # format of the state that Collector.save returns
 
 Plain = dict[str, Any]  # string keys
 

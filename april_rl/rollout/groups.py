@@ -29,7 +29,7 @@ class Groups:
         self._outside = outside
         self._keep = keep
         self._failed = failed
-        self._unsent: deque[Sample] = deque()  # acting or finished, not yet sent outside
+        self._unsent: deque[Sample] = deque()  # acting or finished samples, not yet sent
 
     def open(self, prompt: Prompt) -> OpenGroup:
         """Open a group for a prompt; its environment, if it has one, begins."""

@@ -14,7 +14,7 @@ from april_rl.types import Observation, Sample, Span
 class Leftovers:
     """Every group that was not trained, as its samples, oldest group first."""
 
-    collected: Sequence[Sequence[Sample]]  # taken for an update that failed
+    collected: Sequence[Sequence[Sample]]  # samples of an update that failed
     ready: Sequence[Sequence[Sample]]
     parked: Sequence[Sequence[Sample]]
 

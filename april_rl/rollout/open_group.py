@@ -45,11 +45,11 @@ from april_rl.types import (
 class SampleState(Enum):
     """The state of a sample in an open group."""
 
-    waiting = "waiting"  # needs tokens; no engine has it
-    running = "running"  # an engine computes it, or has it in its queue
+    waiting = "waiting"  # it needs tokens, and no engine has it
+    running = "running"  # an engine computes it or has it in its queue
     acting = "acting"  # its environment answers its last turn, or begins
     parked = "parked"  # unfinished, between two steps
-    finished = "finished"  # the response ended; not scored yet
+    finished = "finished"  # the response has ended and is not scored yet
     scored = "scored"  # its score is known, or its reward failed
 
 
@@ -70,8 +70,8 @@ class SampleStateError(AssertionError):
 class Failure(NamedTuple):
     """Why a group cannot be trained."""
 
-    sample_id: SampleId  # of the sample without a reward
-    reason: str  # for the ledger
+    sample_id: SampleId  # the sample without a reward
+    reason: str  # what the ledger counts it as
     message: str  # for people
 
 
@@ -87,12 +87,12 @@ class OpenGroup:
         self.states = [first] * group_size  # [G]; changed by `move` alone
         self.spans: list[tuple[Span, ...]] = [()] * group_size  # [G], each in order
         self.lengths = [0] * group_size  # response tokens so far [G]
-        self.ends = [0] * group_size  # tokens of all spans: where the next one starts [G]
+        self.ends = [0] * group_size  # tokens of all spans, which is where the next one starts [G]
         # Preferred engine: it has the sample, or had it last and may keep its KV cache [G].
         self.engines: list[int | None] = [None] * group_size
-        self.outstanding_tokens = [0.0] * group_size  # that its engine is expected to compute [G]
+        self.outstanding_tokens = [0.0] * group_size  # tokens that its engine still computes [G]
         self.scores: list[Score | None] = [None] * group_size  # [G]
-        self.failure: Failure | None = None  # the first one
+        self.failure: Failure | None = None  # the first failure
         self.oldest_version: int | None = None  # policy version of the group's oldest token
 
     @property
@@ -176,7 +176,7 @@ class OpenGroup:
             self.move(index, SampleState.acting)
         else:
             self.move(index, SampleState.finished)
-        if completion.token_ids or is_turn_over:  # else the request never had a slot
+        if completion.token_ids or is_turn_over:  # otherwise the request never had a slot
             self._append(index, completion)
         return is_turn_over
 
@@ -203,7 +203,7 @@ class OpenGroup:
                 found = end = 0
             end += len(span.token_ids)
             if isinstance(span, Completion) and span.experts is not None:
-                found = end - 1  # the last token has not been read
+                found = end - 1  # the engine has not read the last token
         return found
 
     def turn_tokens(self, index: int) -> int:
@@ -238,7 +238,7 @@ class OpenGroup:
         if isinstance(span, Completion):
             self.lengths[index] += len(span.token_ids)
             if self.oldest_version is None and span.token_ids:
-                self.oldest_version = span.policy_version  # later ones are not older
+                self.oldest_version = span.policy_version  # later spans are not older
         self._note_fault(index)
 
     def _note_fault(self, index: int) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 from april_rl.rollout.codec import Plain
 from april_rl.rollout.record import StepRecord
 
-LARGEST_FACTOR = 4.0  # that `auto` considers: above it little is gained
+LARGEST_FACTOR = 4.0  # largest α that `auto` considers: above it little is gained
 
 
 def largest_factor(max_staleness: int) -> float:

@@ -15,9 +15,9 @@ from april_rl.rollout.record import EngineTick, StepRecord
 from april_rl.rollout.stop_rule import is_limit_reached, must_wait, no_signal_error
 from april_rl.types import Completion, Reply, Score
 
-# With fewer, waiting long groups leave slots empty (docs/experiments.md).
+# With fewer, long groups that wait leave slots empty (docs/experiments.md).
 _FEWEST_LIVE, _FEWEST_LIVE_BATCHES = 40, 3
-# In a row and per engine. Two are under way on each when a sample is sent.
+# Consecutive idle ticks of each engine. Two are under way on each when a sample is sent.
 _MANY_IDLE_TICKS = 4
 
 
@@ -27,14 +27,14 @@ class StepRules:
 
     num_groups: int  # N: groups that a step trains
     group_size: int  # G
-    refill: bool  # false: a step starts C samples only (one-shot)
+    refill: bool  # False: a step starts only C samples (one-shot)
     max_staleness: int  # largest age of a token in training, in steps
-    finish_stale: bool  # wait for groups that would become too old; else mask their tokens
+    finish_stale: bool  # whether to wait for groups that would become too old, or mask tokens
     max_rejected_groups: int  # groups that a step may lose; 0: no limit
     requests: RequestRules
     abort_timeout_s: float
     tick_timeout_s: float
-    deterministic: bool  # wait for all scores before continuing
+    deterministic: bool  # whether to wait for all scores before continuing
 
     def max_live(self, num_slots: int) -> int:
         """Return how many groups may be open or ready: half of what can be trained within the
@@ -83,7 +83,7 @@ class Step:
         # Samples that the step may still start; a lost group gives its samples back.
         self._allowance = math.inf if rules.refill else record.num_slots
         self._generated_tokens = 0
-        self._num_idle_ticks = 0  # since an engine computed something
+        self._num_idle_ticks = 0  # ticks since an engine computed something
 
     def generate(self, on_progress: Callable[[int, float], None] | None) -> None:
         """Generate and score until there are enough groups or nothing is left to do. Call
@@ -247,5 +247,5 @@ class Step:
             self._dispatch.add_turn(group)
             turns = group.sample(reply.sample_id.index).completions
             if turns and turns[-1].policy_version == self._record.policy_version:
-                self._allowance += 1  # the step has started this sample already
+                self._allowance += 1  # the step has already started this sample
         self._groups.send()

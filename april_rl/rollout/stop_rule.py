@@ -14,9 +14,9 @@ from april_rl.errors import RunError
 class Lost:
     """Groups that a step has lost; those lost to scores that came before it count, too."""
 
-    rejected: int = 0  # by the filter
-    dropped: int = 0  # because a reward, environment or engine failed
-    last_failure: str = ""  # why the last one was dropped
+    rejected: int = 0  # groups that the filter rejected
+    dropped: int = 0  # groups that were dropped because a reward, environment or engine failed
+    last_failure: str = ""  # why the last group was dropped
 
     @property
     def total(self) -> int:

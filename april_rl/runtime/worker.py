@@ -112,7 +112,7 @@ class Worker:
             self._store = dist.TCPStore(host, port, world_size, is_master=False)  # type: ignore[attr-defined]
         timeout = timedelta(seconds=timeout_s)
         self._store.set_timeout(timeout)
-        # FSDP's meshes and vLLM make their own groups with torch's default timeout, which would end
+        # FSDP and vLLM make their own process groups with torch's default timeout, which would end
         # a waiting worker after 10 or 30 minutes.
         distributed_c10d.default_pg_timeout = timeout
         distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]

@@ -44,8 +44,8 @@ class Workers:
         """
         self.layout, self.watchdog = layout, watchdog
         self._lora, self._engine = settings.config.lora, settings.config.engine
-        self._polls: list[Any] = []  # to "what have you written", under way
-        self.policy_version = 0  # of the weights that were synced last
+        self._polls: list[Any] = []  # calls under way that ask what has been written
+        self.policy_version = 0  # version of the weights that were synced last
         start_ray(num_workers=layout.num_workers, address=address, batch_tokens=batch_tokens)
         self._placement = Placement(
             num_workers=layout.num_workers,
@@ -53,7 +53,7 @@ class Workers:
             use_gpu=layout.device == "cuda",
         )
         env = {"TOKENIZERS_PARALLELISM": "false", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        env["PYTHONPATH"] = os.pathsep.join(_own_folders())  # of a loss of the user's
+        env["PYTHONPATH"] = os.pathsep.join(_own_folders())  # for the user's own loss
         if settings.threads:
             env |= thread_environment(settings.threads)
         if layout.device == "cuda":
@@ -68,7 +68,7 @@ class Workers:
                 scheduling_strategy=strategy,
             ).remote(settings)
             for strategy in self._placement.strategies()
-        ]  # by rank, once they have started
+        ]  # in the order of ranks, once they have started
 
     def start(self, plan: Plan, *, on_stage: Callable[[str], None]) -> None:
         """Form the process group, load the learner and start the engines as planned. Raise as
@@ -92,7 +92,7 @@ class Workers:
         """
         self._join()
         engine = alone(self._engine)
-        self._build_engines(engine, sleeps=False, keeps_parked=False)  # no learner needs the memory
+        self._build_engines(engine, sleeps=False, keeps_parked=False)  # there is no learner
 
     def memory(self) -> list[WorkerMemory]:
         """Return the memory of each worker; call it before `start`."""
@@ -107,7 +107,7 @@ class Workers:
         self.actors = [self.actors[index] for index in rank_order(self._all("location"))]
         self.watchdog.watch(self.actors)
         world_size = len(self.actors)
-        # Longer than the watchdog waits: it names the worker at fault, a collective does not.
+        # The watchdog waits less: it names the worker at fault, which a collective does not.
         timeout_s = 2 * self.watchdog.call_timeout_s
         [address] = self.watchdog.results([self.actors[0].listen.remote(world_size)])
         self.watchdog.results(
@@ -180,11 +180,11 @@ class Workers:
     def close(self) -> None:
         """End every worker, and Ray if it was started here, without waiting for a worker."""
         try:
-            self.watchdog.kill_workers()  # also the stopped workers, which Ray cannot end
+            self.watchdog.kill_workers()  # this also ends stopped workers, which Ray cannot end
             if ray.is_initialized():
-                for actor in self.actors:  # the watchdog may not watch them yet
+                for actor in self.actors:  # the watchdog may not be watching them yet
                     ray.kill(actor, no_restart=True)
-                # Ray removes it when the run ends; without its head process this call would hang.
+                # Ray removes it at the run's end; without its head process this call would hang.
                 if self.watchdog.ray_head.is_listening():
                     self._placement.remove()
         finally:

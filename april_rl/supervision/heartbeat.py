@@ -27,7 +27,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-# Beats of all calls; of the current call: its beats, its start, whether it is running, its name.
+# Beats of all calls; then for the current call its beats, its start, whether it is running, its
+# name.
 _RECORD = struct.Struct("<QQd?32s")
 _SIZE = mmap.PAGESIZE
 # Ray, vLLM, torch and pebble do not use this signal. Its handler is C code, so it also answers
@@ -42,9 +43,10 @@ class WorkerProcess:
     node_id: str  # Ray's
     host: str
     pid: int
-    start_ticks: str  # when the process started: the kernel may give its pid to another one later
-    heartbeat_fd: int  # of the worker's process
-    stacks_fd: int  # of the worker's process; STACKS_SIGNAL writes the stacks of all threads to it
+    start_ticks: str  # when the process started, because the kernel may reuse its pid
+    heartbeat_fd: int  # file descriptor in the worker's process
+    # File descriptor in the worker's process; on STACKS_SIGNAL it writes all threads' stacks there.
+    stacks_fd: int
     oom_counter: str  # the file on its node that counts out-of-memory kills around the worker
     oom_kills: int  # the value of that counter when the watchdog began to watch
 
@@ -57,7 +59,7 @@ class Activity:
     call: str = ""  # the method that is running, or that ran last; empty: none so far
     is_running: bool = False
     call_beats: int = 0  # signs of progress in this call
-    call_s: float = 0.0  # since this call began
+    call_s: float = 0.0  # duration of this call so far
 
 
 class ProcessStat(NamedTuple):

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from april_rl.supervision.node_monitor import ProcessStatus
 
-# When the controller itself was suspended for an hour, its workers were not watched for an hour.
+# If the controller was suspended for an hour, its workers were not watched for an hour.
 _MAX_ELAPSED_S = 3.0
 
 
 @dataclass(slots=True)
 class _WorkerProgress:
-    beats: int = -1  # at the last update
+    beats: int = -1  # beats at the last update
     no_progress_s: float = 0.0
-    is_stopped: bool = False  # at the last update
+    is_stopped: bool = False  # whether it was stopped at the last update
     stopped_s: float = 0.0
     peak_rss_bytes: int = 0
 

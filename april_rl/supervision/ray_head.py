@@ -14,9 +14,9 @@ from typing import Any
 
 import ray
 
-# One per check. A head process that is restarted within them keeps its cluster.
+# Pauses between checks. A head process that is restarted within them keeps its cluster.
 _MAX_REFUSALS = 5
-_CONNECT_TIMEOUT_S = 0.1  # the kernel accepts for a busy process too
+_CONNECT_TIMEOUT_S = 0.1  # enough, since the kernel accepts connections for a busy process too
 
 
 def _ray_address() -> str:
@@ -33,7 +33,7 @@ class RayHead:
     def __init__(self, find_address: Callable[[], str] = _ray_address) -> None:
         """`find_address` returns host:port; it is called at every check, as Ray may start later."""
         self._find_address = find_address
-        self._has_answered = False  # refusals count only where something once listened
+        self._has_answered = False  # a refusal counts only if something listened before
         self._num_refusals = 0  # consecutive
 
     @property

@@ -46,7 +46,7 @@ def resolve_builtins(config: TrainConfig) -> None:
     UnknownBuiltinError naming the key.
     """
     model = Path(resolve(config.model.path, key="model.path"))
-    if model.is_dir():  # otherwise a hub id
+    if model.is_dir():  # otherwise it is a hub id
         config.model.path = str(model.absolute())
     config.data.path = resolve(config.data.path, key="data.path")
     for name, source in config.data.sources.items():

@@ -17,7 +17,7 @@ from april_rl.tracking.samples_file import SampleRecord
 
 Tell = Callable[[str], None]
 
-_MAX_SAMPLES = 64  # in a table
+_MAX_SAMPLES = 64  # samples in a table
 
 
 class BackendError(RunError):

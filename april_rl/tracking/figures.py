@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from april_rl.tracking.samples_file import SampleRecord
 
-_SHOWN_CHARACTERS = 400  # of a prompt or a response
+_SHOWN_CHARACTERS = 400  # characters shown of a prompt or a response
 
 
 def decimals(digits: int) -> Callable[[float], str]:

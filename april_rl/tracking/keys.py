@@ -269,7 +269,7 @@ _HISTOGRAMS = _stage(
     ),
 )
 
-TRAINED_TOKENS, RUN_TIME = "throughput/trained_tokens_total", "time/run_s"  # axes beside the step
+TRAINED_TOKENS, RUN_TIME = "throughput/trained_tokens_total", "time/run_s"  # axes besides the step
 FIRST_LOOK = (  # what a dashboard shows first
     *("reward/mean", "eval/*/avg_at_k", "rollout/response_tokens_mean"),
     *("rollout/generated_tokens_per_s", "staleness/off_policy_token_frac"),

@@ -22,7 +22,7 @@ class RunLabels:
     """The labels of a run in a list of runs, and the command line that they come from."""
 
     name: str
-    group: str = ""  # runs that differ by their seed only have the same
+    group: str = ""  # equal for runs that differ only by their seed
     tags: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
 
@@ -74,7 +74,8 @@ def _settings(override: str) -> Iterator[_Setting]:
     if key.partition(".")[0].partition("/")[0] in _NO_PART_OF_A_NAME:
         return
     inner = value[1:-1]
-    if value.startswith("{") and not set("{[") & set(inner):  # several settings of one section
+    # The override sets several settings of one section.
+    if value.startswith("{") and not set("{[") & set(inner):
         for pair in inner.split(","):
             name, _, of_name = pair.partition(":")
             yield _Setting(f"{key}.{name.strip()}", of_name.strip(), is_removed=False)

@@ -94,7 +94,7 @@ def _truncate(path: Path, first_step: int) -> tuple[dict[str, float | None], int
             row = json.loads(line)
             step = row["step"]
         except ValueError:
-            break  # the process ended in the middle of it
+            break  # the process ended while it wrote this line
         forgotten_step = step
         if step < first_step:
             kept.append(line)

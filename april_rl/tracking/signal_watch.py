@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-NUM_SILENT = 3  # consecutive steps without a signal before it is worth saying
+NUM_SILENT = 3  # consecutive steps without a signal that are worth a message
 
 
 class SignalWatch:

@@ -23,14 +23,14 @@ from april_rl.tracking import figures
 from april_rl.tracking.figures import duration
 from april_rl.tracking.samples_file import SampleRecord
 
-# Jupyter sets it for what a notebook starts. A notebook shows the pseudo-terminal of `!command`,
-# but moves no cursor.
+# Jupyter sets it for programs that a notebook starts. A notebook shows the pseudo-terminal of
+# `!command`, but does not move the cursor.
 _NOTEBOOK = "JPY_PARENT_PID"
 _BARS = "▁▂▃▄▅▆▇█"
 _HEADING_EVERY = 20  # lines
-_REPEAT = 6  # a phase prints a line after `patience_s`, then every 6 · `patience_s`
+_REPEAT = 6  # a phase prints a line after `patience_s`, and then every 6 · `patience_s`
 _LOG_WIDTH = 100  # columns of a sample in a log
-_PACE_STEPS = 20  # the time left is estimated from the mean time of the latest steps
+_PACE_STEPS = 20  # the time left is estimated from the mean of this many latest steps
 
 
 def can_redraw(console: Console) -> bool:
@@ -159,7 +159,7 @@ class View:
 
     def _print(self, text: str, style: str = "") -> None:
         if self._terminal is None:
-            # One write, so that lines of two threads do not mix.
+            # Written in one call, so that lines of two threads do not mix.
             print(text + "\n", end="", flush=True)
         else:
             self._terminal.print(Text(text, style=style))

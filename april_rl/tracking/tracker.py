@@ -81,9 +81,9 @@ class Tracker:
         self._run_dir = run_dir
         self._save_samples_every = tracking.save_samples_every
         self._num_steps = num_steps
-        self._tracking_s = 0.0  # since the last row
+        self._tracking_s = 0.0  # seconds since the last row
         self._has_begun = False
-        self.phases = deque[EndedPhase](maxlen=100)  # the last ones
+        self.phases = deque[EndedPhase](maxlen=100)  # the last ended phases
         with self._writing():
             run_dir.mkdir(parents=True, exist_ok=True)
             if first_step is None:

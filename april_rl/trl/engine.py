@@ -71,7 +71,8 @@ class TrlEngine:
         self.policy_version = 0
         self._queue: deque[Request] = deque()
         self._running: dict[str, _Running] = {}
-        self._finished: list[Completion] = []  # not returned yet, as when a tick is interrupted
+        # Completions not returned yet, for example when a tick is interrupted.
+        self._finished: list[Completion] = []
         self._num_requests = 0
 
     @property
@@ -159,7 +160,8 @@ class TrlEngine:
             "top_k": own.top_k,
             "min_p": 0.0 if own.min_p is None else own.min_p,
             "logprobs": own.logprobs,
-            "detokenize": bool(own.generation_kwargs.get("stop")),  # TRL decodes by itself
+            # TRL decodes by itself otherwise.
+            "detokenize": bool(own.generation_kwargs.get("stop")),
             **own.generation_kwargs,
             "structured_outputs": _structured_outputs(own),
             "max_tokens": request.max_tokens,

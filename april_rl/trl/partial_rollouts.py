@@ -31,7 +31,8 @@ from april_rl.types import Sample, ScoredGroup
 
 _NEVER_S = 1e9
 _TICK_STEPS = 8
-_LARGEST = ("age_max", "rollout_s")  # logged as maxima over the processes, others as means
+# Logged as maxima over the processes; others are logged as means.
+_LARGEST = ("age_max", "rollout_s")
 
 
 def with_partial_rollouts(
@@ -130,9 +131,10 @@ class PartialRollouts:
         self._factor = factor
         self._engine = TrlEngine(trainer)
         self._begin(num_taken=0)
-        self._batch: list[ScoredGroup] = []  # the last one
-        self._is_restored = False  # the batch is a checkpoint's, where it was not trained whole
-        self._samples: list[Sample] = []  # of the batch, until TRL has their tokens
+        self._batch: list[ScoredGroup] = []  # the last batch
+        # Whether the batch comes from a checkpoint that had not trained all of it.
+        self._is_restored = False
+        self._samples: list[Sample] = []  # samples of the batch, until TRL has their tokens
 
     @property
     def is_training(self) -> bool:
@@ -212,8 +214,8 @@ class PartialRollouts:
                 "the same, since the rows are shared out by them"
             )
         self._engine.policy_version = state["policy_version"]
-        self._engine.abort()  # the rest of an interrupted rollout of this process
-        self._trainer._step = 0  # else TRL would continue in the batch that was interrupted
+        self._engine.abort()  # drop the rest of an interrupted rollout of this process
+        self._trainer._step = 0  # otherwise TRL would continue in the interrupted batch
         self._begin(num_taken=state["num_taken"])
         self._collector.restore(state["collector"])
         self._batch = [restore_ready_group(group) for group in state["batch"]]

@@ -111,7 +111,8 @@ def test_a_run_does_not_resume_from_an_abandoned_branch_in_its_folder(tmp_path):
         CheckpointError, match=r"belongs to a branch that .*run has left: resume it in"
     ):
         load(str(left), tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"run\.json"):  # it is taken; it has no run's state
+    # The file is accepted, but it holds no run's state.
+    with pytest.raises(CheckpointError, match=r"run\.json"):
         load(str(left), tmp_path / "another run")
 
 

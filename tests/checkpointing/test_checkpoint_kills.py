@@ -52,8 +52,9 @@ def write_and_prune(root: Path, step: int, content: bytes) -> None:
     prune(root, keep_last=3, keep_best=0)
 
 
-# What a run does with its checkpoints, and the content of the one to go on from when it is done: a
-# stop saves step 30 again; the run goes back to step 20, where step 30 is saved a third time.
+# What a run does with its checkpoints, and the content of the checkpoint that it should continue
+# from when it is done: a stop saves step 30 again; the run goes back to step 20, where step 30 is
+# saved a third time.
 HISTORY = [
     (lambda root: write_and_prune(root, 10, b"10"), b"10"),
     (lambda root: write_and_prune(root, 20, b"20"), b"20"),

@@ -119,7 +119,7 @@ def test_a_checkpoint_appears_only_when_every_worker_has_written(setup):
         seen.append(latest(run.root) is not None)
         if seen[-1]:
             break
-        time.sleep(0.01)  # a thread writes meanwhile
+        time.sleep(0.01)  # meanwhile a thread writes
     assert seen[:2] == [False, False]
     assert seen[-1]
 

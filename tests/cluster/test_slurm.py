@@ -146,7 +146,7 @@ def test_a_job_on_two_nodes_stops_at_its_signal_and_finishes_when_it_is_requeued
     wait_until(lambda: job.has_trained(process), within_s=240)
     started = psutil.Process(process.pid).children(recursive=True)
     for task in started:
-        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
             if not any("slurm" in word for word in task.cmdline()):
                 task.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=240)

@@ -130,8 +130,10 @@ class Reads(ast.NodeVisitor):
     def __init__(self, tree: ast.Module) -> None:
         self.keys: set[str] = set()
         self._classes = {section.__name__: name for name, section in SECTIONS.items()}
-        self._names: dict[str, str] = {}  # of a variable: section, or "" for a whole configuration
-        for node in [*ast.walk(tree)] * 2:  # what an argument is may be learned after its use
+        # By variable: its section, or "" for a whole configuration.
+        self._names: dict[str, str] = {}
+        # Twice, because a call may teach what an argument is after its use.
+        for node in [*ast.walk(tree)] * 2:
             self._learn(node)
         self.visit(tree)
 

@@ -13,7 +13,7 @@ from april_rl.data.errors import DataError
 from april_rl.data.prompts import load_prompts
 from april_rl.data.tokenizer import Tokenizer
 
-# As Qwen2.5: calls of an assistant are written as JSON, whose arguments are a mapping.
+# Like Qwen2.5, it writes an assistant's calls as JSON, whose arguments are a mapping.
 CALLS = CHAT.replace(
     "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}",
     "{{ m.content }}{% for call in m.tool_calls %}<tool_call>{{ call.function.name }} "

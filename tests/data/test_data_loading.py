@@ -158,13 +158,13 @@ def test_a_fingerprint_depends_on_rows_only_not_on_files_or_chunks(tmp_path, tok
 def test_a_second_start_finds_the_tokens_of_the_first(tmp_path, tokenizer, store, monkeypatch):
     path = jsonl(tmp_path / "data.jsonl", ROWS)
     first = list(load(path, tokenizer))
-    assert len(list(store.iterdir())) == 1  # and nothing unfinished
+    assert len(list(store.iterdir())) == 1  # no unfinished table is left
     with monkeypatch.context() as without:
         without.setattr(tokenized, "open_source", None)
         second = load(path, tokenizer)
         assert list(second) == first
         assert (second.num_rows, second.num_duplicates) == (4, 1)
-        assert len(load(path, tokenizer, limit=2)) == 3  # another limit takes the same table
+        assert len(load(path, tokenizer, limit=2)) == 3  # the same table serves another limit
         (tmp_path / "moved.jsonl").write_bytes((tmp_path / "data.jsonl").read_bytes())
         moved = load(str(tmp_path / "moved.jsonl"), tokenizer)
         assert moved[0].source == f"{tmp_path}/moved.jsonl:1"

@@ -28,7 +28,7 @@ def build(path: Path) -> VllmEngine:
         path,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=16,
-        max_batched_tokens=32,  # less than the long prompts: they are prefilled in parts
+        max_batched_tokens=32,  # the long prompts are longer and are prefilled in parts
         temperature=TEMPERATURE,
     )
 
@@ -146,7 +146,7 @@ def test_long_prompts_are_prefilled_in_parts_and_once(
     tick = engine.advance(requests, slots=8, max_steps=10_000)
     assert tick.prefilled_tokens == 800
     again = engine.advance(requests, slots=8, max_steps=10_000)
-    assert again.prefilled_tokens == 8 * (100 - 96)  # whole blocks of 32 are in the prefix cache
+    assert again.prefilled_tokens == 8 * (100 - 96)  # the prefix cache has whole blocks of 32
     assert mean_mismatch(folders["tied"], list(tick.finished), 100) < 0.02
 
 
@@ -237,7 +237,7 @@ def test_each_request_is_sampled_with_its_own_temperature_and_top_p(engine: Vllm
     )
     assert all(logprob == 0 for completion in greedy for logprob in completion.logprobs)
     same = [a.token_ids == b.token_ids for a, b in zip(greedy, coldest, strict=True)]
-    assert sum(same) >= 6  # in bfloat16 the first two may be equally probable
+    assert sum(same) >= 6  # in bfloat16 the two best tokens may be equally probable
     assert finish(engine, [request(i) for i in range(8)]) == before != greedy
 
 

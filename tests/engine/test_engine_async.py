@@ -47,7 +47,7 @@ def expected(folder: Path) -> Iterator[dict[SampleId, Completion]]:
     engine = build(folder, is_async=False)
     finished = engine.advance(requests(), slots=SLOTS, max_steps=10_000).finished
     yield {completion.sample_id: completion for completion in finished}
-    del engine  # not before: its end takes the process groups of every engine
+    del engine  # only now, because its end takes the process groups of every engine with it
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,13 @@ BUDGET = 10
 class Found(NamedTuple):
     """Counts of parked samples by the way they continued."""
 
-    prefilled_tokens: int  # when they went on, with the same weights loaded again
+    # Tokens that were prefilled when they continued, with the same weights loaded again.
+    prefilled_tokens: int
     num_kept: int
-    is_as_if_nothing_had_happened: bool  # token by token and log-probability by log-probability
-    num_others: int  # that finished while samples were parked
-    num_idle: int  # of those, after the others
+    # Whether tokens and log-probabilities equal those of an undisturbed run.
+    is_as_if_nothing_had_happened: bool
+    num_others: int  # samples that finished while others were parked
+    num_idle: int  # parked samples that still had their rows after the others
 
 
 def run(folder: Path) -> Found:

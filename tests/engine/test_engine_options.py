@@ -75,7 +75,7 @@ def arguments(*, lora: LoraConfig | None = None, **settings: Any) -> EngineArgs:
         ({"kv_cache_headroom": 0.1}, {"watermark": 0.1}),
         ({"async_scheduling": True}, {"async_scheduling": True}),
         ({"max_batched_tokens": 32}, {"max_num_batched_tokens": 32}),
-        ({"max_batched_tokens": 8}, {"max_num_batched_tokens": 16}),  # a token of each sample
+        ({"max_batched_tokens": 8}, {"max_num_batched_tokens": 16}),  # one token of each sample
         ({"cuda_graphs": False}, {"enforce_eager": True}),
         ({"gpu_memory_utilization": 0.3}, {"gpu_memory_utilization": 0.3}),
         ({"tensor_parallel_size": 2}, {"tensor_parallel_size": 2}),

@@ -21,7 +21,7 @@ POLICY = Path(april_rl.tiny.__file__).parent / "policy"
         ("abcd", ["x", "abcde"], 4, None),
         ("abcd", ["cd"], 1, 4),
         ("abcd", ["x", "b"], 3, 2),
-        ("abcd", ["cd", "b"], 4, 2),  # the first of several, with tokens behind it
+        ("abcd", ["cd", "b"], 4, 2),  # the first of several texts, with tokens after it
         ("abcd", ["bc", "abcde"], 4, 3),
         ("aé", ["é"], 1, 3),  # two tokens
         ("aéb", ["é"], 3, 3),

@@ -209,7 +209,7 @@ async def huge(client, _rest):
         response = await http.post(url, content=b"{}", headers={"Authorization": "Bearer no"})
         assert response.status_code == 401
         assert (await http.get(f"{client.base_url}models")).status_code == 401
-        for depth in (100, 100_000):  # read by JSON, and not
+        for depth in (100, 100_000):  # one that JSON can read, and one that it cannot
             deep = b'{"messages": [{"role": "user", "content": "a", "x": %b%b}]}'
             body = deep % (b"[" * depth, b"]" * depth)
             response = await http.post(url, content=body, headers=headers)

@@ -155,7 +155,7 @@ def test_a_note_that_was_cut_off_does_not_count(tmp_path):
     path.write_text(path.read_text()[:-5])
     assert calls_in(tmp_path, SAMPLE).once(tool.add, 1) == 1
     assert tool.asked == [((1,), 1), ((1,), 2)]
-    # What is written after the cut can be read.
+    # Lines that were written after the cut can be read.
     assert calls_in(tmp_path, SAMPLE).once(tool.add, 1) == 1
     assert len(tool.asked) == 2
 
@@ -186,7 +186,7 @@ def test_an_episode_that_is_built_again_sends_no_letter_twice(tmp_path):
         sample = hear(environments, say(sample, "dieinside"))
         assert text_of(sample.spans[-1]) == "dieinside2"
         found = {key: metric.read() for key, metric in environments.metrics().items()}
-        # Those of processes that died were not told.
+        # Samples of processes that died got no reply.
         assert (found["environment/calls"], found["environment/repeated_calls"]) == (2, 1)
     with pool("Clerk", folder=folder) as environments:
         assert text_of(answer(environments, say(sample, "b"))) == "b1"

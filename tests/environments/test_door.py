@@ -43,7 +43,7 @@ ODD = st.one_of(
     st.booleans(),
     st.integers(-(10**30), 10**30),
     st.floats(),
-    st.text(st.characters(), max_size=6),  # halves of characters too
+    st.text(st.characters(), max_size=6),  # including half characters
     st.binary(max_size=3),
     st.sampled_from([np.int64(5), np.bool_(True), np.float32(0.5), np.zeros(2), np.array("a")]),
     st.sampled_from([object(), Unshowable(), len, {1, 2}, ["END"], [""], [7], ("a",) * 9]),

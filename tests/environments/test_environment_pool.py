@@ -112,7 +112,7 @@ def test_an_episode_that_fails_twice_is_given_up_with_its_reason(turn, tmp_path)
         assert re.search(message, observation.failure), observation.failure
         found = counts(environments)
         assert (found["errors"], found["retries"]) == (1, 1)
-        # What went before it was done again, in a new instance, and the others are as they were.
+        # The turns before it were repeated in a new instance, and the other samples did not change.
         calls = [line.split()[0] for line in notes.read_text().splitlines()]
         assert calls == ["reset", turn.split()[0]] * 2
         assert text_of(hear(environments, fresh(1, opening="z")).spans[0]) == "z"

@@ -45,7 +45,7 @@ def test_nothing_is_sampled_for_a_client_that_has_gone(tmp_path):
     with agents(tmp_path, agent="repeating_agents:impatient") as pool:
         sample = question("x")
         sample = sample.with_span(answer(pool, sample))
-        time.sleep(1.0)  # the other request has come and gone
+        time.sleep(1.0)  # the other request arrives and leaves meanwhile
         sample = say(sample, "abc")
         sample = sample.with_span(answer(pool, sample))
         reply = answer(pool, say(sample, "abcd"))

@@ -28,7 +28,7 @@ from april_rl.rollout.record import StepRecord
 SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)
 
 
-# Single decisions, on predictions that the test gives.
+# Single decisions on given predictions.
 
 
 def script(
@@ -136,7 +136,7 @@ def test_an_alpha_that_breaks_a_budget_twice_in_a_row_is_never_used_again() -> N
     """Fails when a single wrong comparison is enough, when it is tried again, or when the budget is
     asked only on the way up.
     """
-    # KV tokens of each comparison's predictions for α above 1.25.
+    # KV tokens that each comparison predicts for α above 1.25.
     held = [50, 50, 200, 50, *[200] * 3, *[50] * 20]
 
     def submit(comparison: Comparison) -> Future[list[Prediction]]:

@@ -152,7 +152,7 @@ def test_the_synchronous_step_beside_it_is_longer_and_starts_all_samples_at_once
     assert found.by_factor[2.0] > 1, "over-sampling gains with lognormal lengths"
 
 
-# What a run is told in words.
+# The advice that a run gets in words.
 
 
 def advice_for(run: RunFiles, gains: Gains | None = None, **changes: object) -> str:
@@ -230,7 +230,7 @@ def _equal(found: Gains) -> tuple:
     return tuple(stay._replace(ended_s=ended_s) for stay in found.synchronous.stays)
 
 
-# The command, and the end of a run.
+# The command, and the report at the end of a run.
 
 
 def test_a_run_without_samples_or_engine_cost_has_the_charts_that_are_left(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ TWICE = Mode(2.0, refill=True)
 QUICK = Comparison(
     scenario(num_groups=2, group_size=2, length_of=LENGTHS), (Mode(1.0, refill=True), TWICE)
 )
-# Half a minute of work.
+# The comparison takes half a minute.
 LONG = Comparison(scenario(num_groups=64, group_size=16, length_of=LENGTHS), (TWICE,) * 20)
 CONTROLLER = """
 import sys
@@ -54,7 +54,7 @@ def working_child() -> psutil.Process:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         for child in reversed(psutil.Process().children()):
-            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
                 if "spawn_main" in " ".join(child.cmdline()):
                     if sum(child.cpu_times()[:2]) > 0.8:
                         return child

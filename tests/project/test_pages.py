@@ -71,13 +71,14 @@ def test_the_checklist_for_gpus_has_the_lines_that_a_run_prints() -> None:
     assert [words for words in said if words not in checklist or words not in code] == []
 
 
-MEASURED = ("experiments.md", "laboratory.md")  # figures with the commands of earlier commits
+# Their figures come with the commands of earlier commits.
+MEASURED = ("experiments.md", "laboratory.md")
 PAGES = [page for of in ("README*.md", "docs/**/*.md", "recipes/**/*.md") for page in ROOT.glob(of)]
 _COMPOSED = re.compile(
     r"\s*(?:\w+=\S+ )*python -m april_rl(?:\.train| train| rehearse| profile| data| evaluate) (.*)"
 )
 _PATTERN = "data.answer_pattern="
-# Not settings of a run.
+# These are not settings of a run.
 _OF_COMMANDS = ("write=", "output=", "against=", "temperature=", "calibration=")
 
 
@@ -136,7 +137,7 @@ def test_the_settings_in_sentences_of_every_page_are_accepted() -> None:
     pages = [path for path in PAGES if path.name not in MEASURED]
     sections = "|".join(compose_overrides(["+recipe=tiny_cpu"]).keys())
     setting = re.compile(rf"['+~]*(?:{sections})\.[\w.]+=")
-    # Messages of errors begin with a setting too, and go on in words.
+    # Error messages also begin with a setting, and continue in words.
     found = {
         line
         for path in pages

@@ -160,7 +160,8 @@ class CountedSandbox:
         )
 
 
-@pytest.mark.parametrize("limit_s", [9.0, 9.5])  # between two cases, and within one
+# The limit passes between two cases, and within one.
+@pytest.mark.parametrize("limit_s", [9.0, 9.5])
 @pytest.mark.parametrize(("used_frac", "share"), [(0.0, None), (0.5, None), (0.6, 0.45)])
 def test_cases_left_over_have_failed_if_the_program_used_the_time(
     used_frac: float, share: float | None, limit_s: float, monkeypatch: pytest.MonkeyPatch

@@ -27,7 +27,7 @@ from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt, Sample
 
-BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # one token each: é is two of them
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # one token each: é consists of two
 
 
 def byte_tokenizer(**settings):

@@ -68,7 +68,7 @@ def test_a_group_is_scored_when_its_last_sample_has_come_and_holds_no_other_grou
         scorer.submit(sample(prompt(0), 1, "aa"), group_size=2)
         assert scorer.collect(None) == []
         assert scorer.collect(5.0) == []
-        for number, response in ((0, "b"), (1, "ccc")):  # another group, of another size
+        for number, response in ((0, "b"), (1, "ccc")):  # a second group, of another size
             scorer.submit(sample(prompt(-7), number, response), group_size=2)
         assert [score.sample_id.prompt_id for score in scorer.collect(None)] == [-7, -7]
         scorer.submit(sample(prompt(0), 0, "bbb"), group_size=2)

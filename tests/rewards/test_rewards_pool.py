@@ -110,7 +110,7 @@ def test_a_failure_that_does_not_repeat_loses_nothing(tmp_path):
         assert outcomes(scorer.collect(None)) == [(0, "scored"), (1, "scored")]
         metrics = scorer.metrics().read()
         assert metrics["reward/errors"] == 0
-        # A death that pebble takes for that of all processes costs the samples no attempt.
+        # If pebble takes one death for the death of all processes, the samples lose no attempt.
         assert metrics["reward/retries"] <= 2
 
 

@@ -31,7 +31,7 @@ needs_landlock = pytest.mark.skipif(
 LANDLOCK = Sandbox(level=Level.LANDLOCK)
 NONE = Sandbox(level=Level.NONE)
 LEVELS = [pytest.param(Level.LANDLOCK, marks=needs_landlock), Level.NONE]
-# What the filter alone stops. The kernel's rules against files depend on Landlock.
+# Attempts that the filter stops by itself. The kernel's rules against files depend on Landlock.
 WITHOUT_LANDLOCK = set(Threat) - {Threat.WRITES, Threat.READS}
 
 
@@ -242,8 +242,8 @@ def test_code_does_not_outlive_its_reward_process(level: Level, name: str) -> No
     )
     scorer = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     try:
-        wait_until(lambda: len(sleepers(scorer.pid)) == 2)  # jail.py and its child
-        time.sleep(0.2)  # one may only have waited for a file
+        wait_until(lambda: len(sleepers(scorer.pid)) == 2)  # these are jail.py and its child
+        time.sleep(0.2)  # one of them may only have waited for a file
         wait_until(lambda: len(sleepers(scorer.pid)) == 2)
         started = sleepers(scorer.pid)
     finally:
@@ -256,7 +256,7 @@ def sleepers(pid: int) -> list[int]:
     """Return the processes below one that wait, or of which only threads wait."""
     found = []
     for child in psutil.Process(pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
             if child.status() != psutil.STATUS_RUNNING:
                 found.append(child.pid)
     return found

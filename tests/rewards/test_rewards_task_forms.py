@@ -58,7 +58,7 @@ APPS = {"fn_name": "add", "inputs": [[1, 2], [[1], [2]]], "outputs": [3, [1, 2]]
 PRIME = {"fn_name": "add", "inputs": ["1\n2", "[1]\n[2]"], "outputs": ["3", "[1, 2]"]}
 STDIN = {"inputs": ["1 2", ["3 4"]], "outputs": ["3", ["7"]]}
 
-# The forms of the page: tests as they come, and the value of `entry_column`.
+# The forms on the page: tests in their published form, and the value of `entry_column`.
 FORMS: dict[str, list[tuple[object, object]]] = {
     "asserts": [
         ("x = add(1, 2)\nassert x == 3", None),

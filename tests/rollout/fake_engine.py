@@ -12,7 +12,7 @@ from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, Experts, SampleId
 
 LengthDistribution = Callable[[SampleId], int]  # the length of a sample's turns without a budget
-SAID = 0  # every token of an environment; engines sample others
+SAID = 0  # every token of an environment; engines sample other tokens
 MAX_TICKS = 5_000  # more than any test needs: ends endless loops
 
 
@@ -43,18 +43,20 @@ class FakeEngine:
 
     length_of: LengthDistribution
     budget: int  # response tokens of a sample over all its requests
-    keeps: bool = False  # the state of what it aborts
+    keeps: bool = False  # whether it keeps the state of aborted samples
     policy_version: int = 0
     requests: list[Request] = field(default_factory=list)  # ever submitted, in order
     generated: int = 0  # tokens ever sampled
-    now_s: float = 0.0  # a second for each engine step
+    now_s: float = 0.0  # advances by a second for each engine step
     on_step: Callable[[FakeEngine, int], None] = lambda _engine, _slots: None
     running: dict[SampleId, tuple[Request, list[int]]] = field(default_factory=dict)
-    contexts: dict[SampleId, int] = field(default_factory=dict)  # version of the cache, if running
+    # Policy version of the cache of each running sample.
+    contexts: dict[SampleId, int] = field(default_factory=dict)
     kept: dict[SampleId, tuple[int, int]] = field(default_factory=dict)  # position, version
     prefills: int = 0  # requests that had to be prefilled
     queue: list[Request] = field(default_factory=list)
-    finished: list[Completion] = field(default_factory=list)  # of a tick that was interrupted
+    # Completions of a tick that was interrupted.
+    finished: list[Completion] = field(default_factory=list)
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         for request in submit:
@@ -216,7 +218,7 @@ class FakeEngines(SerialEngines):
         self.under_way = [0] * self.num_engines
         last_s = max(engine.now_s for engine in self.each)
         for engine in self.each:
-            engine.now_s = last_s  # those that were idle have waited for the others
+            engine.now_s = last_s  # idle engines have waited for the others
         rest, stalled = super().abort(timeout_s)
         return [*finished, *rest], stalled
 

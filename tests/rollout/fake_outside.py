@@ -63,10 +63,11 @@ class FakeScorer:
         """
         self._turns, self._broken, self._budget = turns, broken, budget
         self._acting: list[tuple[int, Reply]] = []
-        self._num_empty = 0  # calls of `collect` in a row with nothing to answer
-        self.acted: list[tuple[SampleId, int]] = []  # a sample and where it ended
+        self._num_empty = 0  # consecutive calls of `collect` that had nothing to answer
+        self.acted: list[tuple[SampleId, int]] = []  # a sample and its length when it asked
         self._by_group = by_group
-        self._groups: dict[int, list[SampleId]] = {}  # by prompt, those that wait for siblings
+        # By prompt, samples that wait for their siblings.
+        self._groups: dict[int, list[SampleId]] = {}
         self._delay, self._failing, self._stuck = delay, failing, stuck
         self._now = 0
         self._pending: list[tuple[int, SampleId]] = []

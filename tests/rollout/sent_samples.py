@@ -15,7 +15,7 @@ from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.record import StepRecord
 from april_rl.types import Completion, SampleId
 
-VERSION = 3  # of the policy
+VERSION = 3  # policy version
 RULES = RequestRules(tick_steps=4, max_response_tokens=40, seed=0)
 
 

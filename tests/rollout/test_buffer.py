@@ -12,7 +12,7 @@ from april_rl.rollout.open_group import Failure
 from april_rl.rollout.record import GroupState
 from april_rl.types import Group, Sample, SampleId, ScoredGroup
 
-# Of what may happen to a group: the states in which it may, and the one that it has after it.
+# For each event of a group: the states in which it may happen, and the state after it.
 MOVES = {
     "open": ({None}, GroupState.in_flight),
     "make_ready": ({GroupState.in_flight}, GroupState.ready),

@@ -25,8 +25,8 @@ class FaultyEngines(FakeEngines):
         super().__init__(setup.length_of, num_engines=setup.num_engines, budget=setup.budget)
         self.is_stuck = False
         self.loses_samples = False
-        self.reports_twice = False  # first as a version before would have
-        self.submitted: list[Requests] = []  # to the engine while it hung
+        self.reports_twice = False  # whether it first reports the way an older version did
+        self.submitted: list[Requests] = []  # requests that were submitted while the engine hung
         self.late: list[tuple[int, Tick]] = []
         self.timeouts_s: list[float] = []
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollout_runs import SETUPS, Run, Setup, check_counts, check_sample, check_trainable, lognormal
 
 STEPS = st.integers(1, 5)
-TIGHT = Setup(  # a tail that outlasts the cap
+TIGHT = Setup(  # the tail lasts longer than the cap allows
     num_groups=4, group_size=4, alpha=2.0, max_staleness=2, budget=160, length_of=lognormal(12, 0.8)
 )
 quick = settings(max_examples=60, deadline=None)

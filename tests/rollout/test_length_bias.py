@@ -17,7 +17,7 @@ from april_rl.types import SampleId
 
 BUDGET = 60
 SEEDS, STEPS = range(12), 36
-STEADY_FROM = 12  # two full cycles of the cap of five versions
+STEADY_FROM = 12  # two full cycles of the cap, which is five versions
 ALPHAS = [1.0, 1.5, 3.0]
 
 

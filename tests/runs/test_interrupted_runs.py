@@ -36,7 +36,7 @@ class EndlessRun(NamedTuple):
 
     def worker(self) -> psutil.Process:
         for process in self.descendants():
-            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
                 if "ray::Worker" in "".join(process.cmdline()):
                     return process
         raise LookupError("the run has no worker")
@@ -135,7 +135,7 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
         ("lora.rank=2", "lora.rank=2, but the saved run had 0"),
     ):
         assert message in refusal(task, task, *cispo, "resume=auto", wrong)
-    too_large = (*cispo, "resume=auto", "engine.kv_cache_gib=9999")  # its workers have begun
+    too_large = (*cispo, "resume=auto", "engine.kv_cache_gib=9999")  # its workers have started
     message = refused_by_the_program(task, run.run_dir, *too_large)
     assert "this run does not fit into memory" in message
     assert content_of(run.run_dir) == before, "a refused resume changes nothing"

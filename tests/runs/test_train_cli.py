@@ -12,7 +12,7 @@ from april_rl.config.store import config_dir, recipes
 
 COMMAND = "python -m april_rl.train "
 HELP = OmegaConf.load(Path(config_dir()) / "train.yaml").hydra.help.template
-# What stands behind the command in each line that begins with it, up to the remark.
+# The words after the command in each line that begins with it, up to the comment.
 EXAMPLES = [
     line.strip().removeprefix(COMMAND).partition("   ")[0]
     for line in HELP.splitlines()

@@ -39,7 +39,7 @@ GIB = 2**30
 def process_group() -> Iterator[None]:
     dist.init_process_group("cuda:nccl,cpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
-    if dist.is_initialized():  # vLLM may have ended it with its own
+    if dist.is_initialized():  # vLLM may have destroyed it together with its own groups
         dist.destroy_process_group()
 
 
@@ -111,10 +111,11 @@ class Kept(NamedTuple):
     """Samples that were parked while the learner updated beside their KV cache, and went on."""
 
     num_parked: int
-    prefilled_tokens: int  # when they went on
+    prefilled_tokens: int  # tokens that were prefilled when they continued
     num_kept: int
-    num_crowded_out: int  # of as many again, while the engine had all its slots full with others
-    mismatch: float  # of the next step, on the new weights
+    # The same, for as many samples again while others filled all slots of the engine.
+    num_crowded_out: int
+    mismatch: float  # mismatch of the next step, on the new weights
 
 
 def kept_over_an_update(folder: Path) -> Kept:
@@ -130,7 +131,7 @@ def kept_over_an_update(folder: Path) -> Kept:
         rest = engine.advance([], slots=32, max_steps=10_000).finished
         engine.advance([request(9100 + i) for i in range(32)], slots=32, max_steps=8)
         crowded = {c.sample_id.prompt_id: c.token_ids for c in engine.abort()}
-        mismatch = step(learner, engine, 1)  # its 32 samples take every row of the model runner
+        mismatch = step(learner, engine, 1)  # its 32 samples use every row of the model runner
         again = [request(i, token_ids) for i, token_ids in crowded.items()]
         last = engine.advance(again, slots=32, max_steps=10_000).finished
         return Kept(

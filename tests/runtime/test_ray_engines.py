@@ -50,7 +50,7 @@ class Script:
     def __init__(self) -> None:
         self.ends: deque[list[Call]] = deque()
         self.num_waits = 0
-        self.waited: set[Call] = set()  # for which, the last time
+        self.waited: set[Call] = set()  # the calls that the last wait was for
 
     def wait(self, calls: Sequence[Call], *, reports_beats: bool) -> dict[Call, Any]:
         assert reports_beats

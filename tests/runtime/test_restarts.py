@@ -100,7 +100,7 @@ def test_a_restart_resumes_from_the_runs_own_last_checkpoint(capsys):
 @pytest.mark.parametrize(
     ("error", "version"),
     [
-        (WorkerMemoryError("no memory"), 4),  # there would be no more of it
+        (WorkerMemoryError("no memory"), 4),  # a restart would not bring more memory
         (RunError("a setting is wrong"), 4),
         (KeyboardInterrupt(), 4),
         (WorkerDiedError("while it was built"), None),

@@ -40,7 +40,7 @@ MODELS = {
 def _group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
-    if dist.is_initialized():  # vLLM may have ended it with its own
+    if dist.is_initialized():  # vLLM may have destroyed it together with its own groups
         dist.destroy_process_group()
 
 

@@ -13,7 +13,7 @@ from april_rl.runtime.cluster import Placement, cluster_gpus, rank_order, stop_r
 from april_rl.runtime.worker import WorkerActor
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
-CPUS = 3  # of each node: room for three workers, or one engine of two
+CPUS = 3  # CPUs of each node: room for three workers, or for one engine of two
 
 
 @pytest.fixture(scope="module")

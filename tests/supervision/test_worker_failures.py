@@ -26,7 +26,7 @@ from april_rl.supervision.failures import WorkerDiedError, WorkerMemoryError, Wo
 from april_rl.supervision.watchdog import Watchdog
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
-# Half of what a call or a stall may last where a test does not say less; an idle machine takes 5.
+# Half of the time that a call or a stall may take unless a test sets less; an idle machine takes 5.
 IN_SECONDS = 30
 
 

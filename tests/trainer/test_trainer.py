@@ -58,12 +58,13 @@ class CountingScorer(FakeScorer):
     def __init__(self, **settings) -> None:
         super().__init__(**settings)
         self.counts: Counter[str] = Counter()
-        self.failed: list[int] = []  # the prompt of every failure
-        self.settled: list[int] = []  # failures in training found by each wait for all scores
+        self.failed: list[int] = []  # the prompt of each failure
+        # Failures in training that were known after each wait for all scores.
+        self.settled: list[int] = []
 
     def submit(self, sample, *, group_size) -> None:
         if sample.prompt.id < 0 and sample.id in self.submitted:
-            self.submitted.remove(sample.id)  # held out: the same ones in every evaluation
+            self.submitted.remove(sample.id)  # held-out samples are the same in every evaluation
         super().submit(sample, group_size=group_size)
 
     def collect(self, timeout_s):

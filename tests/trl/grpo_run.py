@@ -102,7 +102,7 @@ def problems(settings):
 
 
 def main(settings):
-    if settings.get("packed"):  # as if april_rl.trl were imported when the engine is there
+    if settings.get("packed"):  # like an import of april_rl.trl after the engine was built
         layers.dispatch_cpu_unquantized_gemm = PACKS
     rows = problems(settings)
     tokenizer = AutoTokenizer.from_pretrained(FOLDER / "policy", padding_side="left")

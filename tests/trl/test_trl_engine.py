@@ -12,7 +12,7 @@ from april_rl.types import SampleId
 
 pytestmark = [
     *WITH_TRL,
-    pytest.mark.filterwarnings("ignore"),  # TRL's, of the version of vLLM
+    pytest.mark.filterwarnings("ignore"),  # TRL warns about the version of vLLM
 ]
 
 

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 from acceptance.session import PROJECT, FailedError, Measured, Row, Session, SkippedError
 
-_LEAST_GIB = 40.0  # device memory that trains the learner's row without recomputation
-_KEPT_GIB = 1.4  # of CUDA graphs, by the memory plan
+_LEAST_GIB = 40.0  # device memory needed to train the learner's row without recomputation
+_KEPT_GIB = 1.4  # memory of CUDA graphs in the memory plan
 _OFFLOAD = (
     "a step with learner.offload=all pays both, optimizer two thirds of them at every optimizer "
     "step; none pays nothing and is right wherever the memory plan fits"
@@ -150,7 +150,7 @@ def engine(session: Session) -> Measured:
     work = {"context": 256, "batch": 8}
     if session.is_gpu:
         settings[-len(_ENGINE_ON_CPU) :] = _ENGINE_ON_GPU
-        work = {"context": 2048, "batch": 32}  # 7 GiB of keys and values
+        work = {"context": 2048, "batch": 32}  # keys and values take 7 GiB
     found = session.measure("engine.measure", settings=settings, **work)
     sync, kept = found["sync"], found["asleep_gib"]
     rows = [

@@ -17,8 +17,8 @@ from april_rl.tracking.metrics_file import read_metrics
 _MISMATCH = "mismatch/logprob_abs_mean"
 _MAX_MISMATCH = 0.05  # nats; the default of learner.max_mismatch
 _STEPS = 10
-_CLEAR_GAIN = 1.05  # a smaller ratio of two runs is taken for noise
-# Rewards have to differ for an update to do something, and random weights answer nothing right.
+_CLEAR_GAIN = 1.05  # a smaller ratio of two runs may be noise
+# An update needs different rewards, and random weights never answer right.
 _NOISE = "reward.function=april_rl.lab.rehearsal.noise:even_sum"
 # Extra settings of runs of tools/bench.py step; on a GPU the model has 0.6 B parameters.
 _ON_GPU = (
@@ -163,7 +163,7 @@ def smoke_settings(session: Session) -> tuple[list[str], str]:
         own.append("rollout.max_response_tokens=512")
     else:
         own += ["rollout.max_response_tokens=96", "trainer.num_groups=4", "rollout.group_size=4"]
-        # Its tokens are characters, and it has no chat template.
+        # The model's tokens are characters, and it has no chat template.
         own += ["data.template=plain", "~data.chat_template_kwargs.enable_thinking"]
         own += ["runtime.device=cpu", "learner.max_tokens=2048", *_ON_CPU]
     return [*common, *own], f"random; {without_hub}"
@@ -189,7 +189,7 @@ def asynchronous(session: Session) -> Measured:
 def keep(session: Session) -> Measured:
     """rollout.resume: re-prefill where the engine sleeps, where it stays awake, and keep."""
     modes = dict(KEEP)
-    if not session.is_gpu:  # where no engine sleeps
+    if not session.is_gpu:  # no engine sleeps there
         del modes["sleeps, prefilled again"]
     return _compare(session, "keep", modes)
 
@@ -200,7 +200,7 @@ def workers(session: Session) -> Measured:
     if count < 2:
         raise SkippedError("there is one device")
     modes = {f"workers: {n}": (f"runtime.num_workers={n}",) for n in (1, count)}
-    num_groups = 8 * count if session.is_gpu else 4  # the same batch for both
+    num_groups = 8 * count if session.is_gpu else 4  # both use the same batch
     return _compare(session, "workers", modes, least=0.5 * count, num_groups=num_groups)
 
 

@@ -43,10 +43,10 @@ from bench.modes import (
     scenario_of,
 )
 
-# The benchmark's model is the tests' random one.
+# The benchmark uses the tests' random model.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-# Uncounted steps of each mode on the engine: what is parked is prefilled, the caches are warm.
+# Uncounted steps of each mode, after which parked samples are prefilled and caches are warm.
 _WARMUP_STEPS = 3
 Mode = CollectorMode | Limit
 

@@ -20,7 +20,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from april_rl.trl import with_partial_rollouts  # also keeps the weights that vLLM packs on a CPU
+from april_rl.trl import with_partial_rollouts  # it also keeps the weights that vLLM packs on a CPU
 
 _MICRO_BATCH = 16  # sequences of a forward pass
 

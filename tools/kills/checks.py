@@ -13,7 +13,8 @@ from april_rl.checkpointing.manifest import verify
 from april_rl.errors import RunError
 from kills.run import SHARED, Run, name_of, processes, rows_of
 
-_GONE_S = 120.0  # until every process must have ended: Ray's agents try for 60 s to reach its GCS
+# Time until every process must have ended: Ray's agents try for 60 s to reach its GCS.
+_GONE_S = 120.0
 _STATES = ("in_flight", "parked", "ready", "trained", "rejected", "dropped")
 
 

@@ -15,14 +15,15 @@ from april_rl.checkpointing.folder import recover
 from kills.refusals import REFUSALS
 from kills.run import Run, rows_of
 
-_STARTING_FRAC, _STARTING_S = 0.2, 12.0  # kills while a run starts, and until when
-_WORKER_FRAC = 0.3  # kills of the worker, and then of the controller
-_LATEST_S = 2.0  # after a new step
-_STOPPING_S = 1.0  # between a polite signal and SIGKILL: parking and a save take about so long
+# Share of kills while a run starts, and how long a start takes.
+_STARTING_FRAC, _STARTING_S = 0.2, 12.0
+_WORKER_FRAC = 0.3  # share of kills that hit the worker first, and then the controller
+_LATEST_S = 2.0  # longest time after a new step
+_STOPPING_S = 1.0  # between a polite signal and SIGKILL: parking and saving take about this long
 _STEP_S = 0.6
 _OWNED = "belongs to a run that is still active"
 _UNWRITTEN = "could not be written"
-_RARE_STEPS = 4  # between checkpoints, where a kill shall meet a step and not a save
+_RARE_STEPS = 4  # steps between checkpoints, so that a kill meets a step and not a save
 _HERE = Path(__file__).parent
 
 
@@ -41,7 +42,7 @@ def kill(run: Run, random: Random) -> str:
     target = "controller"
     if random.random() < _WORKER_FRAC and run.kill_workers():
         target, moment = "worker", f"{moment}, then the controller"
-        time.sleep(random.uniform(0, 1.5 * _STARTING_S))  # the run continues by itself for a while
+        time.sleep(random.uniform(0, 1.5 * _STARTING_S))  # meanwhile the run continues by itself
     run.kill(program)
     return f"{target} killed {moment}"
 
@@ -201,7 +202,7 @@ def _last_step(run_dir: Path) -> int:
     return int(rows[-1]["step"]) if rows else -1
 
 
-# How often each is drawn, relative to the others.
+# How often each kind is drawn, relative to the others.
 KINDS: dict[Callable[[Run, Random], str], int] = {
     kill: 5,
     kill_in_a_step: 10,

@@ -37,7 +37,7 @@ def _setting(key: str, value: object) -> Callable[[Run], dict[str, object]]:
     return lambda _: {key: value}
 
 
-# By what the message must name.
+# Refusals, by the words that the message must contain.
 REFUSALS: dict[str, Callable[[Run], dict[str, object]]] = {
     "rollout.group_size=3": _setting("rollout.group_size", 3),
     "seed=99": _setting("seed", 99),

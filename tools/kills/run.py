@@ -17,8 +17,8 @@ from april_rl.checkpointing.folder import Saved, list_saved
 from april_rl.checkpointing.run_lock import FILE as LOCK
 
 SHARED = Path("/dev/shm")
-_MARK = "APRIL_RL_KILL_ANYWHERE"  # in the environment of everything that a run starts
-_LIFE_S = 600.0  # what takes longer hangs
+_MARK = "APRIL_RL_KILL_ANYWHERE"  # environment variable of everything that a run starts
+_LIFE_S = 600.0  # a longer life counts as hung
 _POLL_S = 0.02
 _TRAIN = ("-m", "april_rl.train")
 _RECIPE = {"model.path": "builtin:tiny", "data.path": "builtin:arithmetic"}  # of tiny_cpu
@@ -33,11 +33,11 @@ class Run:
         self.num_steps = num_steps
         self.failures = list[str]()
         self.num_lives = 0
-        self.inodes = set[int]()  # of the shared memory that was open when something was killed
+        self.inodes = set[int]()  # shared memory that was open when a process was killed
         self.given = dict(each.split("=", 1) for each in given if "=" in each)
         self._removed = [each for each in given if "=" not in each]
         self.log = folder / "output.txt"
-        self._began_at = 0  # of the present life's output, in bytes
+        self._began_at = 0  # where the output of this life begins, in bytes
 
     def begin_life(self) -> None:
         """Start the next life: processes started from now on belong to it."""
@@ -198,6 +198,6 @@ def _shared_inodes(pid: int) -> set[int]:
     """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return set()
     return {int(line.split()[4]) for line in lines if f"{SHARED}/" in line}

@@ -1,5 +1,5 @@
-"""Requests for completions in OpenAI's API (v1), of chats and of texts, as far as a policy in
-training can respond to them.
+"""Requests for completions in OpenAI's API (v1), of chats and of texts, in the part of the API that
+a policy in training can answer.
 
 Source: the API reference, https://platform.openai.com/docs/api-reference/chat.
 """
@@ -26,7 +26,7 @@ _IGNORED = frozenset(
         *("service_tier", "safety_identifier"),
     )
 )
-# Parameters that are accepted with these values only.
+# Parameters that are accepted only with these values.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "frequency_penalty": (None, 0),
@@ -37,13 +37,14 @@ _ONLY_OF_CHAT = {"top_logprobs": (None, 0)}
 _ONLY_OF_TEXT = {"best_of": (None, 1), "echo": (None, False), "suffix": (None, "")}
 _READ = {"stop", "stream", "stream_options", "max_tokens", "logprobs"}
 _READ_OF_CHAT = {"messages", "tools", "max_completion_tokens"}
-_WISHES_OF_CHAT = {"tool_choice", "response_format"}  # the policy may follow them
+# Allowed in chats, where the policy may follow them.
+_WISHES_OF_CHAT = {"tool_choice", "response_format"}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_MAX_TOKENS_OF_TEXT = 16  # the API's default
+_MAX_TOKENS_OF_TEXT = 16  # the API's default for completions of texts
 
 
 class RefusedError(ValueError):
-    """A request is refused; the message is for the agent's author."""
+    """A request is refused; the message is for the author of the agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class CompletionRequest:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     stop: tuple[str, ...] = ()  # texts that end the response, which the agent does not read
-    max_tokens: int = 0  # of the response; 0: the rest of the budget
+    max_tokens: int = 0  # limit of the response; 0: the rest of the budget
     is_streamed: bool = False
     wants_usage: bool = field(default=False, compare=False)
     wants_logprobs: bool = field(default=False, compare=False)
@@ -169,6 +170,6 @@ def _message(given: object) -> Message:
         called = {"tool_calls": calls_of_tools(calls, "a message")} if calls else {}
     except ValueError as error:
         raise RefusedError(str(error)) from error
-    # Chat templates use the older name.
+    # Chat templates use the older name of the role.
     named = "system" if role == "developer" else role
     return {**message, "role": named, "content": content or "", **called}

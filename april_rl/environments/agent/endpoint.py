@@ -31,8 +31,8 @@ _SERVED = "this endpoint serves POST /v1/chat/completions, POST /v1/completions 
 class Client(NamedTuple):
     """The client that sent a request."""
 
-    is_retry: bool  # it says that it sends the request again
-    is_gone: Callable[[], bool]  # its connection is lost
+    is_retry: bool  # the client says that it sends the request again
+    is_gone: Callable[[], bool]  # whether the client's connection is lost
 
 
 class Asked(Protocol):
@@ -53,7 +53,7 @@ class Endpoint:
     """The server, for one event loop; it starts with the first episode."""
 
     def __init__(self, address: str) -> None:
-        """Listen to nothing yet."""
+        """Prepare without listening."""
         self._address = address
         self._of_key: dict[str, Asked] = {}
         self._port: asyncio.Task[int] | None = None

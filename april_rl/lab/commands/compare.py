@@ -1,4 +1,4 @@
-"""`python -m april_rl compare RUN_A RUN_B...`: runs, or the jobs of a sweep, side by side."""
+"""`python -m april_rl compare RUN_A RUN_B...`: compare runs, or the jobs of a sweep."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ class Gains:
 
     synchronous: Timeline
     by_factor: dict[float, float]  # samples/s of a step ÷ those of the synchronous loop
-    is_scaled: bool  # simulated smaller than it was, with equal times
+    is_scaled: bool  # it was simulated at a smaller size, with equal times
 
     @property
     def tail(self) -> tuple[float, float]:
-        """Return (w, p): the share w of the synchronous rollout waits for the last share p of its
-        samples, at the bend of the curve, where w − p is largest.
+        """Return (w, p) at the bend of the curve, where w − p is largest: the synchronous
+        rollout waits for the last share p of its samples for the share w of its time.
         """
         ended = sorted(stay.ended_s for stay in self.synchronous.stays)
         shares = (

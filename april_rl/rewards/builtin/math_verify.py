@@ -9,7 +9,7 @@ from __future__ import annotations
 from april_rl.rewards.loading import Context, Reward, SoftTimeout
 from april_rl.rewards.math_reward import SoftTimeoutError, score_math
 
-START_S = 30.0  # limit of the first call
+START_S = 30.0  # time limit of the first call
 
 
 def build(context: Context) -> Reward:

@@ -9,7 +9,7 @@ from april_rl.rewards.code.cases import Call, Case
 from april_rl.rewards.code.sandbox import Check
 from april_rl.rewards.code.sources import split_source, split_sources
 
-# Programs that solve nothing: a test that one of them passes is not a test.
+# Programs that solve nothing: a test that accepts one of them is useless.
 IDLE_PROGRAMS = ("pass", "raise RuntimeError")
 
 _FORMS = (

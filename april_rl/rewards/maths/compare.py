@@ -18,7 +18,7 @@ from april_rl.rewards.maths.reading import is_name, read
 from april_rl.rewards.maths.units import PERCENT
 
 MOST_PLACES = 6  # decimal places that are compared
-LONGEST = 1000  # characters of an answer that is more than a text
+LONGEST = 1000  # longest answer, in characters, that is read as more than text
 
 
 def are_equal_answers(gold: str, text: str) -> bool:
@@ -154,7 +154,7 @@ def _are_equal_lists(gold: kinds.Listing, other: kinds.Listing) -> bool:
             return _are_equal_in_any_order(expected, _without_repeats(other.members))
         return _are_equal_in_any_order(list(gold.members), list(other.members))
     brackets = {gold.opening + gold.closing, other.opening + other.closing}
-    if "" in brackets and "()" in brackets:  # a pair whose brackets were left out
+    if "" in brackets and "()" in brackets:  # one of the two has no brackets
         if not gold.opening:
             return _are_equal_in_any_order(list(gold.members), list(other.members))
     elif len(brackets) > 1 and brackets != {"()", r"\langle\rangle"}:
@@ -234,7 +234,8 @@ def _are_equal_equations(gold: kinds.Equation, other: kinds.Equation) -> bool:
     names = [side.text for side in (*ends, *other_ends) if is_name(side.text)]
     return (
         len(gold.sides) == len(other.sides) == 2
-        and all(name.isalpha() for name in names)  # no f(x), f'(x) or dy/dx: they are not variables
+        # Excludes f(x), f'(x) and dy/dx, which are not variables.
+        and all(name.isalpha() for name in names)
         and num_variables(gold.text) > 0
         and num_variables(other.text) > 0
         and are_equal_formulas(gold.text, other.text)
@@ -248,7 +249,7 @@ def _is_stated(gold: Answer, other: kinds.Equation) -> bool:
     first, last = other.sides[0], other.sides[-1]
     if not is_name(first.text) and num_variables(first.text) == 1:
         return False
-    is_turned = is_name(last.text) and not is_name(first.text)  # 5 = x
+    is_turned = is_name(last.text) and not is_name(first.text)  # for example 5 = x
     return _are_equal(gold, first if is_turned else last)
 
 

@@ -34,7 +34,7 @@ class Number(Answer):
 
     value: Fraction
     is_decimal: bool  # written with a decimal point
-    is_ambiguous: bool  # with commas that separate thousands, or the members of a list
+    is_ambiguous: bool  # its commas may separate thousands or the members of a list
 
     @property
     def num_places(self) -> int:
@@ -47,14 +47,14 @@ class Quantity(Answer):
     """A value with a unit or a percent sign."""
 
     value: Answer
-    unit: str  # canonical: "cm^2", "%"; "" for words such as "units"
+    unit: str  # canonical, such as "cm^2" or "%"; "" for words such as "units"
 
 
 @dataclass(frozen=True, slots=True)
 class Listing(Answer):
     """Members in brackets, or without: a list, a set, a tuple or an interval."""
 
-    opening: str  # "" of a list without brackets
+    opening: str  # "" for a list without brackets
     members: tuple[Answer, ...]
     closing: str
 
@@ -86,7 +86,7 @@ class Approximation(Answer):
 class Congruence(Answer):
     """Residues and their modulus."""
 
-    name: Answer | None  # what is congruent
+    name: Answer | None  # the number that is congruent
     residues: Answer
     modulus: Answer
 

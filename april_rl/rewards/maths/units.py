@@ -24,7 +24,7 @@ _UNIT = re.compile(
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _LETTERS = re.compile(r"[A-Za-z]+")
 
-# The words for one unit; the first one names it.
+# Words for one unit; the first one is its canonical name.
 _SYNONYMS = (
     "mm millimeter millimetre",
     "cm centimeter centimetre",
@@ -57,7 +57,7 @@ _SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000} | {
     "billion": 10**9,
     "trillion": 10**12,
 }
-# Words behind a number that are not units, because they change what is said.
+# Words after a number that are not units, because they change its meaning.
 _NO_UNITS = frozenset(
     (
         *("and", "or", "but", "no", "not", "to", "than", "more", "less", "least", "most", "about"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_NUM_TICKS = 4  # of a step with operators: a whole rollout would take gigabytes
+_NUM_TICKS = 4  # ticks that are traced with operators: a whole rollout would take gigabytes
 _MAX_MEMORY_EVENTS = 200_000
 
 

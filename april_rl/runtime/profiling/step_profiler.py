@@ -40,7 +40,7 @@ class StepProfiler:
             yield
             return
         folder = self._folder / f"step_{step:05d}"
-        shutil.rmtree(folder, ignore_errors=True)  # the run may come here a second time
+        shutil.rmtree(folder, ignore_errors=True)  # the run may pass this step a second time
         folder.mkdir(parents=True)
         began_ns = time.time_ns()
         self._workers.start_profile(folder)
