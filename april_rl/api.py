@@ -257,7 +257,7 @@ def _file_of(rows: Rows, argument: str, folder: Path) -> str | Path:
         lines = [_line_of(row) for row in rows]
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{argument} has no rows that can be written ({error}): give a list of dicts of text "
+            f"{argument} has rows that cannot be written ({error}): give a list of dicts of text "
             "and numbers, a datasets.Dataset, a pandas.DataFrame or the path of a file"
         ) from error
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -316,7 +316,9 @@ def _copy(given: object, name: str, folder: Path) -> str:
     try:
         pickled = cloudpickle.dumps(given)
     except (PicklingError, TypeError, ValueError) as error:
-        raise ConfigError(f"{given} refers to what no process can be given: {error}") from error
+        raise ConfigError(
+            f"{given} refers to an object that cannot be copied into another process: {error}"
+        ) from error
     (folder / f"{name}.pickle").write_bytes(pickled)
     (folder / f"{name}.py").write_text(
         '"""What was given as an object."""\n\n'

@@ -200,7 +200,7 @@ class Sample:
 
     @property
     def environment_reward(self) -> float:
-        """Return what the environment gave, added up over the turns."""
+        """Return the environment's reward, added up over the turns."""
         return math.fsum(span.reward for span in self.spans if isinstance(span, Observation))
 
     @property
@@ -211,7 +211,7 @@ class Sample:
 
     @property
     def is_finished(self) -> bool:
-        """Return whether nothing is added to the sample any more."""
+        """Return whether the sample is complete."""
         return self.finish_reason is not None
 
     @property
@@ -224,7 +224,9 @@ class Sample:
 
     @property
     def is_failed(self) -> bool:
-        """Return whether engine or environment has given up on it: it must not be rewarded."""
+        """Return whether engine or environment has given up on the sample, which must not be
+        rewarded.
+        """
         return self.finish_reason in FAULTS
 
     @property

@@ -34,8 +34,8 @@ class Learners(Protocol):
 class Updates:
     """The updates of a run; a bad step is skipped.
 
-    A step is skipped from the first minibatch on whose loss or gradient is not finite; what the
-    minibatches before it have changed stays. Its groups are written to a file and count as trained,
+    A step is skipped from the first minibatch on whose loss or gradient is not finite; the
+    changes of earlier minibatches stay. Its groups are written to a file and count as trained,
     so that they are not trained again. A step on whose tokens engine and learner disagree is
     skipped whole, because the weight sync that follows may cure that.
     """
@@ -60,7 +60,7 @@ class Updates:
         return {"num_bad": self._num_bad, "disagreed_in": self._disagreed_in}
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Continue counting from what `state` returned."""
+        """Continue counting from the result of `save`."""
         self._num_bad = state.get("num_bad", 0)
         self._disagreed_in = state.get("disagreed_in", 0)
 

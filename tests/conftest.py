@@ -83,7 +83,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the tests that lack the marker `slow`."""
+    """Name the tests that should have the marker `slow`."""
     for report in terminalreporter.getreports("passed"):
         cpu_s = dict(report.user_properties).get("cpu_s", 0.0)
         if report.when == "call" and cpu_s > SLOW_S and "slow" not in report.keywords:

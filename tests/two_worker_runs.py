@@ -1,4 +1,4 @@
-"""Whole runs of two workers each, and what they left."""
+"""Whole runs of two workers each, and their files."""
 
 import shutil
 import subprocess
@@ -55,14 +55,14 @@ ENGINES = {"first": "2 engines", "second": "2 engines", "together": "1 engine of
 
 @dataclass(frozen=True, kw_only=True)
 class TwoWorkers:
-    """Ended runs of two workers by their name, and what they left."""
+    """Ended runs of two workers by their name, and their files."""
 
     folder: Path
     done: dict[str, subprocess.CompletedProcess[str]]
     shared_memory: set[str]  # names
 
     def dir_of(self, name: str) -> Path:
-        """The run's directory; the run has ended well."""
+        """Return the run's directory; check that the run has ended well."""
         assert self.done[name].returncode == 0, self.done[name].stderr[-3000:]
         return self.folder / name
 
@@ -111,8 +111,8 @@ def mapped_files() -> Iterator[str]:
 
 
 def copy_as_killed(run_dir: Path, copy: Path) -> None:
-    """Copy what the run would have left if it had been killed after the row of its fifth step, with
-    the disk so slow that the fourth step's checkpoint was not complete.
+    """Copy the files of the run as if it had been killed after the row of its fifth step, with a
+    disk so slow that the fourth step's checkpoint was not complete.
     """
     late = ("report.html", "leftover.jsonl", "step_5", "eval_*_step_5.jsonl")
     shutil.copytree(run_dir, copy, symlinks=True, ignore=shutil.ignore_patterns(*late))

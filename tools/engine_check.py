@@ -1,4 +1,4 @@
-"""What vLLM makes of an architecture on a CPU.
+"""Check vLLM's results for an architecture on a CPU.
 
     python tools/engine_check.py MODEL_TYPE WHAT
 

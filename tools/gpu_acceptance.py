@@ -53,7 +53,7 @@ class UsageError(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the parts that are not there yet, or those that are named; return the exit status."""
+    """Run the missing parts, or the named ones; return the exit status."""
     if {"-h", "--help"} & set(arguments):
         lines = (f"  {part.name:<16}{part.minutes:>3g}  {part.title}\n" for part in PARTS)
         print(f"{__doc__}{''.join(lines)}")
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except FailedError as error:
-        print(f"error: the device cannot be looked at: {error}", file=sys.stderr)
+        print(f"error: the device cannot be examined: {error}", file=sys.stderr)
         return 1
     try:
         run(results, named)

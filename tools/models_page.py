@@ -1,4 +1,6 @@
-"""The page of models, docs/models.md: its rows, and what is kept of it when it is written again."""
+"""The page of models, docs/models.md: its rows, and the parts that stay when it is written
+again.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,7 @@ def page(verdicts: Iterable[Verdict]) -> str:
 
 
 def engine_cells(text: str) -> dict[str, dict[str, str]]:
-    """Return what a page says of vLLM, by model_type, as `tried_engine` does."""
+    """Return a page's cells on vLLM by model_type, like `tried_engine`."""
     rows = re.findall(r"^\| `(\S+)` \| [^|]* \| ([^|]*) \| ([^|]*) \| [^|]*\|$", text, flags=re.M)
     return {name: {"engine": a.strip(), "adapter": b.strip()} for name, a, b in rows}
 

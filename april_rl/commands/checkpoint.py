@@ -166,7 +166,7 @@ def _list(path: Path) -> None:
         if SCORE in manifest.about:
             mark += f"  {manifest.about['best_metric']} {manifest.about[SCORE]:.3f}"
         print(f"{one}  {manifest.created}  {num_bytes / 2**20:.1f} MiB{mark}")
-    size = f"{total_bytes / 2**20:.1f} MiB in all"
+    size = f"{total_bytes / 2**20:.1f} MiB in total"
     print(f"checkpoints: {len(found)}, abandoned: {len(left)}, {size}")
 
 

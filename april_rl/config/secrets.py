@@ -37,7 +37,7 @@ def hint_at_forgotten(message: str) -> str:
     if not named:
         return ""
     return (
-        f"; {named[0]} is kept from this process, since its name says that it is secret: list it "
+        f"; {named[0]} is hidden from this process, because its name marks it as secret: list it "
         "in reward.secrets or environment.secrets"
     )
 

@@ -42,7 +42,7 @@ REMOVED: dict[str, str] = {
     "profiler.num_workers": "the first worker is traced",
     "rehearsal": "give gpu_gib, mean_response_tokens and accept to python -m april_rl rehearse",
     "reward.soft_timeout_s": "it is a third of reward.hard_timeout_s",
-    "rollout.abort_timeout_s": "an engine has 60 s to give its samples back",
+    "rollout.abort_timeout_s": "an engine has 60 s to return its samples",
     "rollout.max_rejected_groups": "it is 20 · trainer.num_groups",
     "runtime.call_timeout_s": "it is six times runtime.stall_timeout_s",
     "tracking.print_samples_every": "a few samples are shown every 20 steps, none with "

@@ -42,7 +42,7 @@ def conversation(items: list[Any]) -> tuple[Message, ...]:
         )
     if last not in _ROLES_OF_QUESTIONS or not any(m["role"] == "user" for m in messages):
         raise ValueError(
-            "asks nothing: a conversation needs a message of the user and ends with one, or with "
+            "has no question: a conversation needs a user message and ends with one, or with "
             f"one of a tool; the last is of the {last}"
         )
     return messages

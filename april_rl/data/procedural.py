@@ -106,7 +106,7 @@ def _draw(
     try:
         drawn = library.create_dataset(task, **args)
     except (TypeError, AssertionError, ValueError) as error:
-        raise DataError(f"{where}: the task refuses its settings args={args}: {error}") from error
+        raise DataError(f"{where}: the task rejects its settings args={args}: {error}") from error
     entries: list[dict[str, Any]] = []
     for entry in _within_limit(drawn, where=where, wanted=args["size"]):
         if (xxhash.xxh3_64_intdigest(entry["question"].encode()) % _TEST_SHARE == 0) == is_test:
@@ -115,7 +115,7 @@ def _draw(
             break
     if not entries:
         raise DataError(
-            f"{where}: {args['size']} draws gave no question of the split {split}: the task has "
+            f"{where}: {args['size']} draws gave no question for the split {split}: the task has "
             "too few different questions with these settings"
         )
     return entries

@@ -43,7 +43,7 @@ def unread_notes(raw: RawTable, needed: Collection[str]) -> Iterator[str]:
             )
     if "tools" in raw.table.features and "tools" not in needed:
         yield (
-            "column tools is not read: the model is not told about these tools; name the tools of "
+            "column tools is not read: the model does not see these tools; name the tools of "
             "an environment (docs/environments.md), or write them into the system message"
         )
 

@@ -163,7 +163,7 @@ class Calls:
         """Record that a call begins; return its keyword arguments."""
         with self._lock:
             if self._is_closed:
-                raise CallError("the episode was given up")
+                raise CallError("the episode was abandoned")
             attempt = self._begun[key] = self._begun.get(key, 0) + 1
             self.num_made += 1
             self.num_repeated += attempt > 1

@@ -158,7 +158,7 @@ def _check_whole(held_out: HeldOut, groups: list[ScoredGroup]) -> None:
     for place, prompt in enumerate(held_out.prompts):
         if -1 - place not in whole:
             raise EvaluationError(
-                f"evaluation.sets.{held_out.name}: the engines did not give all "
+                f"evaluation.sets.{held_out.name}: the engines did not return all "
                 f"{held_out.sampling.num_samples} samples of the prompt at {prompt.source}; the "
                 "set is not evaluated"
             )

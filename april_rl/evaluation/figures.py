@@ -98,4 +98,4 @@ def _reason(samples: Sequence[Sample]) -> str:
     """Return what made a sample fail, or where to look."""
     last = (span for sample in samples for span in sample.spans[-1:])
     failures = (span.failure for span in last if isinstance(span, Observation) and span.failure)
-    return next(failures, "see to the reward function or its limits (reward.*)")
+    return next(failures, "check the reward function and its limits (reward.*)")

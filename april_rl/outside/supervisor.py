@@ -4,11 +4,11 @@ Invariants, and the tests in tests/environments that hold them:
 
 - nothing lost: every question gets a reply or is given up, even if a process ends, hangs or does
   not read (test_an_episode_that_ends_its_process_takes_no_other_along,
-  test_a_process_that_does_not_read_holds_nobody_up);
+  test_a_process_that_does_not_read_delays_no_other);
 - nothing twice: replies of a process that was killed do not count, and a question that fails is
   asked MAX_ATTEMPTS times (test_an_episode_that_fails_twice_is_given_up_with_its_reason);
 - one limit a question: it begins when the question is asked, and again with each reply of its
-  process (test_a_hung_process_is_killed_and_its_other_episodes_go_on_elsewhere);
+  process (test_a_hung_process_is_killed_and_its_other_episodes_continue_elsewhere);
 - quarantine: questions that were open in a process that died are asked one at a time, in a process
   where no other one begins, so that the one that ends processes takes no other along
   (test_an_episode_that_ends_its_process_takes_no_other_along);

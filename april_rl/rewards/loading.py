@@ -46,7 +46,7 @@ class Loads(Protocol):
     """A reward that prepares itself, once in each process."""
 
     def load(self, context: Context) -> None:
-        """Get ready for the first call."""
+        """Prepare for the first call."""
 
 
 @runtime_checkable
@@ -70,7 +70,7 @@ class Array(Protocol):
     """An array or tensor, or a scalar of such a library."""
 
     def tolist(self) -> object:
-        """Return its numbers as Python's own, in lists unless it has no dimension."""
+        """Return the numbers as Python's own, in lists unless it has no dimension."""
 
 
 class SoftTimeout(float):
@@ -161,7 +161,7 @@ class Reward:
     def _score(self, function: RewardFunction, sample_id: SampleId, value: float | None) -> Score:
         if value is None:
             why = f": {failure}" if (failure := self.last_failure()) else ""
-            message = f"{function} has no score for this response{why}"
+            message = f"{function} gave no score for this response{why}"
             return Score(sample_id, None, "no_score", message)
         return Score(
             sample_id=sample_id,
@@ -223,7 +223,7 @@ def names_of_lists(function: Callable[..., object]) -> tuple[str, ...]:
 
 
 def _hint_at_trainer(named: Collection[str]) -> str:
-    """Return how to call a reward that was written for TRL or verl; empty for another one."""
+    """Return how to call a reward that was written for TRL or verl; empty for other functions."""
     if "completions" in named:
         return "; this is one of TRL's: its completions are responses here, a list of texts"
     if "solution_str" in named:

@@ -1,8 +1,8 @@
 """Compares the answer of a response with the data set's answer by math-verify.
 
-The soft time limit is one alarm around everything. math-verify's own limit starts again for parsing
-and for each comparison, and turns a timeout into "wrong". Signals need the main thread, so this
-runs in the processes of the reward pool only.
+The soft time limit is one alarm around the whole comparison. math-verify's own limit starts
+again for parsing and for each comparison, and turns a timeout into "wrong". Signals need the
+main thread, so this runs in the processes of the reward pool only.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class SoftTimeoutError(BaseException):
 def score_math(response: str, answer: str, *, how: str = "auto", soft_timeout_s: float) -> float:
     """Return 1.0 when the answer that the response states equals `answer`, else 0.0.
 
-    `how` says where the answer stands, as in `reward.extract` (see `extraction.stated_answers`). A
-    response that states several different answers is wrong, even if one of them is right, and so is
-    one that math-verify cannot read. Raise SoftTimeoutError.
+    `how` says where to find the answer, as in `reward.extract` (see
+    `extraction.stated_answers`). A response that states several different answers is wrong, even
+    if one of them is right, and so is one that math-verify cannot read. Raise SoftTimeoutError.
     """
     with alarm(soft_timeout_s):
         gold = gold_answer(answer)

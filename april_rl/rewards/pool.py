@@ -50,10 +50,10 @@ class RewardPool:
     ) -> None:
         """Start nothing yet: processes start with the first question or sample.
 
-        `decode` turns response ids into text; it is pickled and called in the processes. `folder`
-        is the run directory; rewards with a state continue from `states`, which `save` returned.
-        All processes are replaced when nothing ends for `reward.hard_timeout_s` per response plus
-        `reward.start_timeout_s`, although something was submitted.
+        `decode` turns response ids into text; it is pickled and called in the processes.
+        `folder` is the run directory; rewards with a state continue from `states`, which `save`
+        returned. All processes are replaced if no submitted job ends within
+        `reward.hard_timeout_s` per response plus `reward.start_timeout_s`.
         """
         self.functions = reward_functions(reward)
         self._reward = reward
@@ -81,7 +81,7 @@ class RewardPool:
         return tuple(dict.fromkeys(chain.from_iterable(asked)))
 
     def notes(self) -> Iterator[str]:
-        """Return notes on the functions for the user. Raise RewardError as `columns_of` does."""
+        """Return notes on the functions for the user. Raise the errors of `columns_of`."""
         about = self._wait_for(self._ask(about_rewards))
         return (f"{f}: {about[f.name].note}" for f in self.functions if about[f.name].note)
 
@@ -121,7 +121,7 @@ class RewardPool:
         """Do nothing: rewards keep nothing of an evaluation."""
 
     def act(self, sample: Sample) -> None:
-        """Refuse: there are rewards here, and no environments."""
+        """Refuse: this pool has no environments."""
         raise AssertionError(f"prompt {sample.prompt.id} has an environment, and there is none")
 
     def collect(self, timeout_s: float | None) -> list[Score]:
@@ -180,7 +180,7 @@ class RewardPool:
     def _ask(
         self, question: Callable[..., _Reply], *args: object, limit_s: float = 0.0
     ) -> Future[_Reply]:
-        """Ask one process, which may take `limit_s` beside the time of its start."""
+        """Ask one process, which may take `limit_s` in addition to the time of its start."""
         limit_s += self._reward.start_timeout_s
         try:
             asked: Future[_Reply] = self._pool.schedule(question, args=args, timeout=limit_s)

@@ -1,5 +1,5 @@
-"""Keeps track of submitted samples: which wait for siblings, what each function returned, and the
-score in the end.
+"""Bookkeeping of submitted samples: which wait for siblings, what each function returned, and the
+final score.
 
 A reward function that wants whole groups is called when the last sample of a group has been
 submitted; the others score each sample at once. All scores of a group that such a function scores
@@ -94,7 +94,7 @@ class Scorebook:
 
     def settle(self, unit: Unit, scores: Sequence[Sequence[Score]]) -> list[Score]:
         """Record the scores of a unit's samples by each of its functions [n]; return the totals
-        that are complete by that, including failed ones.
+        that this completes, including failed ones.
         """
         settled = []
         for position, of_sample in zip(unit.positions, scores, strict=True):

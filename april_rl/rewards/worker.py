@@ -31,7 +31,7 @@ class Loaded:
 
 # What this process has loaded, or why loading failed. It is global because the pool calls plain
 # functions.
-loaded: Loaded | str = "a reward process has loaded nothing"
+loaded: Loaded | str = "a reward process has not loaded any function"
 
 
 def prepare_process(
@@ -81,8 +81,8 @@ def score(job: Job) -> Result:
 
 
 def try_on(job: DecodedJob, function: str | None = None) -> list[list[Score]]:
-    """Return the scores by every function of responses that are texts already [n]; with `function`
-    by functions of that kind alone. A reward with a state has the same state afterwards.
+    """Return the scores of responses given as texts by every function [n], or only by functions
+    of the kind `function`. A reward with a state has the same state afterwards.
     """
     ready = _get_loaded()
     if function is not None:

@@ -141,7 +141,7 @@ class Collector:
         )
 
     def _end(self, record: StepRecord, *, change: str | None) -> Collection:
-        """Take the groups that are trained, and what else there is to say of the step."""
+        """Take the groups that are trained, and collect the other results of the step."""
         groups = self._draw_batch(record.policy_version)
         record.end(self._buffer.train(groups))
         self._over_sampling.observe(record)
@@ -173,8 +173,8 @@ class Collector:
         return tuple(groups)
 
     def settle_scores(self) -> None:
-        """Wait between two steps for every outstanding score and reply, so that what scores and
-        replies is free; groups rejected by it count in the next step.
+        """Wait between two steps for every outstanding score and reply, so that rewards and
+        environments are free; groups that this rejects count in the next step.
         """
         while known := self._outside.collect(None):
             self._groups.take_scores(each for each in known if isinstance(each, Score))
@@ -182,8 +182,8 @@ class Collector:
             self._groups.send()
 
     def leftovers(self, *, under_way: Sequence[ScoredGroup]) -> Leftovers:
-        """Return what was generated and not trained; `under_way` was collected for an update that
-        failed.
+        """Return the samples that were generated and not trained; `under_way` was collected for
+        an update that failed.
         """
         return Leftovers(
             collected=[scored.group.samples for scored in under_way],

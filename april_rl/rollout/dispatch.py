@@ -78,7 +78,7 @@ class Dispatch:
         expected: ExpectedLength,
         record: StepRecord,
     ) -> None:
-        """Begin a step on idle engines; `record` has its C, and gets what is sent."""
+        """Begin a step on idle engines; `record` has its C, and records what is sent."""
         self._engines, self._rules, self._expected = engines, rules, expected
         self._record = record
         num_engines, num_slots = engines.num_engines, record.num_slots
@@ -240,10 +240,9 @@ class Dispatch:
             self._expected.observe(group.turn_tokens(index))
 
     def abort(self, timeout_s: float) -> tuple[Sequence[Completion], list[int]]:
-        """Stop everything; return what the engines give back, and the engines that did not answer.
-
-        Samples that were assigned but not launched (a launch failed) are parked, as no engine has
-        them.
+        """Stop all engines; return what they give back, and the engines that did not answer.
+        Samples that were assigned but not launched (a launch failed) are parked, as no engine
+        has them.
         """
         for assigned in self._assigned:
             for group, index in assigned:

@@ -15,10 +15,9 @@ stays there: a call of a tool belongs to no policy version.
 Invariants, with the tests in tests/rollout that hold them:
 
 - one length: tokens, log-probabilities and versions of a sample have one length
-  (test_collector_invariants.py);
-- one budget: what a resumed sample has and may still get is rollout.max_response_tokens
-  (test_collector_invariants.py);
-- legal moves only: `_MOVES`, which the table in docs/design.md repeats (test_open_group.py).
+(test_collector_invariants.py); - one budget: the tokens that a resumed sample has and may still
+get add up to rollout.max_response_tokens (test_collector_invariants.py); - legal moves only:
+`_MOVES`, which the table in docs/design.md repeats (test_open_group.py).
 """
 
 from __future__ import annotations
@@ -181,8 +180,8 @@ class OpenGroup:
         return is_turn_over
 
     def observe(self, index: int, observation: Observation, *, unfinished: SampleState) -> None:
-        """Append what the environment says to an acting sample: it is finished, or `unfinished`,
-        which is `waiting` in a step and `parked` between two.
+        """Append an observation to an acting sample: it becomes finished, or `unfinished`, which
+        is `waiting` in a step and `parked` between two steps.
         """
         self.move(index, SampleState.finished if observation.is_final else unfinished)
         self._append(index, observation)
@@ -194,8 +193,8 @@ class OpenGroup:
         return sum(self.sample(index).context_lengths[:-1])
 
     def num_routed(self, index: int) -> int:
-        """Return how many tokens of a sample's last context come before the end of those whose
-        experts the engines have reported.
+        """Return how many tokens of a sample's last context come before the last one with known
+        experts.
         """
         found, end = 0, len(self.prompt.token_ids)
         for span in self.spans[index]:
@@ -216,7 +215,7 @@ class OpenGroup:
         return num_tokens
 
     def room(self, index: int, *, budget: int) -> int:
-        """Return how many tokens a sample may get in this turn, of `budget` for all its turns."""
+        """Return how many tokens a sample may get in this turn; `budget` is for all its turns."""
         room, last = budget - self.lengths[index], self._last_observation(index)
         limit = last.max_turn_tokens if last is not None else 0
         return min(room, limit - self.turn_tokens(index)) if limit else room
@@ -227,7 +226,7 @@ class OpenGroup:
         return last.stop if last is not None else ()
 
     def _last_observation(self, index: int) -> Observation | None:
-        """Return what the environment said before a sample's turn."""
+        """Return the observation before a sample's turn."""
         if not self.prompt.has_environment:
             return None
         return next(span for span in reversed(self.spans[index]) if isinstance(span, Observation))
@@ -242,7 +241,9 @@ class OpenGroup:
         self._note_fault(index)
 
     def _note_fault(self, index: int) -> None:
-        """Remember why the group cannot be trained if engine or environment failed the sample."""
+        """Remember why the group cannot be trained, if engine or environment failed for the
+        sample.
+        """
         if self.failure is not None or not self.spans[index]:
             return
         sample_id, last = SampleId(self.prompt.id, index), self.spans[index][-1]
@@ -265,7 +266,7 @@ class OpenGroup:
 
     def to_scored(self, *, failed: float | None = None) -> ScoredGroup:
         """Return the group as a value, once every sample is scored. `failed` is the reward of
-        samples that their engine or their reward failed; None: there are none.
+        samples whose engine or reward failed; None: there are none.
         """
         group = Group(prompt=self.prompt, samples=tuple(self.samples))
         scores = [score for score in self.scores if score is not None]

@@ -28,7 +28,7 @@ class GroupState(Enum):
 
 
 class Settled(NamedTuple):
-    """A group that all scores are known of."""
+    """A group whose scores are all known."""
 
     prompt_id: int
     state: GroupState  # the new state: ready, rejected or dropped
@@ -37,8 +37,8 @@ class Settled(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class GroupEvents:
-    """Events of groups since a step last trained some: also between two steps, and in a step
-    that was interrupted.
+    """Events of groups since a step last trained some, including those between two steps and in
+    an interrupted step.
     """
 
     opened: list[int] = field(default_factory=list)  # prompt ids, increasing
@@ -168,7 +168,7 @@ class StepRecord:
 
     def ask(self, sample_ids: Iterable[SampleId]) -> None:
         """Record that these samples wait for their environment from now on, or since before the
-        step; for samples that were in it with a turn, `take_back` does.
+        step; `take_back` does this for samples with a turn in the step.
         """
         self._asked_s |= dict.fromkeys(sample_ids, self.now_s)
 
@@ -179,7 +179,7 @@ class StepRecord:
         self.acted.append(Acted(sample_id, self._asked_s.pop(sample_id), self.now_s, is_finished))
 
     def end(self, groups: GroupEvents) -> None:
-        """Record what became of groups, and that the rollout ends now."""
+        """Record the events of groups, and that the rollout ends now."""
         self.groups = groups
         self.time_s = self.now_s
         self.acted += [Acted(*each, self.time_s, False) for each in self._asked_s.items()]

@@ -137,7 +137,7 @@ def _check_listening(address: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return one line: why Ray did not connect, and what to do."""
+    """Return, in one line, why Ray did not connect and what to do."""
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
@@ -256,10 +256,9 @@ class Placement:
 
 
 def rank_order(locations: Sequence[WorkerLocation]) -> list[int]:
-    """Return the indices of `locations` by rank: by node, on a node by GPU, on CPU as they are.
-
-    Workers of one engine or one shard group have consecutive ranks, so they are neighbours on the
-    machine.
+    """Return the indices of `locations` by rank: sorted by node and by GPU within a node; on CPU
+    in the given order. Workers of one engine or one shard group have consecutive ranks, so they
+    are neighbours on the machine.
     """
 
     def key(index: int) -> tuple[object, ...]:

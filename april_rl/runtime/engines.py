@@ -158,7 +158,7 @@ class RayEngines:
             completions += self._check(engine, call, results[call.first], results=results)
         if stalled and timeout_s >= _REPORT_FROM_S:
             self._watchdog.write_report(
-                f"engine {stalled[0]} did not give its samples back within {timeout_s:g} s"
+                f"engine {stalled[0]} did not return its samples within {timeout_s:g} s"
             )
         self._step_timer.clear()
         return completions, stalled

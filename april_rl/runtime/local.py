@@ -1,6 +1,6 @@
 """A run in one process (runtime.ray=false): the worker's methods are called directly.
 
-For a debugger, a notebook and a first look. Nothing watches the worker: a call that hangs, hangs.
+For a debugger, a notebook and a first look. No watchdog ends a call that hangs.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class LocalWorker:
         return self._worker.start_saving(folder)
 
     def poll_save(self) -> Written | None:
-        """Return what was written; None while it is being written."""
+        """Return what was written; None while writing continues."""
         return self._worker.poll_save()
 
     def load_state(self, folder: Path) -> None:

@@ -1,5 +1,5 @@
 """Set-up of a worker's process: its threads, its end together with its parent, and shared memory
-that does not outlive it; what to do when Ray's own processes do not start.
+that does not outlive it. Also advice for Ray processes that do not start.
 """
 
 from __future__ import annotations

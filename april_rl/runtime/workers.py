@@ -1,4 +1,4 @@
-"""All workers together: how they start as Ray actors, and how the controller drives them."""
+"""All workers together: how they start as Ray actors, and how the controller calls them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Workers:
     ) -> None:
         """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need.
 
-        `watchdog` waits for every call to them. `batch_tokens` is the maximum that a step trains.
+        `watchdog` waits forevery call to them. `batch_tokens` is the maximum that a step trains.
         """
         self.layout, self.watchdog = layout, watchdog
         self._lora, self._engine = settings.config.lora, settings.config.engine
@@ -124,7 +124,7 @@ class Workers:
         return [self.actors[first : first + size] for first in range(0, len(self.actors), size)]
 
     def kv_cache_tokens(self) -> int:
-        """Return how many tokens fit the KV caches of all engines, once they have started."""
+        """Return how many tokens fit the KV caches of all engines after their start."""
         calls = [ranks[0].kv_cache_tokens.remote() for ranks in self.engines]
         return sum(self.watchdog.results(calls))
 

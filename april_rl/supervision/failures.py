@@ -1,4 +1,4 @@
-"""Errors of workers, and how an error of Ray is read."""
+"""Errors of workers, and how to read an error of Ray."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A worker's record of what it is doing, in shared memory. Other processes read it without the
-worker's help: also while it is busy, stopped or hung, and after it has died.
+"""A worker's record of its activity, in shared memory. Other processes read it without the worker's
+help, even if it is busy, stopped, hung or dead.
 
 The memory has no name in any file system, so nothing is left of it once the last process that has
 it open is gone.
@@ -140,7 +140,7 @@ class Heartbeat:
 
 
 class HasHeartbeat(Protocol):
-    """A worker that records what it is doing."""
+    """A worker that records its activity."""
 
     heartbeat: Heartbeat
 
@@ -172,7 +172,7 @@ class HeartbeatReader:
         self._stacks = Path(f"/proc/{process.pid}/fd/{process.stacks_fd}")
 
     def activity(self) -> Activity:
-        """Return what the worker wrote last; a field may be one beat old."""
+        """Return the last record of the worker; a field may be one beat old."""
         beats, call_beats, started, is_running, call = _RECORD.unpack_from(self._memory)
         return Activity(
             beats=beats,
@@ -189,7 +189,7 @@ class HeartbeatReader:
         return 0
 
     def stacks_from(self, offset: int) -> str:
-        """Return the stacks written behind byte `offset`; empty when the process has died."""
+        """Return the stacks written after byte `offset`; empty when the process has died."""
         with suppress(OSError):
             return self._stacks.read_bytes()[offset:].decode(errors="replace")
         return ""

@@ -72,8 +72,8 @@ class Interrupts:
 
     @contextmanager
     def hold(self, *, deadline_s: float) -> Iterator[None]:
-        """Let a signal raise only where `check` is called; the process has `deadline_s` to end
-        after it.
+        """Let a signal raise only where `check` is called; the process must end within
+        `deadline_s` after the signal.
         """
         self._is_held, self._patience_s = True, deadline_s
         try:
@@ -89,7 +89,7 @@ class Interrupts:
             self._timer.start()
 
     def disarm(self) -> None:
-        """Cancel the timer: what follows may take its time."""
+        """Cancel the timer, so that the following code may take its time."""
         if self._timer is not None:
             self._timer.cancel()
 

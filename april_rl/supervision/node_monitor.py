@@ -1,5 +1,5 @@
-"""Watches the worker processes of one machine from outside: whether they live, what they do, their
-memory and stacks. Kills what is left of them at the end.
+"""Watch the worker processes of one machine from outside: whether they live, their activity,
+memory and stacks. At the end kill those that are left.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class NodeMonitor:
     def collect_traces(self, wait_s: float) -> list[WorkerTrace]:
         """Return stacks and log tail of each worker within about `wait_s`.
 
-        Lets a stopped process continue, since only then it can write its stacks; they show where it
-        was stopped.
+        A stopped process is continued, since only then can it write its stacks; they show where
+        it was stopped.
         """
         asked = [watched.request_stacks() for watched in self._watched]
         deadline = time.monotonic() + wait_s
@@ -130,7 +130,7 @@ class _WatchedProcess:
         )
 
     def _stat(self) -> ProcessStat | None:
-        """Return the process as it is now; None when it is dead."""
+        """Return the present state of the process; None when it is dead."""
         with suppress(OSError):
             stat = read_stat(self._pid)
             if stat.start_ticks == self._start_ticks and stat.state not in _DEAD:

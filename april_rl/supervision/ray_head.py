@@ -1,4 +1,5 @@
-"""Whether Ray's head process (gcs_server) is still there: whether anything listens at its address.
+"""Check whether Ray's head process (gcs_server) still exists, that is, whether a process listens at
+its address.
 
 When it is gone, Ray tries to reach it for a minute and then ends every process of the cluster, the
 controller too, from C++: nothing can be saved or reported any more.
@@ -26,8 +27,8 @@ def _ray_address() -> str:
 class RayHead:
     """The process that Ray needs to start, place and end anything.
 
-    Only refused connections count: the kernel of its machine refuses when no process listens. A
-    head process that is busy or stopped is still connected to, and a network may be slow.
+    Only refused connections count: the kernel of its machine refuses when no process listens.
+    Connections to a busy or stopped head process still succeed, and a network may be slow.
     """
 
     def __init__(self, find_address: Callable[[], str] = _ray_address) -> None:
@@ -43,7 +44,7 @@ class RayHead:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the last few checks found that nothing listens."""
+        """Return whether the last few checks found no listening process."""
         return self._num_refusals >= _MAX_REFUSALS
 
     def check(self) -> None:

@@ -199,7 +199,7 @@ class Watchdog:
     def _check_ray_head(self) -> None:
         """Once a second, raise when Ray's head process has ended.
 
-        `results_within` does not ask: what workers still have to give arrives without Ray's head.
+        `results_within` skips this check, because results of workers arrive without Ray's head.
         """
         if time.monotonic() - self._head_checked_at < _HEAD_CHECK_S:
             return

@@ -1,4 +1,4 @@
-"""A tracker, and what it is started with."""
+"""A tracker, and its settings."""
 
 from __future__ import annotations
 
@@ -48,4 +48,6 @@ class Backend(Protocol):
         """Record a table with SAMPLE_COLUMNS."""
 
     def finish(self, error: BaseException | None = None) -> None:
-        """End the record of the run within seconds, also without a network; `error` ended it."""
+        """End the record of the run within seconds, also without a network; `error` is what
+        ended the run.
+        """

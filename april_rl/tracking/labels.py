@@ -57,7 +57,9 @@ class _Setting(NamedTuple):
     is_removed: bool
 
     def shown_among(self, keys: Sequence[str]) -> str:
-        """Return the setting with as few parts of its key as set it apart from the other `keys`."""
+        """Return the setting with as few parts of its key as distinguish it from the other
+        `keys`.
+        """
         parts = self.key.split(".")
         names = [".".join(parts[-number:]) for number in range(1, len(parts) + 1)]
         ends = [f".{key}" for key in keys if key != self.key]
@@ -84,7 +86,9 @@ def _settings(override: str) -> Iterator[_Setting]:
 
 
 def versions() -> Mapping[str, str]:
-    """Return the versions of what a run computes with, and the commit of a checkout."""
+    """Return the versions of the libraries that a run computes with, and the commit of a
+    checkout.
+    """
     found = {"commit": _commit(Path(__file__).parent)}
     for package in _PACKAGES:
         try:

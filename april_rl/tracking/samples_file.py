@@ -52,7 +52,9 @@ class SampleRecord:
         ends: tuple[int, ...] = (),
         conversation: tuple[tuple[str, str], ...] = (),
     ) -> Self:
-        """The record of a finished sample; `policy_version` is the version that trains it."""
+        """Return the record of a finished sample; `policy_version` is the version that trains
+        it.
+        """
         assert sample.finish_reason is not None, sample.id
         return cls(
             prompt_id=sample.prompt.id,
@@ -127,8 +129,9 @@ def _ends(sample: Sample, response: str, decode: Callable[[Sequence[int]], str])
     """Return the characters of the response at the end of each completion; none for a response of
     one piece.
 
-    Each piece is decoded once, behind some tokens before it: without these a character that two
-    pieces share, or the space before a word, would count differently than in the whole response.
+    Each piece is decoded once together with some tokens before it. Otherwise a character that
+    two pieces share, or the space before a word, would count differently than in the whole
+    response.
     """
     token_ids = sample.token_ids
     lengths = accumulate(len(each.token_ids) for each in sample.completions if each.token_ids)
@@ -159,7 +162,7 @@ class EvaluationRecord:
 
 
 def write_samples(folder: Path, step: int, records: Iterable[SampleRecord]) -> Path:
-    """The file written into `folder`: one JSON object a sample. Raises OSError."""
+    """Write one JSON object a sample into `folder`, and return the path. Raises OSError."""
     return _write(folder / f"step_{step:05d}.jsonl", map(_plain, records))
 
 

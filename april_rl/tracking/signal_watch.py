@@ -19,7 +19,7 @@ class SignalWatch:
 
     @property
     def advice(self) -> str:
-        """Return what to do about them."""
+        """Return advice on what to do about such steps."""
         return (
             f"No group has a signal since step {self._since}: all rewards of a group are equal, so "
             "nothing is learned. Use easier or harder prompts, or another reward."

@@ -21,7 +21,7 @@ class TensorboardRun:
     can_replace = True
 
     def __init__(self, settings: BackendSettings) -> None:
-        """Open a file; in older files `first_step` and later steps are hidden."""
+        """Open a file, and hide `first_step` and later steps of older files."""
         self._writer = SummaryWriter(
             str(settings.run_dir / "tensorboard"), purge_step=settings.first_step
         )

@@ -53,7 +53,7 @@ class Phase:
     started_s: float = field(default_factory=time.monotonic)
 
     def advance(self, done: int, note: str = "") -> None:
-        """Show that `done` of `total` are there by now, with `note` beside it."""
+        """Show that `done` of `total` are complete, with `note` next to it."""
         self.done = done
         self.note = note
 
@@ -68,8 +68,8 @@ class Phase:
 class View:
     """Prints steps, evaluations, messages and samples, a line each.
 
-    On a terminal, a panel below shows the phase under way and how the figures developed. In a log,
-    a phase that takes long prints a line now and then.
+    On a terminal, a panel below shows the present phase and the history of the figures. In a
+    log, a long phase prints a line now and then.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class View:
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
-        """Show the phase while the context is open; of nested phases the panel shows the inner."""
+        """Show the phase while the context is open; the panel shows the innermost phase."""
         phase, is_over = Phase(name, total), threading.Event()
         self._phases.append(phase)
         if self._live is None:
@@ -126,7 +126,9 @@ class View:
             self._print(f"{step:>6}  {line}", style="green")
 
     def evaluation(self, num_done: int, values: Mapping[str, float]) -> None:
-        """Print a line for each set that was evaluated outside training; `num_done` sets are."""
+        """Print a line for each set that was evaluated outside training; `num_done` sets are
+        complete.
+        """
         self._remember(num_done, values)
         for line in figures.evaluation_lines(values):
             self._print(line, style="green")
@@ -141,7 +143,7 @@ class View:
             self._print(figures.sample_text(step, record, width=width))
 
     def close(self) -> None:
-        """Leave the panel as it is and give the cursor back."""
+        """Leave the panel on the screen and restore the cursor."""
         if self._live is not None:
             self._live.stop()
 
@@ -189,7 +191,9 @@ class View:
         return left_s
 
     def _rows(self) -> Iterator[tuple[RenderableType, ...]]:
-        """Yield the rows of the panel: the inner phase, the run, and the course of its figures."""
+        """Yield the rows of the panel: the innermost phase, the run, and the history of its
+        figures.
+        """
         for phase in self._phases[-1:]:
             yield Text(phase.name, style="bold"), *_bar(phase.done, phase.total), phase.time
         now_s = self._clock()

@@ -57,7 +57,7 @@ class TrackioRun:
         self._run.log({"samples": table}, step=step)
 
     def finish(self, error: BaseException | None = None) -> None:  # noqa: ARG002
-        """Write what is left."""
+        """Write the remaining records."""
         with redirect_stdout(io.StringIO()):
             trackio.finish()  # type: ignore[no-untyped-call]
 

@@ -55,15 +55,15 @@ class WandbRun:
 
 
 def _exit_code(error: BaseException | None) -> int:
-    """Return what W&B derives the run's state from."""
+    """Return the exit code from which W&B derives the run's state."""
     if error is None:
         return _FINISHED
     return _KILLED if isinstance(error, KeyboardInterrupt) else _FAILED
 
 
 def start_wandb(settings: BackendSettings, *, tell: Callable[[str], None]) -> WandbRun:
-    """Return a run with its files in RUN/wandb, which continues `wandb_id` where that is given.
-    The reason that keeps an online run offline is reported once.
+    """Return a run with its files in RUN/wandb; it continues `wandb_id` if that is given. If an
+    online run is recorded offline, the reason is reported once.
     """
     wandb.setup(wandb.Settings(silent=True))
     if settings.wandb_mode == "online":

@@ -30,7 +30,7 @@ class TrlError(RunError):
 
 
 def check_trainer(trainer: GRPOTrainer, factor: float) -> None:
-    """Raise TrlError for what is not supported."""
+    """Raise TrlError for an unsupported trainer."""
     if not trl.__version__.startswith(f"{_VERSION}."):
         raise TrlError(f"trl must be {_VERSION}, whose internals this uses; got {trl.__version__}")
     args = trainer.args

@@ -60,7 +60,7 @@ class _Running:
 
 
 class TrlEngine:
-    """TRL's vLLM, in ticks, as a `SingleEngine`, with nothing but vLLM's public methods.
+    """TRL's vLLM, in ticks, as a `SingleEngine`, by vLLM's public methods alone.
 
     Samples that are parked are prefilled again.
     """
@@ -82,7 +82,9 @@ class TrlEngine:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Have weights and KV cache on the device, with vllm_enable_sleep_mode too."""
+        """Keep weights and KV cache on the device during the context, also with
+        vllm_enable_sleep_mode.
+        """
         own = self._vllm
         if not own.enable_sleep_mode:
             yield
@@ -173,7 +175,7 @@ class TrlEngine:
 
 
 def _structured_outputs(own: VLLMGeneration) -> StructuredOutputsParams | None:
-    """Return what TRL restricts the tokens to."""
+    """Return TRL's restriction of the tokens."""
     if own.structured_outputs_regex is not None:
         return StructuredOutputsParams(regex=own.structured_outputs_regex)
     given = own.generation_kwargs.get("structured_outputs")

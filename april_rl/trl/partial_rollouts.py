@@ -1,8 +1,8 @@
 """Partial rollouts for TRL's `GRPOTrainer` (1.16).
 
-TRL asks for completions of the prompts that its sampler drew. Here a step returns the groups that
-are ready, of the same stream of prompts, and their rows take the place of TRL's before it reads
-them. Rewards, advantages and loss stay TRL's; its importance sampling weighs tokens by the policies
+TRL asks for completions of the prompts that its sampler drew. Here a step returns the ready
+groups from the same stream of prompts, and their rows replace TRL's before it reads them.
+Rewards, advantages and loss stay TRL's; its importance sampling weighs tokens by the policies
 that sampled them.
 """
 
@@ -180,8 +180,8 @@ class PartialRollouts:
         return [[*s.token_ids] for s in samples], [[*s.behaviour_logprobs] for s in samples]
 
     def save(self) -> None:
-        """Write what is parked, ready or not trained whole into the checkpoint that TRL is about to
-        write; return when every process has.
+        """Write the groups that are parked, ready or not trained whole into the checkpoint that
+        TRL is about to write; return when every process has done so.
         """
         trainer = self._trainer
         folder = Path(
@@ -211,7 +211,7 @@ class PartialRollouts:
             raise TrlError(
                 f"{folder} was saved by {saved[0]} processes with {saved[1]} prompts of a batch in "
                 f"each; this run has {num_processes} with {self._rules.num_groups}: resume with "
-                "the same, since the rows are shared out by them"
+                "the same, because the rows are distributed by them"
             )
         self._engine.policy_version = state["policy_version"]
         self._engine.abort()  # drop the rest of an interrupted rollout of this process

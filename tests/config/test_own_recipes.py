@@ -1,4 +1,4 @@
-"""Recipes of a person's own: in any folder (`--config-dir`), and without a set of their parent."""
+"""A user's own recipes: in any folder (`--config-dir`), and without a set of their parent."""
 
 import sys
 from pathlib import Path

@@ -122,7 +122,7 @@ def test_a_single_data_set_is_not_a_mixture(tmp_path, tokenizer):
     ],
     ids=["answer", "prompt", "order"],
 )
-def test_a_file_that_has_changed_is_refused_when_a_run_goes_on(tmp_path, tokenizer, changed):
+def test_a_file_that_has_changed_is_refused_when_a_run_continues(tmp_path, tokenizer, changed):
     """Fails when only the number of prompts is compared."""
 
     def stream():
@@ -250,7 +250,9 @@ def test_a_mixture_reads_each_source_with_its_own_settings(tmp_path, tokenizer):
 
 
 def write_like_dapo(path, num_rows, num_distinct):
-    """Rows in the schema of DAPO-Math-17k: a list with one message, the answer in a struct."""
+    """Write rows in the schema of DAPO-Math-17k: a list with one message, the answer in a
+    struct.
+    """
     number = np.arange(num_rows) % num_distinct
     content = pa.array([f"one two {n} three " * 12 for n in range(num_distinct)]).take(number)
     role = pa.array(["user"]).take(np.zeros(num_rows, dtype=np.int64))

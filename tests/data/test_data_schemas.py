@@ -44,7 +44,7 @@ TOKENIZER = Tokenizer(hf_tokenizer(), path="models/words")
 
 
 def read(name, chosen):
-    """The prompts that these settings make of our rows in the schema `name`."""
+    """Return the prompts that these settings make of our rows in the schema `name`."""
     chosen.path = str(FIXTURES / f"{name}.jsonl")
     return load_prompts(chosen, TOKENIZER, key="data.path", max_prompt_tokens=500)
 

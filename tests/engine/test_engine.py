@@ -57,7 +57,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def engines(learner_group: None, folders: dict[str, Path]) -> dict[str, VllmEngine]:  # noqa: ARG001
-    """Both engines live as long as the module: ending one destroys vLLM's groups of the other."""
+    """Both engines live as long as the module, because ending one destroys vLLM's groups of the
+    other.
+    """
     return {kind: build(folders[kind]) for kind in ("tied", "untied")}
 
 
@@ -91,7 +93,7 @@ def finish(engine: VllmEngine, requests: list[Request], *, slots: int = 16) -> l
 def reference_logprobs(
     model: PreTrainedModel, prompt: Sequence[int], response: Sequence[int]
 ) -> torch.Tensor:
-    """float32 log-probabilities of the response at the sampling temperature, [R]."""
+    """Return float32 log-probabilities of the response at the sampling temperature, [R]."""
     ids = torch.tensor([[*prompt, *response]])
     with torch.no_grad():
         logits = model(ids).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
@@ -99,7 +101,7 @@ def reference_logprobs(
 
 
 def mean_mismatch(folder: Path, completions: list[Completion], length: int = 6) -> float:
-    """Mean |engine - transformers| in nats over all tokens."""
+    """Return the mean of |engine - transformers| in nats over all tokens."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     differences = [
         reference_logprobs(model, prompt_ids(c.sample_id.prompt_id, length), c.token_ids)

@@ -56,7 +56,7 @@ def engine(folder: Path, expected: object) -> VllmEngine:  # noqa: ARG001 - afte
 
 
 def requests(so_far: dict[SampleId, Completion] | None = None) -> list[Request]:
-    """The samples, or those of `so_far`, from where they stopped."""
+    """Return requests for the samples, or for those of `so_far` from where they stopped."""
     asked = [SampleId(i, 0) for i in range(NUM_SAMPLES)] if so_far is None else [*so_far]
     return [request(sample_id, (so_far or {}).get(sample_id)) for sample_id in asked]
 

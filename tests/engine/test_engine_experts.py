@@ -165,7 +165,7 @@ def test_missing_experts_are_an_error_that_names_the_sample(tmp_path):
     ],
     ids=["prefilled again", "kept, a step ahead", "full cache"],
 )
-def test_reported_experts_are_those_of_the_model_that_sampled_the_next_token(
+def test_reported_experts_come_from_the_model_that_sampled_the_next_token(
     tmp_path, settings, num_preempted
 ):
     """Fails when a token has another's experts or none, or gets those of the newer model when a

@@ -239,7 +239,7 @@ def test_a_request_whose_tokens_never_come_does_not_hold_up_the_others(planted, 
     assert 0 in {s.group.prompt.id for collection in collections for s in collection.groups}
 
 
-def test_an_engine_that_owes_a_response_and_computes_nothing_reports_it(engine, planted):
+def test_an_idle_engine_with_an_unfinished_response_is_reported(engine, planted):
     """RayEngines ends a run whose ticks come without a step (`runtime.stall_timeout_s`). Fails when
     a request that vLLM has forgotten counts as a step.
     """

@@ -1,4 +1,4 @@
-"""Parked samples in vLLM's Model Runner V2, which is that of GPUs: here by Triton's interpreter."""
+"""Parked samples in vLLM's Model Runner V2, the one for GPUs, run by Triton's interpreter."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +26,9 @@ class Found(NamedTuple):
 
 
 def run(folder: Path) -> Found:
-    """Park three of four slots' worth and go on; park them again and fill all slots with others."""
+    """Park three of four slots' worth and continue; park them again and fill all slots with
+    others.
+    """
     use_runner_of_gpus()
     import test_engine_keep as keep
     from small_engine import small_engine

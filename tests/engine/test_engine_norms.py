@@ -1,4 +1,4 @@
-"""The C norms against RMSNorm as it is defined, in float32."""
+"""Compare the C norms with RMSNorm by its definition, in float32."""
 
 import pytest
 import torch

@@ -167,12 +167,16 @@ def sampled_with_guesses(folder: Path) -> tuple[Tick, Tick]:
 
 
 def prompt_ids(index: int) -> tuple[int, ...]:
-    """More than a block; the same four over and over, so that there is something to guess by."""
+    """Return more than a block: the same four tokens over and over, so that there is something
+    to guess by.
+    """
     return tuple(3 + (7 * index + 5 * (i % 4)) % 90 for i in range(PROMPT_TOKENS))
 
 
 def distributions(folder: Path, completions: tuple[Completion, ...]) -> Iterator[torch.Tensor]:
-    """Log-probabilities [R, V] of each response by transformers, float32, at the temperature."""
+    """Return log-probabilities [R, V] of each response by transformers, float32, at the
+    temperature.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for completion in completions:
         prompt = prompt_ids(completion.sample_id.prompt_id)
@@ -182,8 +186,9 @@ def distributions(folder: Path, completions: tuple[Completion, ...]) -> Iterator
 
 
 def differences(folder: Path, tick: Tick) -> tuple[torch.Tensor, torch.Tensor]:
-    """For every sampled token: engine - transformers in nats, and its log-probability plus the
-    entropy it was drawn with: zero on average where tokens have the distribution of the model.
+    """Return two differences for every sampled token: engine - transformers in nats, and its
+    log-probability plus the entropy it was drawn with. The second is zero on average if tokens
+    have the distribution of the model.
     """
     mismatches, surprises = [], []
     found = distributions(folder, tick.finished)

@@ -41,7 +41,7 @@ class Watched(NamedTuple):
 
 
 def watch(folder: Path, *, headroom: float) -> Watched:
-    """An engine whose scheduler's outputs are written down outside of what counts them."""
+    """Return an engine whose scheduler's outputs are recorded independently of its own counters."""
     engine = small_engine(
         folder,
         dtype=ComputeDtype.float32,
@@ -86,7 +86,7 @@ def pressed(folder: Path) -> Watched:
 
 
 def requests() -> list[Request]:
-    """Responses of very different lengths, each with a prompt of its own."""
+    """Return requests for responses of very different lengths, each with its own prompt."""
     draw = random.Random(0)
     return [
         Request(

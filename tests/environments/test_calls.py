@@ -78,7 +78,7 @@ def test_calls_keep_their_keys_in_another_folder_and_new_ones_have_others(tmp_pa
     assert len(keys) == 2
 
 
-def test_a_result_is_what_it_is_after_a_replay(tmp_path):
+def test_a_result_is_the_same_after_a_replay(tmp_path):
     tool = Tool()
     results = [calls_in(tmp_path, SAMPLE).once(tool.add_plainly, 1, 2) for _ in range(2)]
     assert results == [[1, 2], [1, 2]]
@@ -129,7 +129,7 @@ def test_calls_keep_their_keys_when_their_order_changes(tmp_path):
     assert len(tool.asked) == 2
 
 
-def test_what_goes_on_after_an_episode_was_given_up_makes_no_calls(tmp_path):
+def test_an_abandoned_episode_that_still_runs_makes_no_calls(tmp_path):
     tool = Tool()
     calls = calls_in(tmp_path, SAMPLE)
     assert calls.once(tool.add, 1) == 1

@@ -96,7 +96,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_template_that_cannot_go_on_is_refused_with_the_reason(kind):
+def test_a_template_that_cannot_continue_is_refused_with_the_reason(kind):
     template, reason = REFUSED[kind]
     told = dialogue(template)
     write = told.opening if kind == "changed" else told.following

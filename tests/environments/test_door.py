@@ -1,4 +1,4 @@
-"""Whatever an environment, an agent or a tool returns: it fails its own sample at most."""
+"""Any return value of an environment, an agent or a tool fails at most its own sample."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FIELDS = st.fixed_dictionaries({}, optional=dict.fromkeys(StepResult._fields, OD
 
 
 def through_the_door(returned):
-    """Return what the policy reads, as the controller makes it of what left the process."""
+    """Return what the policy reads when a process returns this value."""
     begun = heard_of(door.opening("begin", max_tokens=64))
     result = pickle.loads(pickle.dumps(door.result(returned, max_tokens=64)))
     json.dumps(result, ensure_ascii=False).encode()

@@ -34,7 +34,7 @@ SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)
 def script(
     gain: Callable[[float], float] = lambda _: 1.0, *, asked: list[Comparison] | None = None
 ) -> Callable[[Comparison], Future[list[Prediction]]]:
-    """Predictions in which the throughput of α is `gain(α)` and nothing breaks a budget."""
+    """Return predictions in which the throughput of α is `gain(α)` and no budget is broken."""
 
     def submit(comparison: Comparison) -> Future[list[Prediction]]:
         if asked is not None:
@@ -180,7 +180,7 @@ def test_steps_without_engine_work_do_not_count_towards_the_next_comparison() ->
 
 
 def learn(of: Scenario, *, num_steps: int) -> tuple[AutoFactor, list[Comparison]]:
-    """A tuner after some steps, and the comparisons it asked for."""
+    """Return a tuner after some steps, and the comparisons it asked for."""
     asked: list[Comparison] = []
 
     def submit(comparison: Comparison) -> Future[list[Prediction]]:

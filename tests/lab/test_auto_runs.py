@@ -1,6 +1,4 @@
-"""`rollout.over_sampling_factor=auto` on simulated engines: it finds the best α, and then leaves it
-alone.
-"""
+"""`rollout.over_sampling_factor=auto` on simulated engines finds the best α, and then keeps it."""
 
 import numpy as np
 import pytest

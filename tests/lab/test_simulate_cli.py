@@ -42,7 +42,7 @@ SHORT = ("--steps", "3", "--warmup-steps", "2", "--num-groups", "4", "--num-engi
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
-    """The run directory that 200 synchronous steps would leave, and how they went."""
+    """Return the run directory that 200 synchronous steps would leave, and their outcome."""
     run_dir = tmp_path_factory.mktemp("run")
     config = TrainConfig()
     config.model.path, config.data.path = "model", "data"
@@ -92,7 +92,7 @@ def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
 
 
 def message_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit status and the last line of standard error."""
+    """Return the exit status and the last line of standard error."""
     try:
         status = main(arguments)
     except SystemExit as ended:  # argparse ends the program like this

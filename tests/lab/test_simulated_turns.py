@@ -33,7 +33,7 @@ quick = settings(max_examples=15, deadline=None)
 
 
 def run(scenario: Scenario, factor: float, *, refill: bool) -> tuple[Outcome, list[Collection]]:
-    """Ten steps after six."""
+    """Simulate ten steps after six uncounted ones."""
     seen: list[Collection] = []
     outcome = simulate(
         scenario,

@@ -1,4 +1,4 @@
-"""The simulation drives the real collector, and its figures are what they say."""
+"""The simulation runs the real collector, and its figures mean what they say."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def run(
     steps: int = 10,
     seen: list[Collection] | None = None,
 ) -> Outcome:
-    """Ten steps after five."""
+    """Simulate ten steps after five uncounted ones."""
     return simulate(
         scenario,
         over_sampling=FixedFactor(factor),

@@ -1,4 +1,6 @@
-"""The process that simulates for `rollout.over_sampling_factor=auto`: light, never left over."""
+"""The process that simulates for `rollout.over_sampling_factor=auto` is light and never left
+over.
+"""
 
 import os
 import signal

@@ -130,7 +130,7 @@ def at_once(comparison: Comparison) -> Future[list[Prediction]]:
 
 
 def prediction(mode: Mode, *, speed: float = 1.0, kv_tokens: int = 1) -> Prediction:
-    """A prediction with these figures; the speed is in tokens per second."""
+    """Return a prediction with these figures; the speed is in tokens per second."""
     outcome = Outcome(
         num_steps=1,
         rollout_s=1.0,

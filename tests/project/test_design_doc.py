@@ -125,7 +125,7 @@ def identifiers() -> dict[str, set[str]]:
 
 @cache
 def members() -> set[str]:
-    """Every `Class.member` of the package."""
+    """Return every `Class.member` of the package."""
     return {
         f"{node.name}.{name}"
         for path in package_files()
@@ -137,7 +137,7 @@ def members() -> set[str]:
 
 @cache
 def settings() -> set[str]:
-    """Every key of the configuration, dotted, sections included."""
+    """Return every key of the configuration, dotted, sections included."""
     found: set[str] = set()
 
     def walk(kind: type, prefix: str) -> None:
@@ -155,7 +155,7 @@ def exists(path: str) -> bool:
 
 
 def is_known(token: str) -> bool:
-    """Whether a token in backticks is a path, a setting (perhaps with a value) or a name."""
+    """Return whether a token in backticks is a path, a setting (perhaps with a value) or a name."""
     if _IS_PATH.fullmatch(token):
         return exists(token)
     if token in identifiers() or token in members() or token.partition("=")[0] in settings():
@@ -174,7 +174,7 @@ SPOKEN = {
 }
 
 
-def test_the_floors_are_those_of_the_architecture_test() -> None:
+def test_the_floors_agree_with_the_architecture_test() -> None:
     table = rows(section(DESIGN, "Floors"))
     assert [int(row.cells[0]) for row in table] == list(range(len(LAYERS)))[::-1]
     assert [set(row.names(1)) for row in table] == [set(floor) for floor in LAYERS[::-1]]
@@ -220,7 +220,7 @@ def test_the_paths_in_drawings_and_proposals_exist() -> None:
 
 
 def uses_of(words: Iterable[str]) -> set[tuple[str, str]]:
-    """Which of the words are parts of a name in which file."""
+    """Return which of the words are parts of a name in which file."""
     return {
         (word, file)
         for name, files in identifiers().items()

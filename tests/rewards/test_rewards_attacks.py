@@ -1,7 +1,7 @@
 """Attacks on the sandbox for code of a model: attempts to get out of it and to exhaust it.
 
-The attempts meet the Landlock of every kernel up to this one, and none at all. Only what Landlock
-alone stops may then succeed.
+The attempts meet the Landlock of every kernel version up to this one, and none at all. Without
+it, only attempts that Landlock alone stops may succeed.
 """
 
 import os

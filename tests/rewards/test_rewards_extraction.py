@@ -1,4 +1,4 @@
-"""Where the answer of a response is read, and what counts as more than one answer."""
+"""Where the answer of a response is read, and when there is more than one answer."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_auto_reads_the_last_box_or_answer_line_after_the_thinking(response):
 
 
 def documented_forms() -> dict[str, tuple[str, str, str]]:
-    """Return the table of docs/rewards.md: the right answer, and what a person and we say, by
-    response.
+    """Return the table of docs/rewards.md by response: the right answer, and the verdicts of a
+    person and of our code.
     """
     text = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
     rows = re.findall(

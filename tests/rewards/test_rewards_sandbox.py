@@ -203,7 +203,9 @@ def test_endless_output_is_cut_and_ends_the_program() -> None:
     assert len(finished.output) <= 16 << 20
 
 
-def test_what_a_program_started_is_killed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_a_program_started_are_killed_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(seccomp, "is_supported", lambda: False)
     program = "import os, time; print(os.fork() or os.getpid(), flush=True); time.sleep(60)"
     finished = NONE.run(program, timeout_s=0.5)
@@ -263,7 +265,7 @@ def sleepers(pid: int) -> list[int]:
 
 
 def in_jail(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    """Let the process of the sandbox run `source` before anything else."""
+    """Make the process of the sandbox run `source` before anything else."""
     place = "del sys.path[0]; "
     monkeypatch.setattr(
         sandbox, "BOOTSTRAP", sandbox.BOOTSTRAP.replace(place, f"{source}; {place}")

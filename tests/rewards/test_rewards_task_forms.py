@@ -1,4 +1,4 @@
-"""The forms in which tests are published: a wrong program, a right one, and one that does nothing.
+"""The forms in which tests are published, each tried with a wrong, a right and an idle program.
 
 docs/rewards.md lists the forms; each has an entry here.
 """
@@ -200,7 +200,7 @@ REFUSED: dict[str, tuple[object, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_known_is_refused_by_name(name: str) -> None:
+def test_unknown_parameters_are_refused_by_name(name: str) -> None:
     tests, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         read_tests(tests)
@@ -219,7 +219,7 @@ WEAK: dict[str, tuple[object, str]] = {
 
 
 @pytest.mark.parametrize("name", WEAK)
-def test_a_test_that_a_program_passes_which_does_nothing_is_named(name: str) -> None:
+def test_a_test_that_an_idle_program_passes_is_named(name: str) -> None:
     tests, message = WEAK[name]
     with pytest.raises(ValueError, match=f"the program 'pass' passes {message}.*is not a test"):
         score("pass", tests)

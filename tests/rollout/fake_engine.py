@@ -148,7 +148,7 @@ class FakeEngine:
 
 
 def _turn_start(request: Request) -> int:
-    """Return where the turn begins that a request goes on with."""
+    """Return where the turn begins that a request continues."""
     start = request.start
     for part in reversed(request.parts):
         if SAID in part:
@@ -169,8 +169,8 @@ class FakeEngines(SerialEngines):
         keeps: bool = False,
         computes_on: bool = True,
     ) -> None:
-        """`computes_on`: an abort comes behind the ticks under way, as it does with real workers;
-        otherwise before them.
+        """With `computes_on`, an abort follows the ticks under way, as it does with real
+        workers; otherwise it precedes them.
         """
         self._computes_on, self._looks = computes_on, 0
         self.each = [
@@ -190,7 +190,7 @@ class FakeEngines(SerialEngines):
             engine.policy_version = policy_version
 
     def clock(self) -> float:
-        """Return the seconds of engines that compute side by side; a look takes a microsecond."""
+        """Return the seconds of engines that compute side by side; each call adds a microsecond."""
         self._looks += 1
         return max(engine.now_s for engine in self.each) + 1e-6 * self._looks
 

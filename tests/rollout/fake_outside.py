@@ -56,10 +56,10 @@ class FakeScorer:
         broken: Container[int] = (),
         budget: int = 0,
     ) -> None:
-        """`delay`: calls that an answer takes at most; `failing`, `stuck`: prompts whose first
-        sample has no value, or never a score; `by_group`: scores whole groups only; `turns` at most
-        that a sample has; `broken`: prompts whose environment fails after the first sample's first
-        turn; `budget` of sampled tokens.
+        """`delay`: largest number of calls before an answer; `failing`, `stuck`: prompts whose
+        first sample has no value, or never a score; `by_group`: scores whole groups only;
+        `turns` at most that a sample has; `broken`: prompts whose environment fails after the
+        first sample's first turn; `budget` of sampled tokens.
         """
         self._turns, self._broken, self._budget = turns, broken, budget
         self._acting: list[tuple[int, Reply]] = []

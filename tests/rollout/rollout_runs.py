@@ -179,7 +179,9 @@ class Run:
         return open_ + [s for scored in self.buffer.ready_groups() for s in scored.group.samples]
 
     def num_dropped(self) -> int:
-        """Opened prompts that are nowhere else; they must be those whose reward fails."""
+        """Return the opened prompts that are in no other state; they must be those whose reward
+        fails.
+        """
         gone = set(self.prompts.taken) - {sample.prompt.id for sample in self.alive}
         gone -= {scored.group.prompt.id for scored in self.trained + self.rejected}
         assert gone <= self.setup.failing | self.setup.broken, f"prompts {gone} vanished"

@@ -20,7 +20,7 @@ RULES = RequestRules(tick_steps=4, max_response_tokens=40, seed=0)
 
 
 def record(*, num_slots: int, policy_version: int = VERSION) -> StepRecord:
-    """A record of a step in which nothing has happened, and no time passes."""
+    """Return a record of a step in which nothing has happened, and no time passes."""
     return StepRecord(num_slots=num_slots, policy_version=policy_version, clock=lambda: 0.0)
 
 

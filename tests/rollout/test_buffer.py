@@ -1,4 +1,4 @@
-"""The buffer: a group that was opened is in one place, and the counts add up."""
+"""The buffer: every opened group is in one place, and the counts add up."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ FINAL = {GroupState.trained, GroupState.rejected, GroupState.dropped}
 
 
 def scored_group(prompt_id: int) -> ScoredGroup:
-    """A group of one sample that is worth training."""
+    """Return a group of one sample that is worth training."""
     prompt = replace(PROMPT, id=prompt_id)
     end = replace(completion(0, start=0, num_tokens=3, version=0), finish_reason="stop")
     sample = Sample(prompt, 0, (replace(end, sample_id=SampleId(prompt_id, 0)),))
@@ -32,7 +32,7 @@ def scored_group(prompt_id: int) -> ScoredGroup:
 
 
 def let(buffer: Buffer, event: str, prompt_id: int) -> None:
-    """Let this happen to a group."""
+    """Apply this event to a group."""
     match event:
         case "open":
             buffer.open(replace(PROMPT, id=prompt_id))

@@ -53,7 +53,7 @@ class FaultyEngines(FakeEngines):
         return completions, [0]
 
     def recover(self) -> None:
-        """Engine 0 answers again, first with what it did while nobody waited any more."""
+        """Let engine 0 answer again, first with the results that were no longer awaited."""
         requests = [request for submit in self.submitted for request in submit.each()]
         self.submitted, self.is_stuck = [], False
         if requests:
@@ -147,7 +147,7 @@ def test_a_sample_that_an_engine_loses_ends_the_run_by_name():
     """Fails when the abort does not ask what is missing."""
     run, engines = faulty()
     engines.loses_samples = True
-    with pytest.raises(LedgerError, match="did not give back samples"):
+    with pytest.raises(LedgerError, match="did not return samples"):
         run.step()
 
 
@@ -164,7 +164,7 @@ def test_a_group_whose_reward_fails_is_dropped_and_its_slots_are_refilled(refill
 
 
 def test_a_stuck_reward_blocks_neither_generation_nor_the_abort():
-    """Invariant 6. Fails when a step waits for every score."""
+    """Invariant 6. Fails when a step waits forevery score."""
     run = Run(Setup(stuck=frozenset({0, 1}), max_staleness=50))
     run.steps(6)
     assert len(run.trained) == 18

@@ -1,4 +1,4 @@
-"""Invariants of every run, whatever its lengths, engines, rewards and settings."""
+"""Invariants of every run, for any lengths, engines, rewards and settings."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A run that is saved, killed and restored loses, repeats and changes nothing."""
+"""A run that is saved, killed and restored loses nothing, repeats nothing and changes nothing."""
 
 import json
 import math
@@ -91,7 +91,7 @@ def start(setup: Setup) -> Run:
 
 
 def save(run: Run) -> str:
-    """Everything of a run as text, with the test's own bookkeeping."""
+    """Return everything of a run as text, with the test's own bookkeeping."""
     assert isinstance(run.prompts, Stream)
     return json.dumps(
         {

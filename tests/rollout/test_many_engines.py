@@ -15,7 +15,7 @@ from april_rl.types import Group, SampleId
 
 
 class PlainSlots:
-    """The rule as it is told: the minimum over all engines on offer that have room."""
+    """The rule itself: the minimum over all offered engines with room."""
 
     def __init__(self, slots: Slots, *, num_engines: int, queue_size: int) -> None:
         self.slots, self.queue_size = slots, queue_size

@@ -57,7 +57,7 @@ def test_a_token_without_its_logprob_is_an_error():
 
 
 def random_completion(count: int) -> Completion:
-    """As an engine gives it, of a vocabulary as large as may be."""
+    """Return a completion as an engine gives it, with the largest possible vocabulary."""
     random = Random(count)
     return replace(
         PART,

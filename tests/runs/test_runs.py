@@ -1,4 +1,4 @@
-"""Whole runs through the command; each setting shows in what only it leaves behind."""
+"""Whole runs through the command; each setting is recognised by an effect that only it has."""
 
 import re
 from itertools import pairwise

@@ -62,12 +62,12 @@ def build(
 
 
 def step(learner: Learner, engine: VllmEngine, number: int) -> float:
-    """A whole step as a worker makes it; the mismatch of what the engine sampled in it."""
+    """Run a whole step like a worker; return the mismatch of its samples."""
     return update(learner, engine, generate(engine, number))
 
 
 def update(learner: Learner, engine: VllmEngine, groups: Sequence[ScoredGroup]) -> float:
-    """Train on `groups` and give the engine the new weights; returns the mismatch."""
+    """Train on `groups` and give the engine the new weights; return the mismatch."""
     packer = Packer(
         num_ranks=1,
         max_tokens=1024,
@@ -90,7 +90,7 @@ def update(learner: Learner, engine: VllmEngine, groups: Sequence[ScoredGroup]) 
 
 
 def mismatch_of_three_steps(folder: Path, settings: dict[str, object]) -> float:
-    """The largest, of a process of its own."""
+    """Return the largest mismatch, measured in a separate process."""
     with process_group():
         learner, engine = build(folder, "cuda", **settings)
         return max(step(learner, engine, number) for number in range(3))
@@ -108,7 +108,9 @@ def request(prompt_id: int, so_far: Sequence[int] = ()) -> Request:
 
 
 class Kept(NamedTuple):
-    """Samples that were parked while the learner updated beside their KV cache, and went on."""
+    """Samples that were parked while the learner updated next to their KV cache, and then
+    continued.
+    """
 
     num_parked: int
     prefilled_tokens: int  # tokens that were prefilled when they continued
@@ -119,7 +121,7 @@ class Kept(NamedTuple):
 
 
 def kept_over_an_update(folder: Path) -> Kept:
-    """A whole step with an engine that stays awake and is full of parked samples."""
+    """Run a whole step with an engine that stays awake and is full of parked samples."""
     with process_group():
         learner, engine = build(folder, "cuda", keeps_parked=True, sleeps=False)
         groups = generate(engine, 0)
@@ -144,7 +146,7 @@ def kept_over_an_update(folder: Path) -> Kept:
 
 
 def memory_of_a_sleep(folder: Path) -> tuple[int, int, int, int]:
-    """Bytes: the device's, free when awake, asleep, and awake again."""
+    """Return the bytes of the device, free when awake, asleep, and awake again."""
     with process_group():
         _, engine = build(folder, "cuda")
         awake, total = torch.accelerator.get_memory_info()

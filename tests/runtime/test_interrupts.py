@@ -33,7 +33,7 @@ def test_a_signal_raises_once_and_is_remembered(interrupts, which):
 
 
 class SignalledInDel:
-    """An object during whose end a signal comes."""
+    """An object that is destroyed while a signal arrives."""
 
     def __init__(self, which: signal.Signals) -> None:
         self._which = which

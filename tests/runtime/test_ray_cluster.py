@@ -1,4 +1,4 @@
-"""Joining a Ray cluster that somebody else started, protected by a token."""
+"""Joining a Ray cluster that somebody else started, which is protected by a token."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""When a run goes on by itself after it has lost a worker, and when it does not."""
+"""When a run continues by itself after it has lost a worker, and when it does not."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from april_rl.supervision.restarts import Restarts
 
 @dataclass
 class FakeRun:
-    """A run at a policy version, with the checkpoint it would go on from."""
+    """A run at a policy version, with the checkpoint it would continue from."""
 
     version: int
     last_checkpoint: Path | None = Path("run/checkpoints/step_50")

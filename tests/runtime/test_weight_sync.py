@@ -1,4 +1,4 @@
-"""The mismatch check on real vLLM and the real learner: it must see a sync that did not happen."""
+"""The mismatch check on real vLLM and the real learner must detect a missing sync."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -112,7 +112,7 @@ def generate(engine: VllmEngine, step: int) -> list[ScoredGroup]:
 def train(
     learner: Learner, engine: VllmEngine, *, sync: bool, send: Send = send_weights
 ) -> list[float]:
-    """The mismatch of three steps."""
+    """Return the mismatch of three steps."""
     packer = Packer(
         num_ranks=1,
         max_tokens=1024,

@@ -1,4 +1,4 @@
-"""Ray starts workers only; they are ended where it does not end them, with one message."""
+"""Ray starts workers only; workers are ended even if Ray does not end them, with one message."""
 
 import signal
 import subprocess

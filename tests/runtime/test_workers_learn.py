@@ -39,7 +39,9 @@ def sample_of(example: Example, prompt: Prompt, index: int) -> Sample:
 
 
 def groups_of(examples: list[Example]) -> list[ScoredGroup]:
-    """A group of every two; their lengths differ, so that no split over ranks is even."""
+    """Return a group for every two samples; their lengths differ, so that no split over ranks is
+    even.
+    """
     groups = []
     for number in range(0, len(examples), 2):
         pair = examples[number : number + 2]
@@ -57,7 +59,9 @@ def groups_of(examples: list[Example]) -> list[ScoredGroup]:
 
 
 def updates(path: str, *, rank: int, num_ranks: int) -> tuple[list[Metrics], dict[str, object]]:
-    """Metrics of a few updates on the same groups, planned for `num_ranks`; the weights after."""
+    """Return the metrics of a few updates on the same groups, planned for `num_ranks`, and the
+    weights after them.
+    """
     # The behaviour log-probabilities belong to other prompts.
     learner = make_learner(path, max_mismatch=100.0)
     packer = Packer(
@@ -118,7 +122,9 @@ def leave() -> None:
 
 
 class PeakMemory(threading.Thread):
-    """The most anonymous memory this process has while the thread runs, above what it had."""
+    """The largest anonymous memory of this process while the thread runs, above the initial
+    value.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -137,7 +143,7 @@ class PeakMemory(threading.Thread):
 
 
 def resident() -> int:
-    """Bytes of anonymous memory of this process."""
+    """Return the bytes of anonymous memory of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 

@@ -18,7 +18,7 @@ MANY = 10  # more checks than are needed
 
 
 class MovingAddress:
-    """An address where something listens, or nothing does, or something that does not accept."""
+    """An address with a listening process, with none, or with one that does not accept."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.listening = stack.enter_context(closing(socket.create_server(("127.0.0.1", 0))))

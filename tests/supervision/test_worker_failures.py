@@ -48,13 +48,13 @@ class EngineGroup:
 
 @pytest.fixture(scope="module")
 def shared_group() -> Group:
-    """For tests that leave their workers as they were."""
+    """Return a group for tests that leave their workers unchanged."""
     return Group()
 
 
 @pytest.fixture
 def group(tmp_path) -> Iterator[Group]:
-    """For tests that do not; checks that no process is left."""
+    """Return a group for other tests; check that no process is left."""
     new = Group()
     watchdog = GroupWatchdog(new, tmp_path)
     yield new

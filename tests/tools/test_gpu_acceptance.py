@@ -62,7 +62,7 @@ def smoke(weights: str, *mismatch: float) -> dict[str, Outcome]:
 
 
 def accept(folder: Path, *arguments: str, path: Path | None = None):
-    """The ended program; `path` goes before all else that is imported."""
+    """Return the ended program; `path` comes before all else that is imported."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     if path is not None:
         environment["PYTHONPATH"] = str(path)

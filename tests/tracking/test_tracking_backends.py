@@ -29,7 +29,7 @@ REWARDS = Histogram.of([0.0, 0.0, 1.0], num_bins=2)
 
 
 def log_steps(tracker, steps=range(4)) -> None:
-    """Three samples a step, of which one is right, and forty tokens."""
+    """Log steps with three samples each, of which one is right, and forty tokens."""
     for step in steps:
         tracker.samples(step, [make_record(reward_parts=(("right", 1.0),))])
         tracker.log(
@@ -46,7 +46,7 @@ def log_steps(tracker, steps=range(4)) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> Path:
-    """A run recorded by W&B, offline."""
+    """Return a run recorded by W&B, offline."""
     run_dir = tmp_path_factory.mktemp("wandb")
     with make_tracker(run_dir, backends=WANDB, save_samples_every=2, labels=LABELS) as tracker:
         log_steps(tracker)

@@ -53,7 +53,9 @@ HELD_OUT = HeldOut(
 
 
 class CountingScorer(FakeScorer):
-    """Counts its failures as the reward pool does; remembers how many each settling found."""
+    """A scorer that counts its failures like the reward pool, and remembers how many each
+    settling found.
+    """
 
     def __init__(self, **settings) -> None:
         super().__init__(**settings)
@@ -112,7 +114,7 @@ def run(
     interrupts: NoInterrupts | None = None,
     workers_type: type[FakeWorkers] = FakeWorkers,
 ) -> FakeWorkers:
-    """A whole run; returns its workers."""
+    """Do a whole run and return its workers."""
     engines = FakeEngines(lognormal(8, 0.6), num_engines=1, budget=BUDGET)
     scorer = scorer or CountingScorer()
     workers = workers_type(engines, run_dir)

@@ -17,7 +17,7 @@ from april_rl.metrics import Mean, Metrics
 
 
 def updates_that_raise(monkeypatch, errors: dict[int, RunError]) -> None:
-    """Let the updates with these numbers, from 1, fail."""
+    """Make the updates with these numbers, counted from 1, fail."""
     made = FakeWorkers.update
     number = 0
 

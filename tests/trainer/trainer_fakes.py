@@ -57,7 +57,7 @@ class NoInterrupts:
     """Interrupts that never come."""
 
     def check(self) -> None:
-        """Return: there is no signal."""
+        """Do nothing, because there is no signal."""
 
     arm = disarm = check
     reason, is_person = "", False

@@ -15,8 +15,8 @@ from acceptance.session import Machine, Part, Row
 # above it for a warning to mean something. A step above five times the limit is skipped.
 MISMATCH_FACTOR = 4.0
 _ON_GPU = (
-    "What was expected is an estimate: a line marked **look** calls for a look, not for an alarm. "
-    "`failed` is what does not work."
+    "What was expected is an estimate: a line marked **look** deserves a look; it is not an error. "
+    "`failed` parts do not work."
 )
 _WITHOUT_GPU = (
     "This machine has no GPU. Sizes are tiny, and only what holds on any machine is compared: the "

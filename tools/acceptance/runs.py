@@ -50,7 +50,7 @@ KEEP: Modes = {
 
 
 def sync(session: Session) -> Measured:
-    """Four steps at so large a learning rate that weights the engine did not get show."""
+    """Run four steps at so large a learning rate that a missing weight sync shows."""
     settings: tuple[str, ...] = (_NOISE, "optimizer.lr=1e-3", "learner.max_mismatch=100")
     if session.is_gpu:
         settings += ("engine.sleep=always",)
@@ -91,7 +91,7 @@ def mismatch_row(quantity: str, values: Sequence[float]) -> Row:
 
 
 def smoke(session: Session) -> Measured:
-    """Ten steps of qwen3_0_6b_smoke, with random weights of that size where there is no hub."""
+    """Run ten steps of qwen3_0_6b_smoke, with random weights of that size if there is no hub."""
     settings, weights = smoke_settings(session)
     run_dir = session.folder / "smoke"
     shutil.rmtree(run_dir, ignore_errors=True)
@@ -170,24 +170,26 @@ def smoke_settings(session: Session) -> tuple[list[str], str]:
 
 
 def alpha(session: Session) -> Measured:
-    """α 1, 1.5 and 2 on a model whose responses have a long tail."""
+    """Compare α 1, 1.5 and 2 on a model whose responses have a long tail."""
     return _compare(session, "alpha", ALPHAS, least=1.2)
 
 
 def graphs(session: Session) -> Measured:
-    """engine.cuda_graphs off and on."""
+    """Compare engine.cuda_graphs off and on."""
     if not session.is_gpu:
         raise SkippedError("there are no CUDA graphs without a GPU")
     return _compare(session, "graphs", GRAPHS)
 
 
 def asynchronous(session: Session) -> Measured:
-    """engine.async_scheduling off and on, and longer ticks."""
+    """Compare engine.async_scheduling off and on, and longer ticks."""
     return _compare(session, "async", ASYNCHRONOUS)
 
 
 def keep(session: Session) -> Measured:
-    """rollout.resume: re-prefill where the engine sleeps, where it stays awake, and keep."""
+    """Compare rollout.resume: re-prefill with a sleeping engine, re-prefill with an awake one,
+    and keep.
+    """
     modes = dict(KEEP)
     if not session.is_gpu:  # no engine sleeps there
         del modes["sleeps, prefilled again"]
@@ -195,7 +197,7 @@ def keep(session: Session) -> Measured:
 
 
 def workers(session: Session) -> Measured:
-    """One worker against one for each device."""
+    """Compare one worker with one for each device."""
     count = session.machine.count if session.is_gpu else 2
     if count < 2:
         raise SkippedError("there is one device")

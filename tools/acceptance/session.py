@@ -21,11 +21,11 @@ _PATIENCE_S = 20.0  # time for a terminated command to end
 
 
 class SkippedError(Exception):
-    """A part that cannot be measured here; the message says why."""
+    """A part cannot be measured here; the message says why."""
 
 
 class FailedError(Exception):
-    """A part whose command failed; the message says how."""
+    """The command of a part failed; the message says how."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ _MICRO_BATCH = 16  # sequences of a forward pass
 
 
 class Steps(TrainerCallback):
-    """Prints what each step took."""
+    """A callback that prints the duration of each step."""
 
     def __init__(self) -> None:
         """Start before the first step."""

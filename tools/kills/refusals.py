@@ -14,7 +14,7 @@ from kills.run import Run
 
 
 def _other_model(run: Run) -> dict[str, object]:
-    """A model of one more layer. Its weights are never read, so they need not fit."""
+    """Write a model of one more layer. Its weights are never read, so they need not fit."""
     folder = run.folder / "other_model"
     shutil.copytree(resolve(run.setting("model.path")), folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
@@ -25,7 +25,7 @@ def _other_model(run: Run) -> dict[str, object]:
 
 
 def _other_data(run: Run) -> dict[str, object]:
-    """The same prompts, of which one has another answer."""
+    """Write the same prompts, of which one has another answer."""
     path = run.folder / "other_data.jsonl"
     first, *others = Path(resolve(run.setting("data.path"))).read_text().splitlines()
     row = json.loads(first) | {"answer": "another"}

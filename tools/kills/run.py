@@ -1,4 +1,4 @@
-"""A run directory, the programs that work in it, and what they leave."""
+"""A run directory, the programs that work in it, and their leftovers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RECIPE = {"model.path": "builtin:tiny", "data.path": "builtin:arithmetic"}  # o
 
 
 class Run:
-    """One run, and what was wrong with it."""
+    """One run, and its faults."""
 
     def __init__(self, folder: Path, given: Sequence[str], *, num_steps: int) -> None:
         """Use the run directory `folder` / run, and the settings `given` as key=value."""
@@ -76,7 +76,7 @@ class Run:
             )
 
     def mark(self, life: int) -> str:
-        """Return what the environment of a life's processes holds."""
+        """Return the mark in the environment of a life's processes."""
         return f"{self.dir} {life}"
 
     def output(self) -> str:
@@ -88,13 +88,13 @@ class Run:
     def wait(
         self, until: Callable[[], bool], program: subprocess.Popen[bytes] | None = None
     ) -> bool:
-        """Wait until something is so; return whether it became so before `program` ended."""
+        """Wait for a condition; return whether it held before `program` ended."""
         deadline = time.monotonic() + _LIFE_S
         while not until():
             if program is not None and program.poll() is not None:
                 return until()
             if time.monotonic() > deadline:
-                self.fail(f"life {self.num_lives} waits for ever; see {self.log}")
+                self.fail(f"life {self.num_lives} waits forever; see {self.log}")
                 return False
             time.sleep(_POLL_S)
         return True
@@ -106,7 +106,7 @@ class Run:
         return self.wait(lambda: self.last_step() > after, program)
 
     def is_training(self) -> bool:
-        """Return whether this life has gone on from a checkpoint, or evaluated a new policy."""
+        """Return whether this life has continued from a checkpoint, or evaluated a new policy."""
         return "resumed from" in self.output() or self.last_step() == 0
 
     def end(self, program: subprocess.Popen[bytes]) -> int:
@@ -148,8 +148,8 @@ class Run:
         return any((self.dir / "checkpoints").glob(".step_*.partial"))
 
     def hashes(self) -> dict[str, str]:
-        """Return a hash of every file in the run directory, but of the lock: whoever looks at the
-        directory takes over, and removes, that of an owner who was killed.
+        """Return a hash of every file in the run directory except the lock, which any program
+        removes after its owner was killed.
         """
         files = [path for path in self.dir.rglob("*") if path.is_file() and path.name != LOCK]
         return {
@@ -158,7 +158,7 @@ class Run:
         }
 
     def fail(self, what: str) -> None:
-        """Note, and print, what was wrong."""
+        """Record and print a fault."""
         self.failures.append(what)
         print(f"FAILED: {what}", flush=True)
 
@@ -193,8 +193,8 @@ def name_of(process: psutil.Process) -> str:
 
 
 def _shared_inodes(pid: int) -> set[int]:
-    """Return the inodes of the shared memory that a process has open. Its names will not do, for a
-    semaphore is mapped under the temporary name that it was made with.
+    """Return the inodes of the shared memory that a process has open. Names do not work, because
+    a semaphore is mapped under the temporary name that it was made with.
     """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()

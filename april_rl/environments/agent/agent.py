@@ -78,7 +78,7 @@ class Agent:
         self._current = await self._next_request()
         if self._current is None:
             self._running.result()  # raises the error that ended it
-            raise RuntimeError("the agent ended before it asked the policy anything")
+            raise RuntimeError("the agent ended before its first request to the policy")
         return _observe(self._current.asked)
 
     async def step(self, turn: Turn) -> StepResult:

@@ -78,7 +78,7 @@ class CompletionRequest:
         body = _check(body, {**_ONLY, **_ONLY_OF_CHAT}, _READ_OF_CHAT | _WISHES_OF_CHAT)
         messages, tools = body.get("messages"), body.get("tools") or []
         if not isinstance(messages, list) or not messages:
-            raise RefusedError("messages must be a list with at least one message")
+            raise RefusedError("messages must be a list of at least one message")
         if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
             raise RefusedError(f"tools={json.dumps(tools):.60} is not valid in the API")
         newer = body.get("max_completion_tokens")

@@ -33,7 +33,7 @@ _FIELDS: tuple[tuple[str, type, str], ...] = (
     ("max_response_tokens", int, "longest response in tokens"),
     ("prompt_tokens", int, "tokens of every prompt"),
     ("num_engines", int, "number of engines"),
-    ("tick_steps", int, "engine steps between two decisions; more simulate faster"),
+    ("tick_steps", int, "engine steps between two decisions; a higher number simulates faster"),
     ("max_batched_tokens", int, "tokens of one engine step"),
     ("max_staleness", int, "cap on the age of a trained token"),
     ("no_signal_frac", float, "share of groups with equal rewards"),

@@ -21,7 +21,7 @@ _PREFILLED_AGAIN = 0.05  # share of the rollouts' time
 _SLOW_REWARD = 0.1  # share of the rollouts' time
 _SEVERAL, _MOST_TURNS = 1.5, 0.8
 _FASTER_REWARD = (
-    "Use a faster reward, or more of it at a time: reward.num_processes, or its argument "
+    "Use a faster reward, or run more of it in parallel: reward.num_processes, or its argument "
     "concurrency."
 )
 _FASTER_ENVIRONMENT = (
@@ -153,7 +153,7 @@ def _larger_cap(run: RunFiles) -> str:
         return "A larger rollout.max_staleness or a smaller α avoids the wait."
     return (
         f"With α = {own:g} and responses of at most {longest:g} tokens, {mean:.0f} on average, no "
-        f"step waits at rollout.max_staleness={free} (α · longest ÷ mean). What that gains: "
+        f"step waits at rollout.max_staleness={free} (α · longest ÷ mean). The gain is shown by "
         f"python -m april_rl simulate --run {run.run_dir} --alpha {own:g} --max-staleness {free}."
     )
 

@@ -104,7 +104,7 @@ def head_figures(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     seconds = [value for _, value in run.series("time/step_s")]
     if seconds:
         rate = sum(run.trained_samples) / sum(seconds)
-        yield "trained samples/s", f"{rate:.1f}", "steps with their update, evaluations apart"
+        yield "trained samples/s", f"{rate:.1f}", "steps with their update, without evaluations"
         yield "time of a step", f"{median(seconds):.2f} s", "median"
     if (share := run.mean("staleness/off_policy_token_frac")) is not None:
         age = run.mean("staleness/age_mean") or 0.0

@@ -85,7 +85,7 @@ def read_cost(run_dir: Path, *, num_files: int | None = None) -> EngineCost:
         return fit_cost(ticks)
     except ValueError as error:
         raise RecordedRunError(
-            f"{folder} does not tell what an engine step costs: {error}. Train more steps with "
+            f"{folder} does not show what an engine step costs: {error}. Train more steps with "
             "tracking.save_samples_every=1, or simulate a preset instead"
         ) from error
 

@@ -101,7 +101,7 @@ def check_isolation(sandbox: Sandbox) -> Isolation:
     raise SandboxError(
         f"This machine does not isolate code that a model wrote, so it is not run. {failure} Use a "
         "kernel with Landlock (Linux 5.13 or later, on x86-64 or aarch64; a container must allow "
-        "it), or, where the machine holds nothing of value, say sandbox: none in the function's "
+        "it), or, if the machine holds nothing of value, set sandbox: none in the function's "
         "args."
     )
 

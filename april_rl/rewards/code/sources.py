@@ -49,7 +49,7 @@ def split_sources(sources: Sequence[str], entry: str = "") -> list[Check]:
 def _asserting(checks: list[Check], source: object) -> list[Check]:
     """Return the tests; raise ValueError when none counts."""
     if not any(check.counts for check in checks):
-        raise ValueError(f"the tests of a task assert nothing that runs: {source!r:.80}")
+        raise ValueError(f"the tests of a task have no assert that runs: {source!r:.80}")
     return checks
 
 

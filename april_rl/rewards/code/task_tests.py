@@ -108,7 +108,7 @@ def _case(item: Mapping[str, object], entry: str) -> Case | Call:
         return _program(item["input"], item["output"])
     if kind not in _CALL_TYPES:
         known = ", ".join((*_CALL_TYPES, *_PROGRAM_TYPES))
-        raise ValueError(f"a test case has the type {kind!r:.40}; known are {known}")
+        raise ValueError(f"a test case has the type {kind!r:.40}; the known types are {known}")
     if not (name or entry):
         raise ValueError(
             f"a test case calls a function and does not say which: {dict(item)!r:.80}; name the "

@@ -1,4 +1,4 @@
-"""Compares two answers by what kind of thing they are; docs/rewards.md has the rules."""
+"""Compare two answers by their kinds; docs/rewards.md has the rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST = 1000  # longest answer, in characters, that is read as more than text
 def are_equal_answers(gold: str, text: str) -> bool:
     """Return whether two answers are equal; `gold` is the right one, as the data set has it.
 
-    The gold decides where it says less: `x = 5` is equal to a gold 5, and 34 cm to 34.
+    The response may state more than the gold: `x = 5` is equal to a gold 5, and 34 cm to 34.
     """
     gold, text = what_it_says(gold), what_it_says(text)
     if max(len(gold), len(text)) > LONGEST:
@@ -114,8 +114,8 @@ def _are_equal_numbers(gold: kinds.Number, other: kinds.Number) -> bool:
 def _are_equal_quantities(gold: Answer, other: Answer) -> bool:
     """Compare values with units: a unit may be left out or added, but not differ.
 
-    35 % is equal to 35 % and, since it is the same number, to 0.35. Where one side has no sign it
-    may have been left out, unless a number without a sign is below 1 (0.5 is not 0.5 %).
+    35 % is equal to 35 % and, since it is the same number, to 0.35. One side may leave the sign
+    out, unless its number is below 1 (0.5 is not 0.5 %).
     """
     value, unit = _value_and_unit(gold)
     other_value, other_unit = _value_and_unit(other)
@@ -243,8 +243,8 @@ def _are_equal_equations(gold: kinds.Equation, other: kinds.Equation) -> bool:
 
 
 def _is_stated(gold: Answer, other: kinds.Equation) -> bool:
-    """Return whether an equation states the value `gold`: its last side does, unless the first one
-    has a variable to solve for (2x = 4 states 2, not 4).
+    """Return whether an equation states the value `gold`. Its last side does, unless the first
+    one has a variable to solve for (2x = 4 states 2, not 4).
     """
     first, last = other.sides[0], other.sides[-1]
     if not is_name(first.text) and num_variables(first.text) == 1:
@@ -277,7 +277,7 @@ def _are_equal_congruences(gold: kinds.Congruence, other: kinds.Congruence) -> b
 
 
 def _reduce(congruence: kinds.Congruence) -> Answer:
-    """Return the residues, whole numbers as the smallest ones that are not negative."""
+    """Return the residues as the smallest non-negative whole numbers."""
     residues, modulus = congruence.residues, congruence.modulus
     if not isinstance(modulus, kinds.Number) or modulus.value <= 0:
         return residues

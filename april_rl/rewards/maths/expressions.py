@@ -88,7 +88,7 @@ def num_variables(formula: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _parse(text: str, keeps_case: bool) -> Parsed | None:
-    """Return a formula as sympy has it; None when the parser does not read all of it."""
+    """Return a formula in sympy's form; None when the parser does not read all of it."""
     named = _WORD.sub(r"\\text{\g<0>}", text)
     try:
         return latex2sympy(
@@ -139,7 +139,9 @@ def _have_equal_terms(gold: sympy.Eq, other: sympy.Eq) -> bool:
 
 
 def _is_solvable(equation: sympy.Eq) -> bool:
-    """Return whether sympy finds a solution: two empty sets of solutions are not equal answers."""
+    """Return whether sympy finds a solution, because two empty sets of solutions are not equal
+    answers.
+    """
     return bool(equation.free_symbols) and bool(sympy.solve(equation, equation.free_symbols))
 
 

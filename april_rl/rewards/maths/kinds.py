@@ -1,4 +1,4 @@
-"""The kinds of answers: one class each, with the parts that it was taken apart into."""
+"""The kinds of answers: one class each, with the parts that it consists of."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fractions import Fraction
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as it was written; the subclasses say what it is."""
+    """An answer in its written form; the subclasses are its kinds."""
 
     text: str  # cleaned
 
 
 @dataclass(frozen=True, slots=True)
 class Verbatim(Answer):
-    """Something that is not understood as a whole."""
+    """An answer that is not understood as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Based(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Answer):
-    """A letter of a multiple choice, and what stands behind it."""
+    """A letter of a multiple choice, and the text after it."""
 
     letter: str
     content: Answer | None

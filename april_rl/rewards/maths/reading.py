@@ -1,8 +1,8 @@
 r"""Finds out what kind of thing a cleaned answer is: a number, a list, an equation, a time,
 words...
 
-`read` looks at the written form alone. What it recognises it takes apart, down to expressions that
-a parser of LaTeX can read as a whole; what it cannot take apart without losing something is
+`read` looks at the written form alone. It takes a recognised answer apart, down to expressions
+that a parser of LaTeX can read as a whole. An answer that it cannot take apart without a loss is
 `Verbatim`, which is compared as text.
 """
 
@@ -87,7 +87,7 @@ DEEPEST = 10
 
 @lru_cache(maxsize=1024)
 def read(text: str) -> Answer:
-    """Return what a cleaned answer is."""
+    """Return a cleaned answer by its kind."""
     if depth(text) > DEEPEST:
         return Verbatim(text)
     if wrapped := _TEXT.fullmatch(text):
@@ -119,7 +119,7 @@ def number_of(text: str) -> Number | None:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text names something that has a value: x, x_1, f(2), AB, (p, q), V_1:V_2."""
+    """Return whether a text names an object that has a value: x, x_1, f(2), AB, (p, q), V_1:V_2."""
     parts = split(text.removeprefix("(").removesuffix(")"), _NAMES_BETWEEN)
     if len(parts) == 1:
         parts = [text]

@@ -73,8 +73,8 @@ def unit_of(text: str) -> tuple[str, int, str | None] | None:
     """Return the value in a quantity as text, the factor of its scale word (else 1) and its unit;
     None for a text that is not a quantity.
 
-    The unit is canonical ("cm^2"), "" where it says nothing ("units"), and None where only a scale
-    word was there.
+    The unit is canonical ("cm^2"), "" for words such as "units", and None if there was only a
+    scale word.
     """
     if found := _BEFORE.fullmatch(text):
         rest = unit_of(found[3])

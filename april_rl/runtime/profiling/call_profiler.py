@@ -34,8 +34,8 @@ class CallProfiler:
         self._recording: _Recording | None = None
 
     def start(self, folder: Path) -> None:
-        """Record calls from now on, with torch's operators and kernels but for later ticks, whose
-        traces would be too large. Traces of torch are written into `folder` at once.
+        """Record calls from now on, with torch's operators and kernels except for later ticks,
+        whose traces would be too large. torch's traces are written into `folder` at once.
         """
         self._recording = _Recording(folder)
         if self._device == "cuda":
@@ -61,7 +61,7 @@ class CallProfiler:
         recording.calls.append({**call, "ended_ns": time.time_ns()})
 
     def write(self) -> None:
-        """End the recording: write calls.json, and on CUDA what its allocator did, as
+        """End the recording: write calls.json, and on CUDA the events of its allocator, as
         memory.pickle for pytorch.org/memory_viz.
         """
         recording, self._recording = self._recording, None
@@ -79,7 +79,7 @@ class CallProfiler:
 
     @contextmanager
     def _operators(self, path: Path) -> Iterator[None]:
-        """Write torch's trace of what runs in the context."""
+        """Write torch's trace of the code in the context."""
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU]

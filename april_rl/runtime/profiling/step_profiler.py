@@ -35,7 +35,7 @@ class StepProfiler:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Trace the step in the context, if it is to be traced."""
+        """Trace the step in the context if it should be traced."""
         if step not in self._steps:
             yield
             return
