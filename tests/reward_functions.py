@@ -47,7 +47,7 @@ def returns_nothing(prompts, responses, answers):
 
 
 def hangs(prompts, responses, answers):
-    """Wait for ever."""
+    """Wait forever."""
     time.sleep(1000)
 
 

@@ -71,7 +71,7 @@ def run_two_workers(folder: Path) -> TwoWorkers:
     """Run two side by side: neither may take what the other has of sockets and shared memory, and
     each disturbs the other's clock. The first run's environment names a cluster elsewhere.
 
-    The second run goes on from what the first would have left if it had been killed in its fifth
+    The second run continues from what the first would have left if it had been killed in its fifth
     step: from the checkpoint of the second.
     """
     task, here = write_task(folder), Path(__file__).parent

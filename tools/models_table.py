@@ -53,7 +53,7 @@ from april_rl.learner.row import PackedRow
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 TOLERANCE = 1e-5  # nats
-GRADIENT_TOLERANCE = 1e-4  # of the largest entry of a parameter's gradient
+GRADIENT_TOLERANCE = 1e-4  # share of the largest entry of a parameter's gradient
 # Share of the largest gradient; smaller gradients are compared as if they were this large.
 SMALL_GRADIENT = 1e-2
 TEMPERATURE = 0.8

@@ -36,7 +36,7 @@ class Manifest:
 
     step: int
     created: str  # local time, ISO 8601
-    version: str  # of april_rl
+    version: str  # version of april_rl
     about: Mapping[str, Any]  # what `checkpoint show` prints: ledger, tokens, workers, model
     files: Mapping[str, FileRecord]  # by path within the folder
     format: int = FORMAT

@@ -111,7 +111,7 @@ class Records:
     step: int  # the step of the export
     config: TrainConfig
     settings: str  # the text of config.yaml
-    manifest: Manifest | None  # of the run's last checkpoint; None if it has none
+    manifest: Manifest | None  # the run's last manifest; None if it has none
     before: Mapping[str, float | None]  # metrics before the first step; empty if there are none
     after: Mapping[str, float | None]  # metrics of `step`; empty if there are none
 

@@ -273,5 +273,5 @@ def _check_pattern(section: str, key: str, pattern: str | None) -> None:
         ) from error
     require(
         num_groups == 1,
-        f"{section}.{key} must have one group, (...), around what is wanted, got {pattern}",
+        f"{section}.{key} must have one group, (...), around the wanted text, got {pattern}",
     )

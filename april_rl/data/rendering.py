@@ -60,8 +60,8 @@ class Renderer:
         messages, begins_turn = self._messages(row, place), self.begins_turn
         if self._has_environment and messages[-1]["role"] != "user":
             raise DataError(
-                f"{self._names.name(place)}: the last message is of the {messages[-1]['role']}; "
-                "with data.environment=true it must be of the user"
+                f"{self._names.name(place)}: the last message is from the {messages[-1]['role']}; "
+                "with data.environment=true it must be from the user"
             )
         try:
             text = self._tokenizer.chat_text(messages, self._variables, begins_turn=begins_turn)

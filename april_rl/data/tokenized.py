@@ -48,10 +48,10 @@ class TokenizedTable:
     lengths: NDArray[np.int64]  # tokens of each row
     num_rows: int  # rows of the source
     names: RowNames
-    fingerprint: str  # of the tokens and answers of all rows, in order
+    fingerprint: str  # hash of the tokens and answers of all rows, in order
     unknown_frac: float  # share of the tokens that stand for text outside the vocabulary
     unknown_row: int  # the first row with such a token; 0 when there is none
-    notes: list[str]  # for the user, on columns that are not read
+    notes: list[str]  # notes for the user on columns that are not read
 
 
 class TableMaker:

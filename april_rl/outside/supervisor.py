@@ -73,7 +73,7 @@ class Supervisor(ABC):
         self._processes: list[Process] = []
         self._process_of: dict[Hashable, Process] = {}  # by subject
         self._open: dict[int, tuple[Question, Process]] = {}  # by number
-        self._waiting: deque[Question] = deque()  # for quarantine
+        self._waiting: deque[Question] = deque()  # questions for quarantine
         self._quarantine: Process | None = None
         self._alone: Question | None = None  # the open question in quarantine
         self._num_deaths = 0  # deaths since the last reply

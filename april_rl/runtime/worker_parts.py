@@ -27,7 +27,7 @@ class WorkerSettings:
 
     config: TrainConfig
     device: str  # cpu or cuda (ROCm's torch calls its devices cuda too)
-    threads: int  # of torch on CPU
+    threads: int  # torch's threads on CPU
     max_model_len: int  # longest prompt with its response in the engine
     max_num_seqs: int  # requests that the engine computes together
     stop_tokens: tuple[int, ...]  # tokens that end a turn

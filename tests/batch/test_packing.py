@@ -244,7 +244,7 @@ def test_weights_fall_with_age_and_end_at_the_cap(plan):
 @quick
 @given(PLANS)
 def test_all_ranks_make_the_same_number_of_passes_within_the_budget(plan):
-    """Fails when a rank without work gets no dummy row (FSDP would wait for ever), or a row is
+    """Fails when a rank without work gets no dummy row (FSDP would wait forever), or a row is
     filled beyond the budget.
     """
     batch, groups = pack(plan)

@@ -200,7 +200,7 @@ def test_a_lock_of_another_kernel_or_mount_is_not_seen_here(clock, tmp_path, ker
 def test_a_file_system_without_locks_is_said_once_and_the_time_of_the_file_decides(
     clock, monkeypatch, tmp_path, capsys, number
 ):
-    """Fails when nothing can start there, when two runs can, or when a dead one stays for ever."""
+    """Fails when nothing can start there, when two runs can, or when a dead one stays forever."""
     no_locks(monkeypatch, number)
     path = tmp_path / FILE
     with own(tmp_path):

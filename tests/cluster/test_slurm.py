@@ -90,7 +90,7 @@ def requeued(folder: Path, *, status: int, is_finished: bool | None, **variables
 def test_a_job_is_requeued_if_its_run_stopped_in_order_and_is_not_finished(
     tmp_path, status, is_finished, expected
 ):
-    """Fails when a run that cannot start is requeued for ever, or a stopped one is not."""
+    """Fails when a run that cannot start is requeued forever, or a stopped one is not."""
     assert requeued(tmp_path, status=status, is_finished=is_finished) == expected
 
 

@@ -92,7 +92,7 @@ def write(tmp_path, *, named, chat_template=None):
 
 
 def test_a_base_model_stops_where_its_chat_template_ends_a_turn(tmp_path):
-    """As Qwen3-4B-Base. Fails when a response goes on after its turn, to its budget."""
+    """As Qwen3-4B-Base. Fails when a response continues after its turn, to its budget."""
     path, ids = write(tmp_path, named=["<|endoftext|>"])
     assert stop_token_ids(path) == [ids["<|endoftext|>"]]
     assert stop_token_ids(path, is_chat=True) == sorted(ids.values())

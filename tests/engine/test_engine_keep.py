@@ -178,7 +178,7 @@ def test_the_cache_holds_as_many_tokens_as_the_memory_plan_counts(engine, folder
 @pytest.mark.parametrize("others", [[], [9]])
 def test_state_is_given_up_when_only_others_are_asked_for(engine, others):
     """A step that asks for nothing keeps all. Fails when samples that moved to another engine hold
-    their memory for ever, or a step without a rollout forgets every sample.
+    their memory forever, or a step without a rollout forgets every sample.
     """
     first = park(engine, [request(i) for i in range(4)], steps=25)
     park(engine, [request(i) for i in others], steps=25)

@@ -37,7 +37,7 @@ def test_the_token_that_completes_a_text_is_the_last(tmp_path, said, texts, num_
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_a_turn_ends_at_a_text_also_when_it_was_parked_in_between():
-    """With a step ahead of the text under way. Fails when tokens behind it are returned, or the
+    """With a step ahead of the text under way. Fails when tokens after it are returned, or the
     engine waits for more.
     """
     tokenizer = load_tokenizer(str(POLICY))

@@ -77,7 +77,7 @@ def test_an_unchanged_client_gets_what_it_expects_or_a_clear_error(tmp_path, tex
 )
 def test_a_client_that_loses_patience_asks_again_and_gets_the_one_answer(tmp_path, text, wait_s):
     """The sample may be parked over weight syncs; its client gives up after 0.3 s each time. Fails
-    when the request counts twice, or the answer is lost that nobody has read.
+    when the request counts twice, or the answer is lost that no one has read.
     """
     with agents(tmp_path) as pool:
         sample = question(text)

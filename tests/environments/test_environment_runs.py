@@ -66,7 +66,7 @@ def test_a_run_trains_an_agent_that_restarts_episodes(tmp_path: Path) -> None:
 
 
 def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path, capsys) -> None:
-    """Fails when an environment is asked, but nobody sees what it said, or when advantages of turns
+    """Fails when an environment is asked, but no one sees what it said, or when advantages of turns
     do not reach the update.
     """
     few = ("trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")

@@ -58,7 +58,7 @@ def test_alpha_goes_up_for_a_gain_of_three_percent_and_not_of_one() -> None:
 
 def test_after_going_down_alpha_goes_up_again_only_for_twice_the_gain() -> None:
     """Predictions that turn round: α = 1.5 seems to lose, then to gain 4 %. Fails when it follows
-    them for ever.
+    them forever.
     """
     compared: list[float] = []
 

@@ -85,7 +85,7 @@ def test_no_token_is_older_than_the_cap_and_the_long_ones_do_cross_steps(run):
 
 def test_the_buffer_holds_no_more_than_the_groups_that_the_cap_allows(run):
     """(cap + 1)·N groups, one sample in sixteen long, a few more among those that the lot leaves.
-    Fails when a step goes on opening groups while it waits for the long ones.
+    Fails when a step continues opening groups while it waits for the long ones.
     """
     outcome = run[1]
     num_samples = (CAP + 1) * NUM_GROUPS * GROUP_SIZE

@@ -156,7 +156,7 @@ def test_unfinished_responses_count_with_the_lengths_they_may_reach() -> None:
 
 
 def test_without_finished_responses_there_is_still_a_length_distribution() -> None:
-    """Fails when a mean over no finished sample is taken, or all go on equally far."""
+    """Fails when a mean over no finished sample is taken, or all continue equally far."""
     whole = finished_lengths([7] * 8, [False] * 8, rng=np.random.default_rng(0))
     assert min(whole) > 7
     assert len(set(whole)) > 3

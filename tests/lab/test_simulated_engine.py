@@ -158,7 +158,7 @@ def test_samples_that_wait_for_their_prefill_are_not_part_of_a_step():
 
 def test_the_collector_does_on_simulated_engines_what_it_does_on_the_fake_ones():
     """The same groups with the same versions, token by token. Fails when a kept sample waits a step
-    before it goes on, or an ended one leaves its slot a step late.
+    before it continues, or an ended one leaves its slot a step late.
     """
 
     def versions(engine: SingleEngine) -> list[object]:

@@ -66,7 +66,7 @@ def working_child() -> psutil.Process:
 
 
 def test_the_simulation_process_returns_results_and_errors(process: SimulationProcess) -> None:
-    """And goes on after an error. Fails when an error ends it, or hangs."""
+    """And continues after an error. Fails when an error ends it, or hangs."""
     nothing = replace(QUICK.scenario, length_of=Recorded(groups=()))
     without_lengths = process.submit(replace(QUICK, scenario=nothing))
     answer = process.submit(QUICK)
@@ -93,7 +93,7 @@ def test_close_ends_the_simulation_process_at_any_time() -> None:
 
 
 def test_the_simulation_process_ends_when_the_controller_is_killed(tmp_path: Path) -> None:
-    """Fails when it computes to the end, or for ever."""
+    """Fails when it computes to the end, or forever."""
     (tmp_path / "controller.py").write_text(CONTROLLER)
     controller = subprocess.Popen(
         [sys.executable, "controller.py"],

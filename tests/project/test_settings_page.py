@@ -65,7 +65,7 @@ def pages_in(nav: Any) -> Iterator[str]:
 
 
 def test_the_site_has_every_page_once() -> None:
-    """Fails when a page is added to docs/ alone: nobody would find it on the site."""
+    """Fails when a page is added to docs/ alone: no one would find it on the site."""
     text = (ROOT / "tools" / "mkdocs.yml").read_text(encoding="utf-8")
     nav = yaml.safe_load(text[text.index("\nnav:") :])["nav"]
     pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")]

@@ -31,7 +31,7 @@ for number in range(3, 64):
     except OSError:
         pass
 OUT, PARENT, FOREIGN = {out!r}, {parent}, {foreign!r}
-NAMES = "out", {abstract!r}  # of sockets outside, one in the folder OUT
+NAMES = "out", {abstract!r}  # sockets outside, one of them in the folder OUT
 
 def c(name, *arguments):
     result = getattr(libc, name)(*arguments)

@@ -160,7 +160,7 @@ def test_responses_travel_as_arrays_however_many_parts_they_have():
 
 
 def test_a_response_that_cannot_be_decoded_does_not_blame_the_function():
-    """Fails when it becomes a crash of one sample, which drops its group and goes on."""
+    """Fails when it becomes a crash of one sample, which drops its group and continues."""
     with pool(printable) as scorer:
         scorer.submit(sample(0, (50, 7), "2"), group_size=1)
         message = r"turn a response's token ids into text, before calling .*exact: .* token: 7"

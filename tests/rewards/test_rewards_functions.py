@@ -63,7 +63,7 @@ def test_the_reward_is_the_weighted_sum_and_each_value_is_kept():
 
 
 def test_a_group_is_scored_when_its_last_sample_has_come_and_holds_no_other_group_back():
-    """Fails when `collect(None)` waits for siblings that nobody has submitted yet."""
+    """Fails when `collect(None)` waits for siblings that no one has submitted yet."""
     with pool(function="reward_functions:rank") as scorer:
         scorer.submit(sample(prompt(0), 1, "aa"), group_size=2)
         assert scorer.collect(None) == []

@@ -120,7 +120,7 @@ def test_a_step_that_lost_a_group_fails():
 
 
 def test_the_end_of_each_group_is_reported_once_also_after_a_restart():
-    """Fails when a group that was settled before a restart is forgotten, or told twice."""
+    """Fails when a group that was settled before a restart is forgotten, or reported twice."""
     buffer = Buffer(1)
     for prompt_id in range(4):
         let(buffer, "open", prompt_id)

@@ -87,7 +87,7 @@ def test_a_stuck_engine_ends_the_step_with_everything_parked(num_engines, finish
     run, engines = faulty(num_engines=num_engines, finish_stale=finish_stale)
     run.step()
     engines.is_stuck = True
-    noticed = {1: "engine 0 has not answered", 2: "give its samples back within 7 s"}
+    noticed = {1: "engine 0 has not answered", 2: "did not return its samples within 7 s"}
     with pytest.raises(EngineStalledError, match=noticed[num_engines]):
         run.steps(10)
     assert set(engines.timeouts_s) == {7.0}

@@ -158,7 +158,7 @@ def test_the_same_seed_gives_the_same_groups_token_for_token(setup, steps):
 @quick
 @given(SETUPS, STEPS)
 def test_a_run_that_opens_no_more_prompts_trains_everything_and_ends(setup, steps):
-    """Fails when the loop goes on with nothing to do (the fake engine counts), or ends although
+    """Fails when the loop continues with nothing to do (the fake engine counts), or ends although
     scores are missing.
     """
     run = Run(setup)

@@ -88,7 +88,7 @@ def _but_the_first(completion: Completion) -> Completion:
 @pytest.mark.parametrize("num_engines", [1, 2])
 @pytest.mark.parametrize("refill", [True, False])
 def test_a_step_does_not_wait_forever_for_a_sample_that_its_engine_forgot(refill, num_engines):
-    """Nothing else is left to do. Fails when it asks engines for ever that have no work."""
+    """Nothing else is left to do. Fails when it asks engines forever that have no work."""
     setup = Setup(
         **{"num_groups": 1, "group_size": 1, "alpha": 1.0, "max_staleness": 1},
         **{"refill": refill, "num_engines": num_engines, "delay": 9},

@@ -217,7 +217,7 @@ def test_outstanding_tokens_return_to_zero_when_samples_end():
 
 
 def test_an_engine_gets_the_samples_of_the_oldest_prompts_first():
-    """Fails when an older sample that joins those that returned to their engine comes behind."""
+    """Fails when an older sample that joins those that returned to their engine comes later."""
     sent = Sent(group_size=2, num_engines=1, num_slots=8)
     for prompt_id, engines in ((3, [None, 0]), (4, [None, None]), (5, [0, 0])):
         sent.dispatch.add(sent.open(prompt_id, engines=engines))

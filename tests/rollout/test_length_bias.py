@@ -97,7 +97,7 @@ def test_in_steady_state_the_trained_lengths_are_distributed_as_the_opened_ones(
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_no_group_is_passed_over_forever(alpha):
     """After 36 steps, none that is alive is older than the cap allows in the next one. Fails when
-    the newest ready groups are trained first: the others stay for ever.
+    the newest ready groups are trained first: the others stay forever.
     """
     for each in trials(alpha):
         oldest = [sample.oldest_version for sample in each.run.alive]

@@ -109,7 +109,7 @@ command_line.main()
 
 
 def test_a_stop_whose_exception_python_drops_ends_the_start_soon(tmp_path: Path) -> None:
-    """SIGTERM while an object's `__del__` runs, before Ray starts. Fails when the start goes on,
+    """SIGTERM while an object's `__del__` runs, before Ray starts. Fails when the start continues,
     and stacks of threads are printed at the deadline.
     """
     done = subprocess.run(

@@ -51,7 +51,7 @@ def test_a_lost_worker_restarts_the_run_with_a_message(capsys, kind):
 
 
 def test_a_run_restarts_at_most_max_restarts_times(capsys):
-    """Fails when a run that loses a worker every few steps goes on for ever."""
+    """Fails when a run that loses a worker every few steps continues forever."""
     restarts = make_restarts(2)
     fail(restarts, WorkerDiedError("one"), version=1)
     fail(restarts, WorkerDiedError("two"), version=2)

@@ -167,7 +167,7 @@ def test_a_rank_that_sampled_other_tokens_is_named(theirs) -> None:
 
 def test_shared_memory_without_a_name_is_gone_with_a_killed_process() -> None:
     """A lock and a block of multiprocessing, as vLLM makes them, in a process that ends without a
-    word. Fails when their names stay: nobody is left who could unlink them.
+    word. Fails when their names stay: no one is left who could unlink them.
     """
     code = (
         "import multiprocessing as mp, os\n"

@@ -140,7 +140,7 @@ def test_a_rank_that_samples_other_tokens_ends_the_run_in_a_tick_and_in_an_abort
 @pytest.mark.usefixtures("_cluster")
 def test_an_engine_with_a_wrong_policy_version_ends_the_run(tmp_path):
     """As when a sync has brought nothing. Fails when the completions' versions are not looked at:
-    their samples would wait for ever.
+    their samples would wait forever.
     """
     engines = engines_of(tmp_path, 7, 7, policy_version=1)
     engines.launch(0, of_prompt(0, 0, 1), slots=4, max_steps=2)

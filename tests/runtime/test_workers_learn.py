@@ -27,7 +27,7 @@ from april_rl.types import Group, Prompt, Sample, ScoredGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 NUM_RANKS, NUM_UPDATES = 2, 3
-_MMAP_THRESHOLD = -3  # of malloc.h
+_MMAP_THRESHOLD = -3  # the value in malloc.h
 REWARDS = (0.0, 1.0)
 LARGEST = 48_000 * 512  # parameters of the embedding in the model below
 

@@ -156,7 +156,7 @@ def test_a_dead_worker_is_blamed_even_if_only_another_one_was_called_and_failed(
 
 
 def test_a_dead_worker_is_noticed_while_waiting_for_another_one(group, tmp_path):
-    """Nobody has called worker 1. Fails when only called workers are checked."""
+    """No one has called worker 1. Fails when only called workers are checked."""
     watchdog = GroupWatchdog(group, tmp_path)
     after(0.5, lambda: os.kill(group.pids[1], signal.SIGKILL))
     started = time.monotonic()

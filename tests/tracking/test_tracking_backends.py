@@ -194,7 +194,7 @@ def test_a_disabled_run_leaves_no_file_of_wandb(tmp_path):
 
 
 def test_trackio_holds_every_step_in_its_local_database(tmp_path, monkeypatch, capfd):
-    """Also of a run that goes on: one run, every step once."""
+    """Also of a run that continues: one run, every step once."""
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # trackio reads it on import
     run_dir = tmp_path / "run"
     other = replace(LABELS, name="tiny lr=1")  # the labels of a resumed run with other settings

@@ -279,7 +279,7 @@ def test_an_export_that_is_there_is_written_again(tmp_path: Path) -> None:
 def test_a_mismatch_above_the_limit_is_reported_once_and_the_run_continues(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    """Fails when nobody reads the figure, or it is said at every step."""
+    """Fails when no one reads the figure, or it is said at every step."""
     measured = Metrics({"mismatch/logprob_abs_mean": Mean(0.12)})
     monkeypatch.setattr(FakeWorkers, "update", lambda *_: measured)
     run(settings(num_steps=3), tmp_path)

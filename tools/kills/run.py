@@ -21,7 +21,10 @@ _MARK = "APRIL_RL_KILL_ANYWHERE"  # environment variable of everything that a ru
 _LIFE_S = 600.0  # a longer life counts as hung
 _POLL_S = 0.02
 _TRAIN = ("-m", "april_rl.train")
-_RECIPE = {"model.path": "builtin:tiny", "data.path": "builtin:arithmetic"}  # of tiny_cpu
+_RECIPE = {
+    "model.path": "builtin:tiny",
+    "data.path": "builtin:arithmetic",
+}  # the values in tiny_cpu
 
 
 class Run:

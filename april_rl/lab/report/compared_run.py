@@ -16,7 +16,7 @@ class Evaluated(NamedTuple):
     """A held-out accuracy, and the cost of training up to it."""
 
     samples: int  # trained
-    seconds: float  # of training steps, without evaluations and checkpoints
+    seconds: float  # time of training steps, without evaluations and checkpoints
     accuracy: float
     high: float  # upper end of the 95 % interval
 

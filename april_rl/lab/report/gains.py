@@ -15,7 +15,7 @@ from april_rl.rollout.measures.timeline import Timeline, timeline_of
 
 _FACTORS = (1.5, 2.0, 3.0)
 _NUM_STEPS, _WARMUP_STEPS = 6, 4
-NUM_FILES = 4  # of samples and timelines: samples of a large model take hundreds of MB a step
+NUM_FILES = 4  # files to read: the samples of a large model take hundreds of MB a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ class _Running:
     """A request in a slot; during its prefill, `before` is the engine's present step."""
 
     request: Request
-    order: int  # of admission
+    order: int  # order of admission
     end: int  # response tokens at which it finishes
     reason: FinishReason
     context_version: int

@@ -188,7 +188,7 @@ def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, 
 
 
 def _cpu_s(child: int) -> float:
-    """Return the CPU time of a process: bits/time.h, clock_getcpuclockid."""
+    """Return the CPU time of a process; the clock's id is built as in clock_getcpuclockid."""
     return time.clock_gettime(~child << 3 | 2)
 
 
