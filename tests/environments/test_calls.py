@@ -134,7 +134,7 @@ def test_an_abandoned_episode_that_still_runs_makes_no_calls(tmp_path):
     calls = calls_in(tmp_path, SAMPLE)
     assert calls.once(tool.add, 1) == 1
     calls.close()
-    with pytest.raises(CallError, match="given up"):
+    with pytest.raises(CallError, match="abandoned"):
         calls.once(tool.add, 2)
     assert len(tool.asked) == 1
 
