@@ -97,7 +97,7 @@ def test_the_same_request_again_gets_another_answer(tmp_path):
 FAILURES = {
     "broken": "KeyError: 'a column is missing'",
     "leave": "the agent raised SystemExit(3)",
-    "silent": "ended before it asked the policy anything",
+    "silent": "ended before its first request to the policy",
     "hang": "no answer within environment.step_timeout_s",
     "fail": "a tool is missing",
     "words": "returned 'much', expected a number",
