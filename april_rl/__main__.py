@@ -16,14 +16,12 @@ _TRAINING = "train with a recipe: python -m april_rl train +recipe=tiny_cpu"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that `arguments` (None: `sys.argv`) begin with; return its exit
-    status.
-
+    """Run the command that `arguments` (None: `sys.argv`) begin with and return its exit status.
     Without a command, or with --help, list the commands; return 2 for an unknown one.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not {"", here := str(Path.cwd())} & {*sys.path}:
-        sys.path.insert(0, here)  # for modules of the user, as `python -m` does
+        sys.path.insert(0, here)  # as `python -m` does, so that modules of the user are found
     if arguments[:1] in ([_TRAIN], [_VERSION]):
         from april_rl.command_line import main as train
 

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from april_rl.evaluation.report import Report
 
-_INPUTS = "inputs"  # folder in the run directory: what was given as objects
-_NOT_SETTINGS = {  # how to give what is not settings, by argument
+_INPUTS = "inputs"  # folder in the run directory for what was given as objects
+_NOT_SETTINGS = {  # by argument, how to give what is not a setting
     "data": "rows are a list of dicts, data=[{'prompt': ..., 'answer': ...}]",
     "reward": "a reward is a function, reward=FUNCTION",
 }
@@ -59,7 +59,7 @@ class Table(Protocol):
         """Write the rows into a file."""
 
 
-# Arguments that have the name of a section take its settings, too, as any other section does.
+# Arguments that are named like a section also take its settings, as any other section does.
 Section = Mapping[str, object]
 Rows = Table | Sequence[Mapping[str, object]] | str | Path  # in memory, or the path of a file
 Reward = Callable[..., list[float]] | str  # a function, or the text of reward.function
@@ -182,8 +182,8 @@ def evaluate(
 
 
 def _sections(**given: object) -> dict[str, object]:
-    """Return the arguments that are settings of the section of their name, since each is a dict.
-    Raise ConfigError for a dict that is meant as rows or functions.
+    """Return the arguments that are named like a section and hold its settings as a dict. Raise
+    ConfigError for a dict that is meant as rows or functions.
     """
     sections: dict[str, object] = {}
     for name, section in given.items():
@@ -226,7 +226,7 @@ def _objects(
     held_out: Mapping[str, Rows],
     reward: Reward | Section | None,
 ) -> Iterator[str]:
-    """Write what was given as objects, and yield the settings that name the files."""
+    """Write the objects to files, and yield the settings that name the files."""
     if data is not None and not isinstance(data, Mapping):
         yield from as_overrides({"data.path": _file_of(data, "data", folder)})
     if not isinstance(held_out, Mapping):
@@ -257,7 +257,7 @@ def _file_of(rows: Rows, argument: str, folder: Path) -> str | Path:
         lines = [_line_of(row) for row in rows]
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{argument} has no rows that can be written ({error}): give a list of dicts of text "
+            f"{argument} has rows that cannot be written ({error}): give a list of dicts of text "
             "and numbers, a datasets.Dataset, a pandas.DataFrame or the path of a file"
         ) from error
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -316,7 +316,9 @@ def _copy(given: object, name: str, folder: Path) -> str:
     try:
         pickled = cloudpickle.dumps(given)
     except (PicklingError, TypeError, ValueError) as error:
-        raise ConfigError(f"{given} refers to what no process can be given: {error}") from error
+        raise ConfigError(
+            f"{given} refers to an object that cannot be copied into another process: {error}"
+        ) from error
     (folder / f"{name}.pickle").write_bytes(pickled)
     (folder / f"{name}.py").write_text(
         '"""What was given as an object."""\n\n'
@@ -330,7 +332,7 @@ def _copy(given: object, name: str, folder: Path) -> str:
 
 @contextmanager
 def _restore_process() -> Iterator[None]:
-    """Give the process its handlers of signals and its path back, which a run replaces."""
+    """Restore the process's signal handlers and its import path, which a run replaces."""
     handlers, report = {which: signal.getsignal(which) for which in SIGNALS}, sys.unraisablehook
     folders = list(sys.path)
     try:

@@ -40,13 +40,13 @@ from april_rl.types import OnStep
 
 register()
 
-_OF_HYDRA = ("--config-path", "-cp", "--config-name", "-cn")  # the file that they name is ours
+# These options name our own configuration file.
+_OF_HYDRA = ("--config-path", "-cp", "--config-name", "-cn")
 
 
 def run_directory(resume: str | None, name: str, fresh: str) -> str:
-    """Return the run directory for runs without hydra.run.dir.
-
-    It is `fresh`, or with resume=auto the directory of the newest unfinished run of this name.
+    """Return the run directory when hydra.run.dir is not given: `fresh`, or with resume=auto the
+    directory of the newest unfinished run of this name.
     """
     from april_rl.checkpointing.resume import AUTO, unfinished_run
 
@@ -58,12 +58,11 @@ OmegaConf.register_new_resolver("run_directory", run_directory, replace=True)
 
 
 def main() -> None:
-    """Train as the command line says; end with status 1 and one message for what is wrong with it.
-
-    A run of a sweep that fails does not end the sweep.
+    """Train as the command line says. If something in it is wrong, end with status 1 and one
+    message. A failed run of a sweep does not end the sweep.
     """
     os.environ["HYDRA_FULL_ERROR"] = (
-        "1"  # let Hydra raise its errors, which are put into words here
+        "1"  # Hydra raises its errors instead of printing them, and they are explained here
     )
     given = sys.argv[1:]
     if "--version" in given:
@@ -98,7 +97,7 @@ def _as_hydra_takes(arguments: Sequence[str]) -> list[str]:
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")
 def _hydra_main(composed: DictConfig) -> int:
-    """Run what was composed; a run that fails ends the program, but not a sweep."""
+    """Run a composed configuration; a failed run ends the program, but not a sweep."""
     status = _status_of(composed)
     if status and not _is_sweep():
         sys.exit(status)
@@ -110,26 +109,26 @@ def _is_sweep() -> bool:
 
 
 def _status_of(composed: DictConfig) -> int:
-    """Check the configuration and train; return the exit status. A mistake in the configuration
-    ends in one message and status 1.
+    """Check the configuration, train, and return the exit status. A mistake in the configuration
+    gives one message and status 1.
     """
     run_dir, started_s = Path(HydraConfig.get().runtime.output_dir), time.time()
     try:
         config = to_config(composed)
         with own(run_dir):
             run(config, run_dir, as_plain(composed), labels=_labels(config))
-    except RunOwnedError as error:  # the directory is another run's: nothing is written there
+    except RunOwnedError as error:  # the directory belongs to another run: nothing is written there
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     except RunError as error:
         _report(run_dir, since_s=started_s)
         print(f"error: {error}", file=sys.stderr, flush=True)
         with suppress(OSError):
-            run_dir.rmdir()  # fails if it holds anything, which is fine
+            run_dir.rmdir()  # fails if the folder is not empty, which is fine
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
-        sys.exit(EXIT_STATUS)  # ends a sweep, too
+        sys.exit(EXIT_STATUS)  # this also ends a sweep
     except Exception:  # after any error, other runs of a sweep may succeed
         if not _is_sweep():
             raise
@@ -158,7 +157,7 @@ def run(
     Heavy imports are here, so that --help and --cfg job answer at once.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it when it is imported
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it on import
     interrupts = Interrupts()
     from april_rl.commands.early_resume import is_over
 

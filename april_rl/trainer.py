@@ -38,16 +38,16 @@ from april_rl.updates import Updates
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far a run has come, as its checkpoints hold it."""
+    """The progress of a run, as its checkpoints hold it."""
 
     version: int = 0  # policy version, counted in steps
     evaluated: int = -1  # the version that was evaluated last
     exported: int = -1  # the version that was exported last
-    counted: Metrics = field(default_factory=Metrics)  # to add to the next step's row
+    counted: Metrics = field(default_factory=Metrics)  # added to the next step's row
     row: Metrics | None = None  # metrics of the last step until they are logged
 
     def save(self, *, with_row: bool) -> dict[str, Any]:
-        """Return everything as plain data; `with_row` if no other file has the row."""
+        """Return everything as plain data; `with_row` includes a row that no other file has."""
         row = self.row.save() if self.row is not None and with_row else None
         return {
             "version": self.version,
@@ -59,7 +59,7 @@ class Progress:
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Progress:
-        """Return what `save` has saved."""
+        """Return the progress that `save` has saved."""
         return cls(
             version=state["version"],
             evaluated=state["evaluated"],
@@ -102,9 +102,9 @@ class Trainer:
         self._run_dir, self._interrupts = run_dir, interrupts
         self._on_step = on_step or (lambda _step, _row: None)
         self._progress = Progress()
-        self._is_enough = False  # `on_step` has returned True
-        self._is_saved = False  # the checkpoint of a stopped run is complete
-        self._under_way: tuple[ScoredGroup, ...] = ()  # collected, not trained yet
+        self._is_enough = False  # whether `on_step` has returned True
+        self._is_saved = False  # whether the checkpoint of a stopped run is complete
+        self._under_way: tuple[ScoredGroup, ...] = ()  # groups not trained yet
         self._num_needed = config.trainer.num_groups * config.rollout.group_size
         with ExitStack() as stack:
             self._parts = build(
@@ -153,7 +153,7 @@ class Trainer:
                 raise type(error)(f"{error}; {self._how_to_continue()}") from error
 
     def _run(self) -> None:
-        if self._progress.evaluated < 0:  # a checkpoint of step 0 has its row
+        if self._progress.evaluated < 0:  # a checkpoint of step 0 already has its row
             self._log(0, self._evaluate())
         if self._progress.row is not None:
             self._end_step(self._progress.row)
@@ -177,10 +177,10 @@ class Trainer:
             self._end_step(self._progress.row)
         self._save(is_finished=True)
         self._checkpointer.finish()
-        self._export()  # last: what it fails of costs nothing that was trained
+        self._export()  # last, so that a failure costs no training
 
     def _how_to_continue(self) -> str:
-        """Return what to do when the disk has refused, and what is saved."""
+        """Return what to do when the disk has failed, and what is saved."""
         last = self.last_checkpoint
         saved = f"from {last}" if last else "from the beginning, since no checkpoint was written"
         return f"make room there, then resume=auto hydra.run.dir={self._run_dir} continues {saved}"
@@ -203,7 +203,7 @@ class Trainer:
         )
 
     def _end_before(self, step: int, reason: str) -> None:
-        """Report why the run ends, and evaluate the last version if that is not done yet."""
+        """Report why the run ends, and evaluate the last version if it was not evaluated yet."""
         self.tracker.message(f"{reason}; the run ends before step {step}")
         if self._progress.evaluated != self._progress.version:
             self.tracker.amend(self._progress.version, self._evaluate())
@@ -327,7 +327,7 @@ class Trainer:
             return self._checkpointer.start(self._progress.version, state, about=about)
 
     def _restore(self, resumed: Resumed, view: View) -> None:
-        """Continue where a checkpoint was written. Raise RunError for settings it does not fit."""
+        """Continue from a checkpoint. Raise RunError for settings that do not fit it."""
         state = resumed.state
         self._progress = Progress.restore(state)
         self.collector.restore(state["collector"])
@@ -338,7 +338,7 @@ class Trainer:
             self.workers.sync_weights(self._progress.version)
 
     def _evaluate(self) -> Metrics:
-        # Training shares the reward pool's counters with evaluation: take its counts out first.
+        # Training and evaluation share these counters: take out training's counts first.
         self.collector.settle_scores()
         self._progress.counted = merge([self._progress.counted, self._parts.outside.metrics()])
         metrics = evaluate_all(
@@ -364,14 +364,14 @@ class Trainer:
         self.tracker.message(f"policy: {path}")
 
     def _try_to_export(self) -> None:
-        """Export as `_export`; when the disk refuses, report it and continue."""
+        """Export with `_export`; when the disk fails, report it and continue."""
         try:
             self._export()
         except ExportError as error:
             self.tracker.message(f"{error}; training continues")
 
     def _keep_leftovers(self) -> None:
-        """Write what was generated and not trained, also when the run ends with an error."""
+        """Write generated samples that were not trained, even when the run ends with an error."""
         leftovers = self.collector.leftovers(under_way=self._under_way)
         if leftovers and not self._is_saved:
             path = self._run_dir / "samples" / "leftover.jsonl"
@@ -387,14 +387,14 @@ class Trainer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Write what was not trained, end every process and close every file."""
+        """Write samples that were not trained, end every process and close every file."""
         self._exits.callback(self._interrupts.arm)
-        self._exits.callback(self._keep_leftovers)  # while the tracker is open
+        self._exits.callback(self._keep_leftovers)  # before the tracker is closed
         self._interrupts.disarm()
         self._exits.__exit__(kind, error, traceback)
 
     def _show(self, phase: Phase, done: int, tokens_per_s: float | None = None) -> None:
-        """Show progress; stop here if asked to, a `deterministic` run between steps only."""
+        """Show progress; stop here if requested, but a `deterministic` run only between steps."""
         if not self._config.deterministic:
             self._interrupts.check()
         phase.advance(done, "" if tokens_per_s is None else f"{tokens_per_s:,.0f} tokens/s")

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 FinishReason = Literal[
     "stop", "length", "nan_logprobs", "no_tokens", "engine_error", "environment_failed"
 ]
-# The finish reasons of a response that the engine failed to sample, in words. It has no reward.
+# Finish reasons, in words, of a response that the engine failed to sample. It has no reward.
 ENGINE_FAULTS: Mapping[str, str] = {
     "nan_logprobs": "the engine's log-probabilities are not finite",
     "no_tokens": "the engine ended the response without a token",
@@ -28,8 +28,8 @@ ENGINE_FAULTS: Mapping[str, str] = {
 }
 FAULTS = {*ENGINE_FAULTS, "environment_failed"}
 ScoreOutcome = Literal["scored", "soft_timeout", "no_score", "timeout", "crash"]
-Message = Mapping[str, Any]  # of a chat: role and content, and what else its template reads
-# Gets a step and its row of metrics, before the next step; the run ends when it returns True.
+Message = Mapping[str, Any]  # chat message: role, content, other fields that templates read
+# Called with a step and its row of metrics before the next step; the run ends when it returns True.
 OnStep = Callable[[int, Mapping[str, float]], object]
 Parts = tuple[tuple[str, float], ...]  # (name of the reward function, its unweighted value)
 
@@ -53,18 +53,18 @@ class Prompt:
     text: str
     answer: str
     source: str  # file:line or data set:row, for messages
-    dataset: str = ""  # name in data.sources; empty when there is one data set
+    dataset: str = ""  # name in data.sources; empty if there is only one data set
     columns: Mapping[str, object] = field(default_factory=dict)  # for the reward functions
-    has_environment: bool = False  # turns are answered by one; else a response is a single turn
+    has_environment: bool = False  # if false, a response is a single turn
 
 
 class Experts(NamedTuple):
     """Experts that an engine's routers chose for consecutive tokens of a sample."""
 
-    # [tokens · layers · experts of a token], flat: 1 byte each, or 2 in a model of more than 256
+    # Flat [tokens · layers · experts of a token]: 1 byte each, or 2 in a model with more than 256.
     numbers: array[int]
-    num_layers: int  # of the whole model; in a layer without experts the numbers mean nothing
-    num_chosen: int  # for a token in a layer
+    num_layers: int  # layers of the whole model; those without experts have meaningless numbers
+    num_chosen: int  # experts of a token in a layer
 
     @property
     def num_tokens(self) -> int:
@@ -81,14 +81,14 @@ class Completion:
     """
 
     sample_id: SampleId
-    start: int  # tokens that the sample had behind its prompt when the request was made
+    start: int  # tokens after the prompt that the sample had when the request was made
     policy_version: int
     context_version: int  # the oldest policy that computed part of the KV cache used
     token_ids: Sequence[int]  # [R of this completion]
     logprobs: Sequence[float]  # behaviour_logprobs [R of this completion]
     finish_reason: FinishReason | None
-    # With learner.router_replay=engine those of the tokens that the engine read for it, which end
-    # before its last token and begin after what earlier completions of its context have.
+    # With learner.router_replay=engine, the experts of the tokens that the engine read for it. They
+    # end before its last token and begin after the ones of earlier completions of its context.
     experts: Experts | None = None
 
     @property
@@ -115,12 +115,12 @@ class Observation(NamedTuple):
 
     token_ids: Sequence[int]
     is_final: bool = False  # no turn follows
-    reward: float = 0.0  # of the turn before it
-    failure: str = ""  # why the environment has failed; it is final then
-    begins_context: bool = False  # the policy reads these tokens in place of all before them
-    max_turn_tokens: int = 0  # that the next turn may have; 0: what is left of the budget
+    reward: float = 0.0  # reward of the turn before it
+    failure: str = ""  # why the environment has failed, which makes it final
+    begins_context: bool = False  # whether the policy reads these tokens in place of all others
+    max_turn_tokens: int = 0  # limit of the next turn; 0: what is left of the budget
     stop: tuple[str, ...] = ()  # texts that end the next turn
-    request_key: str = ""  # of the request of an agent that the next turn answers
+    request_key: str = ""  # key of the agent's request that the next turn answers
 
 
 Span = Completion | Observation
@@ -139,7 +139,7 @@ class Sample:
     spans: tuple[Span, ...]
     id: SampleId = field(init=False, repr=False)  # stored because every event uses it
     num_tokens: int = field(init=False)  # response tokens so far, R
-    end: int = field(init=False)  # tokens of all spans: where the next one starts
+    end: int = field(init=False)  # tokens of all spans, which is where the next one starts
     finish_reason: FinishReason | None = field(init=False)  # None while the sample is unfinished
 
     def __init__(self, prompt: Prompt, index: int, spans: tuple[Span, ...] = ()) -> None:
@@ -200,7 +200,7 @@ class Sample:
 
     @property
     def environment_reward(self) -> float:
-        """Return what the environment gave, added up over the turns."""
+        """Return the environment's reward, added up over the turns."""
         return math.fsum(span.reward for span in self.spans if isinstance(span, Observation))
 
     @property
@@ -211,7 +211,7 @@ class Sample:
 
     @property
     def is_finished(self) -> bool:
-        """Return whether nothing is added to the sample any more."""
+        """Return whether the sample is complete."""
         return self.finish_reason is not None
 
     @property
@@ -224,7 +224,9 @@ class Sample:
 
     @property
     def is_failed(self) -> bool:
-        """Return whether engine or environment has given up on it: it must not be rewarded."""
+        """Return whether engine or environment has given up on the sample, which must not be
+        rewarded.
+        """
         return self.finish_reason in FAULTS
 
     @property
@@ -248,7 +250,7 @@ class Reply(NamedTuple):
     """The observation with which an environment answers the last turn of a sample."""
 
     sample_id: SampleId
-    start: int  # tokens that the sample had behind its prompt when the environment was asked
+    start: int  # tokens after the prompt that the sample had when the environment was asked
     observation: Observation
 
 
@@ -281,7 +283,7 @@ class Score(NamedTuple):
     sample_id: SampleId
     value: float | None  # None: no reward; the group is dropped
     outcome: ScoreOutcome
-    message: str = ""  # why there is no value, for messages
+    message: str = ""  # why there is no value
     parts: Parts = ()  # with several reward functions; `value` is the weighted sum
 
 

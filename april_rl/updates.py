@@ -34,8 +34,8 @@ class Learners(Protocol):
 class Updates:
     """The updates of a run; a bad step is skipped.
 
-    A step is skipped from the first minibatch on whose loss or gradient is not finite; what the
-    minibatches before it have changed stays. Its groups are written to a file and count as trained,
+    A step is skipped from the first minibatch on whose loss or gradient is not finite; the
+    changes of earlier minibatches stay. Its groups are written to a file and count as trained,
     so that they are not trained again. A step on whose tokens engine and learner disagree is
     skipped whole, because the weight sync that follows may cure that.
     """
@@ -53,14 +53,14 @@ class Updates:
         self._folder, self._tell = run_dir / "bad_steps", tell
         self._warning = MismatchWarning(config.learner.max_mismatch)
         self._num_bad = 0  # consecutive non-finite steps
-        self._disagreed_in = 0  # step of the last disagreement; 0 once a comparison agreed
+        self._disagreed_in = 0  # step of the last disagreement; 0 after a comparison has agreed
 
     def save(self) -> dict[str, int]:
         """Return the count of consecutive non-finite steps and the step of a disagreement."""
         return {"num_bad": self._num_bad, "disagreed_in": self._disagreed_in}
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Continue counting from what `state` returned."""
+        """Continue counting from the result of `save`."""
         self._num_bad = state.get("num_bad", 0)
         self._disagreed_in = state.get("disagreed_in", 0)
 

@@ -61,7 +61,7 @@ def command(task: Path | None, run_dir: Path, *overrides: str) -> list[str]:
         "evaluation.every": 2,
         "runtime.device": "cpu",
         "runtime.threads": 1,
-        "tracking.wandb": "disabled",  # takes seconds to start; tests that need it turn it on
+        "tracking.wandb": "disabled",  # W&B takes seconds to start; tests that need it turn it on
     }
     chosen = [f"{key}={value}" for key, value in settings.items() if key not in named]
     return [*base[:-1], *chosen, *overrides]

@@ -15,25 +15,27 @@ from april_rl.config.store import recipes
 from april_rl.planning.machine import installed_engines
 from april_rl.supervision.interrupts import SIGNALS
 
-# Threads of torch and vLLM, here and in processes that tests start; read when torch is loaded. With
-# such small matrices, threads would only spin and wait for each other.
+# Threads of torch and vLLM, here and in processes that tests start; torch reads the variable when
+# it is loaded. With such small matrices, threads would only spin and wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# They take from half a minute to minutes, the longest first; with the others both cores stay busy.
+# These take from half a minute to minutes. They start first, the longest before the others, so that
+# both cores stay busy.
 LONGEST = (
     *("test_runs.py", "test_kill_anywhere.py", "test_environment_runs.py", "test_python.py"),
     *("test_interrupted_runs.py", "test_rehearsal.py", "test_environment_pool.py"),
     *("test_evaluate_cli.py", "test_short_runs.py", "test_worker_failures.py", "test_config.py"),
     *("test_learner_families.py", "test_learner_lora.py", "test_rewards_sandbox.py"),
 )
-SLOW_S = 2.0  # of CPU time: a test that takes more has the marker `slow`
+SLOW_S = 2.0  # CPU time: a test that takes more needs the marker `slow`
 
-# On a busy machine any example may be slow once; tests that are always slow show in the durations.
+# On a busy machine any example may be slow once; tests that are always slow appear in the
+# durations.
 settings.register_profile("april_rl", deadline=None)
 settings.load_profile("april_rl")
 
-# Collecting imports torch, transformers and vLLM. Python would search the millions of objects they
-# bring for reference cycles again and again: a quarter of the time.
+# Collecting imports torch, transformers and vLLM. Python would search their millions of objects for
+# reference cycles again and again, which takes a quarter of the time.
 gc.disable()
 
 
@@ -81,7 +83,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the tests that lack the marker `slow`."""
+    """Name the tests that should have the marker `slow`."""
     for report in terminalreporter.getreports("passed"):
         cpu_s = dict(report.user_properties).get("cpu_s", 0.0)
         if report.when == "call" and cpu_s > SLOW_S and "slow" not in report.keywords:

@@ -26,20 +26,20 @@ SETTINGS = (
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, float]]:
-    """Return the rows of metrics.jsonl without what a clock measured."""
+    """Return the rows of metrics.jsonl without values that a clock measured."""
     return [{k: v for k, v in row.items() if not TIMED.search(k)} for row in rows_of(run_dir)]
 
 
 def files_of(run_dir: Path) -> dict[str, bytes]:
-    """Return every trained sample, what was left over with its log-probabilities, and the weights
-    of every export.
+    """Return every trained sample, the left-over samples with their log-probabilities, and the
+    weights of every export.
     """
     paths = [*run_dir.glob("samples/*.jsonl"), *run_dir.glob("exports/*/*.safetensors")]
     return {str(path.relative_to(run_dir)): path.read_bytes() for path in paths}
 
 
 def check_equal(first: Path, second: Path, *, num_exports: int = 1) -> list[dict[str, float]]:
-    """Check that two runs with SETTINGS left the same, and return the rows of their metrics."""
+    """Check that two runs with SETTINGS left equal files, and return the rows of their metrics."""
     rows, again = metrics_of(first), metrics_of(second)
     assert rows == again
     found, others = files_of(first), files_of(second)

@@ -24,7 +24,7 @@ def in_own_process(
 
 
 def is_running(pid: int) -> bool:
-    """Return whether the process is running; a zombie, which nobody has waited for, is not."""
+    """Return whether the process is running; a zombie that no process has waited for is not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

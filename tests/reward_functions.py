@@ -13,7 +13,7 @@ import numpy as np
 
 
 def exact(prompts, responses, answers):
-    """1.0 for the answer itself, as a numpy array."""
+    """Return 1.0 for the answer itself, as a numpy array."""
     return np.array([float(r == a) for r, a in zip(responses, answers, strict=True)])
 
 
@@ -47,7 +47,7 @@ def returns_nothing(prompts, responses, answers):
 
 
 def hangs(prompts, responses, answers):
-    """Wait for ever."""
+    """Wait forever."""
     time.sleep(1000)
 
 
@@ -91,13 +91,15 @@ def even_length(prompts, responses, answers):
 
 
 def even_length_in_its_own_time(prompts, responses, answers):
-    """Return the same after a random time that does not depend on the seed."""
+    """Return the rewards of `even_length` after a random time that does not depend on the seed."""
     time.sleep(SystemRandom().uniform(0.0, 0.04))
     return even_length(prompts, responses, answers)
 
 
 def even_length_but_late(prompts, responses, answers, *, late, metrics, num_rows):
-    """Return the same; for the prompt `late`, only once the file `metrics` has `num_rows` rows."""
+    """Return the rewards of `even_length`; for the prompt `late`, only once the file `metrics`
+    has `num_rows` rows.
+    """
     while prompts[0] == late and 0 < _num_lines(Path(metrics)) < num_rows:
         time.sleep(0.02)
     return even_length(prompts, responses, answers)
@@ -151,17 +153,17 @@ def two(prompts, responses):
 
 
 def of_trl(completions, prompts, target, **kwargs):
-    """Take what TRL gives, in its order."""
+    """Take the arguments that TRL gives, in its order."""
     return [0.0] * len(completions)
 
 
 def of_verl(data_source, solution_str, ground_truth, extra_info=None):
-    """Take what verl gives."""
+    """Take the arguments that verl gives."""
     return 0.0
 
 
 def of_openrlhf(queries, prompts, labels):
-    """Take what OpenRLHF gives."""
+    """Take the arguments that OpenRLHF gives."""
     return [0.0] * len(queries)
 
 
@@ -206,7 +208,9 @@ class Counter:
 
 
 class CountsCalls(Counter):
-    """Write nothing: a resume that is refused loads it too, and has to leave its run as it was."""
+    """A counter that writes nothing: a refused resume loads it too, and has to leave its run
+    unchanged.
+    """
 
     def load(self, context):
         pass
@@ -246,5 +250,5 @@ class LoadedAnywhere:
 
 
 def knows(prompts, responses, answers, *, api_key_env=""):
-    """1 for the name of an environment variable that is there."""
+    """Return 1 for the name of an existing environment variable."""
     return [float(response in os.environ) for response in responses]

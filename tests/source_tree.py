@@ -66,14 +66,14 @@ def imports_of(path: Path) -> list[Import]:
 
 
 def files_loaded_by(path: Path) -> set[Path]:
-    """The files of the package that importing `path` loads, itself among them."""
+    """Return the files of the package that importing `path` loads, including itself."""
     found, waiting = {path}, [path]
     while waiting:
         for module in top_level_imports(waiting.pop()):
             names = module.split(".")
             if names[0] != "april_rl":
                 continue
-            for length in (len(names), len(names) - 1):  # a module, or something in it
+            for length in (len(names), len(names) - 1):  # the name is a module, or something in it
                 part = ROOT.joinpath(*names[:length])
                 for file in (part.with_suffix(".py"), part / "__init__.py"):
                     if file.is_file() and file not in found:
@@ -122,7 +122,9 @@ def functions(paths: list[Path]) -> Iterator[tuple[Path, str, Function]]:
 
 
 def needs_a_docstring(node: Function | ast.ClassDef) -> bool:
-    """Return False for properties and functions of one simple statement: their names say it all."""
+    """Return False for properties and functions of one simple statement, which their names
+    describe completely.
+    """
     if isinstance(node, ast.ClassDef):
         return True
     statements = node.body[ast.get_docstring(node) is not None :]

@@ -17,7 +17,7 @@ from transformers import (
 
 VOCABULARY = ("<pad>", "<eos>", "<bos>", *map(chr, range(32, 127)))
 PAD_ID, EOS_ID, BOS_ID = 0, 1, 2
-# Settings of both kinds of model.
+# Settings of both types of model.
 _SHAPE: dict[str, Any] = {
     "vocab_size": len(VOCABULARY),
     "num_attention_heads": 4,

@@ -1,4 +1,4 @@
-"""Whole runs of two workers each, and what they left."""
+"""Whole runs of two workers each, and their files."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ from command_line import command, run, write_task
 from equal_runs import SETTINGS
 
 TWO_WORKERS = ("runtime.num_workers=2", "evaluation.max_prompts=2")
-# Two engines, in two runs: DAPO with a reference and two passes of two minibatches over a batch.
+# Two engines in two runs: DAPO with a reference and two passes over two minibatches of a batch.
 DATA_PARALLEL = (
     *TWO_WORKERS,
     *SETTINGS,
@@ -55,14 +55,14 @@ ENGINES = {"first": "2 engines", "second": "2 engines", "together": "1 engine of
 
 @dataclass(frozen=True, kw_only=True)
 class TwoWorkers:
-    """Ended runs of two workers by their name, and what they left."""
+    """Ended runs of two workers by their name, and their files."""
 
     folder: Path
     done: dict[str, subprocess.CompletedProcess[str]]
     shared_memory: set[str]  # names
 
     def dir_of(self, name: str) -> Path:
-        """The run's directory; the run has ended well."""
+        """Return the run's directory; check that the run has ended well."""
         assert self.done[name].returncode == 0, self.done[name].stderr[-3000:]
         return self.folder / name
 
@@ -71,7 +71,7 @@ def run_two_workers(folder: Path) -> TwoWorkers:
     """Run two side by side: neither may take what the other has of sockets and shared memory, and
     each disturbs the other's clock. The first run's environment names a cluster elsewhere.
 
-    The second run goes on from what the first would have left if it had been killed in its fifth
+    The second run continues from what the first would have left if it had been killed in its fifth
     step: from the checkpoint of the second.
     """
     task, here = write_task(folder), Path(__file__).parent
@@ -97,7 +97,7 @@ def run_two_workers(folder: Path) -> TwoWorkers:
         done["together"] = run(command(task, folder / "together", *TENSOR_PARALLEL), folder)
         others.result()
     left = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
-    # These runs have ended: what a process still has open belongs to somebody else.
+    # These runs have ended: a file that a process still has open belongs to somebody else.
     in_use = "".join(mapped_files())
     left = {name for name in left if f"/dev/shm/{name}\n" not in in_use}
     return TwoWorkers(folder=folder, done=done, shared_memory=left)
@@ -106,13 +106,13 @@ def run_two_workers(folder: Path) -> TwoWorkers:
 def mapped_files() -> Iterator[str]:
     """Yield the memory maps of every process, which name the files."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):  # it has ended meanwhile, or belongs to another user
+        with suppress(OSError):  # the process has ended meanwhile, or belongs to another user
             yield maps.read_text()
 
 
 def copy_as_killed(run_dir: Path, copy: Path) -> None:
-    """Copy what the run would have left if it had been killed after the row of its fifth step, with
-    the disk so slow that the fourth step's checkpoint was not complete.
+    """Copy the files of the run as if it had been killed after the row of its fifth step, with a
+    disk so slow that the fourth step's checkpoint was not complete.
     """
     late = ("report.html", "leftover.jsonl", "step_5", "eval_*_step_5.jsonl")
     shutil.copytree(run_dir, copy, symlinks=True, ignore=shutil.ignore_patterns(*late))

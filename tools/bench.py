@@ -12,14 +12,14 @@ import psutil
 
 from april_rl.runtime.process_setup import thread_environment
 
-# Before torch and transformers are imported: threads as in a worker, and only the benchmark's own
-# lines in the terminal.
+# This comes before torch and transformers are imported: it sets the threads of a worker, and leaves
+# only the benchmark's own lines in the terminal.
 os.environ |= thread_environment(os.cpu_count() or 1)
 os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 from bench import rollout, step
 
-MUCH_OF_A_CORE = 0.2  # services of an idle machine use less
+MUCH_OF_A_CORE = 0.2  # the services of an idle machine use less
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What vLLM makes of an architecture on a CPU.
+"""Check vLLM's results for an architecture on a CPU.
 
     python tools/engine_check.py MODEL_TYPE WHAT
 
@@ -42,7 +42,7 @@ from april_rl.types import Completion, SampleId
 
 TEMPERATURE = 0.8
 NUM_SAMPLES, NUM_PROMPT, NUM_TOKENS, NUM_BEFORE = 4, 5, 16, 6
-# vLLM's kernels on CPUs want heads of at least 32, and experts of multiples of 32.
+# vLLM's kernels on CPUs need heads of at least 32, and experts in multiples of 32.
 _SIZES = {
     "hidden_size": 128,
     "intermediate_size": 128,
@@ -60,9 +60,9 @@ _SIZES = {
     "swa_v_head_dim": 32,
     "max_position_embeddings": 128,
 }
-# vLLM wants head_dim in config.json, where published ones have it.
+# vLLM needs head_dim in config.json, as in published ones.
 _HEADS_BY_NAME = ("glm4_moe", "minimax_m2", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")
-# What config.json has when published, and the class in transformers does not know.
+# Keys of a published config.json that the class in transformers does not know.
 _PUBLISHED: dict[str, dict[str, object]] = {
     "deepseek_v3": {"topk_method": "noaux_tc"},
     "glm4_moe_lite": {"first_k_dense_replace": 1, "topk_method": "noaux_tc"},
@@ -159,7 +159,8 @@ def config_of(model_type: str) -> PreTrainedConfig:
     sizes: dict[str, object] = {k: size for k, size in _SIZES.items() if default.get(k) is not None}
     if model_type in _HEADS_BY_NAME:
         sizes["head_dim"] = 32
-    if "use_sliding_window" in default:  # published ones have none, and vLLM has none for them
+    # Published models have none, and vLLM does not support them.
+    if "use_sliding_window" in default:
         sizes |= {"use_sliding_window": False, "layer_types": None}
     sizes |= _PUBLISHED.get(model_type, {})
     return tiny_config(model_type, vocab_size=VOCABULARY, **sizes)

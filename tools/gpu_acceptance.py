@@ -28,10 +28,10 @@ from acceptance.page import Outcome, Results
 from acceptance.session import NO_MACHINE, FailedError, Machine, Part, Session, SkippedError
 from acceptance.tensor_parallel import tensor_parallel
 
-# For the commands that are started: nothing in their logs but their own lines.
+# For the commands that are started: their logs have only their own lines.
 os.environ |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
 
-PARTS: tuple[Part, ...] = (  # in order of value
+PARTS: tuple[Part, ...] = (  # the most valuable part comes first
     Part("environment", "environment", 1, parts.environment, needs_engine=False),
     Part("gpu_tests", "GPU tests", 4, parts.gpu_tests, needs_engine=False),
     Part("learner", "learner: MFU, compiled functions, offload", 4, parts.learner, False),
@@ -53,7 +53,7 @@ class UsageError(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the parts that are not there yet, or those that are named; return the exit status."""
+    """Run the missing parts, or the named ones; return the exit status."""
     if {"-h", "--help"} & set(arguments):
         lines = (f"  {part.name:<16}{part.minutes:>3g}  {part.title}\n" for part in PARTS)
         print(f"{__doc__}{''.join(lines)}")
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except FailedError as error:
-        print(f"error: the device cannot be looked at: {error}", file=sys.stderr)
+        print(f"error: the device cannot be examined: {error}", file=sys.stderr)
         return 1
     try:
         run(results, named)
@@ -132,7 +132,7 @@ def outcome_of(part: Part, session: Session) -> Outcome:
         return outcome("skipped", str(reason))
     except FailedError as error:
         return outcome("failed", str(error))
-    except Exception as error:  # of the part's own code: the other parts are worth having
+    except Exception as error:  # the part's own code failed: the other parts are still worth having
         return outcome("failed", f"{type(error).__name__}: {error}")
     return Outcome(
         status="done",

@@ -34,11 +34,12 @@ from kills import checks
 from kills.kinds import KINDS
 from kills.run import Run
 
-_FOR_EVER, _LAST_STEPS = 10**6, 2  # steps that a life may make, and that the last one makes more
+# Steps that a life may make, and additional steps of the last one.
+_FOR_EVER, _LAST_STEPS = 10**6, 2
 
 
 def live(run: Run, random: Random, *, kills: int) -> None:
-    """Live as often as it says, then to the end, and check everything."""
+    """Live as often as the arguments say, then to the end, and check everything."""
     with ThreadPoolExecutor(max_workers=kills + 1) as threads:
         lives = _lives(run, random, kills=kills)
         ended = [threads.submit(checks.check_processes, run, life) for life in lives]
@@ -51,8 +52,8 @@ def live(run: Run, random: Random, *, kills: int) -> None:
 
 
 def _lives(run: Run, random: Random, *, kills: int) -> Iterator[int]:
-    """Yield the number of each life that has ended. The next one begins at once, as a person would
-    begin it, while processes of the last one may still be ending.
+    """Yield the number of each life that has ended. The next one begins at once, while processes
+    of the last one may still be ending.
     """
     for number in range(1, kills + 1):
         started = time.monotonic()

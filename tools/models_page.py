@@ -1,4 +1,6 @@
-"""The page of models, docs/models.md: its rows, and what is kept of it when it is written again."""
+"""The page of models, docs/models.md: its rows, and the parts that stay when it is written
+again.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from pathlib import Path
 import transformers
 
 _CHECK = Path(__file__).with_name("engine_check.py")
-_TOLERANCE = 1e-4  # nats, of the engine
-# Parts of the project's own messages, and what the page says.
+_TOLERANCE = 1e-4  # nats, between engine and learner
+# Parts of the project's own messages, and the words that the page uses.
 _REFUSALS = {
     "experts of a mixture-of-experts model cannot have adapters": "experts",
     "has experts": "experts",
@@ -41,8 +43,8 @@ class Verdict:
     model_type: str
     result: Result
     why: str  # features that were tested, or the reason
-    engine: str = ""  # what vLLM makes of it
-    adapter: str = ""  # and of adapters alone
+    engine: str = ""  # vLLM's result
+    adapter: str = ""  # vLLM's result for adapters alone
 
     def __str__(self) -> str:
         cells = (self.result.value, self.engine, self.adapter, self.why)
@@ -104,7 +106,7 @@ def page(verdicts: Iterable[Verdict]) -> str:
 
 
 def engine_cells(text: str) -> dict[str, dict[str, str]]:
-    """Return what a page says of vLLM, by model_type, as `tried_engine` does."""
+    """Return a page's cells on vLLM by model_type, like `tried_engine`."""
     rows = re.findall(r"^\| `(\S+)` \| [^|]* \| ([^|]*) \| ([^|]*) \| [^|]*\|$", text, flags=re.M)
     return {name: {"engine": a.strip(), "adapter": b.strip()} for name, a, b in rows}
 

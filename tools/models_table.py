@@ -53,8 +53,9 @@ from april_rl.learner.row import PackedRow
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 TOLERANCE = 1e-5  # nats
-GRADIENT_TOLERANCE = 1e-4  # of the largest entry of a parameter's gradient
-SMALL_GRADIENT = 1e-2  # of the largest gradient; smaller ones are compared as if they were as large
+GRADIENT_TOLERANCE = 1e-4  # share of the largest entry of a parameter's gradient
+# Share of the largest gradient; smaller gradients are compared as if they were this large.
+SMALL_GRADIENT = 1e-2
 TEMPERATURE = 0.8
 LENGTHS = (7, 24, 3, 13)  # tokens of the sequences of the row
 MAX_PARAMETERS = 1_000_000
@@ -84,7 +85,7 @@ def _try(model_type: str) -> tuple[Result, str]:
         shape = logit_shape(empty)
     except RunError as refusal:
         return Result.refused, _reason(refusal)
-    except Exception as error:  # of transformers' configurations, whatever they are
+    except Exception as error:  # configurations in transformers may raise anything
         return Result.untried, f"cannot be built from small sizes ({type(error).__name__})"
     if sum(p.numel() for p in empty.parameters()) > MAX_PARAMETERS:
         return Result.untried, "cannot be built small"
@@ -138,7 +139,7 @@ class _Difference:
 
     logprobs: float  # nats
     gradient: float  # as GRADIENT_TOLERANCE
-    parameter: str  # with that gradient
+    parameter: str  # name of the parameter with that gradient
 
 
 def _compare(config: PreTrainedConfig, *, can_recompute: bool) -> _Difference:

@@ -51,7 +51,7 @@ def picture(
 
 
 def keep_sections(text: str, sections: Sequence[str]) -> str:
-    """Return the page with these sections alone; raise ValueError for one that it does not have."""
+    """Return the page with only these sections; raise ValueError for one that it does not have."""
     if not sections:
         return text
     charts = [section for section in sections if section != "head"]

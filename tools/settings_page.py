@@ -32,7 +32,7 @@ are those without a recipe.
 """
 _WIDTH_OF_INDENT = 4
 _TABLE = "| key | default | what it is |\n|---|---|---|"
-_FIRST = (  # what a person sets first
+_FIRST = (  # settings that a person sets first
     *("model.path", "data.path", "reward.function", "trainer.num_groups", "rollout.group_size"),
     *("rollout.max_response_tokens", "rollout.over_sampling_factor", "optimizer.lr"),
     *("learner.max_tokens", "runtime.num_workers"),
@@ -57,7 +57,9 @@ def page() -> str:
 
 
 def sections() -> Iterator[tuple[str, type]]:
-    """Yield the name of every section with its dataclass, those named by users behind their own."""
+    """Yield the name of every section with its dataclass; sections named by users come after
+    their own.
+    """
     yield "The run itself", TrainConfig
     for name, hint in get_type_hints(TrainConfig).items():
         if not dataclasses.is_dataclass(hint):
@@ -115,8 +117,8 @@ def _rows(section: str, of: type) -> Iterator[tuple[str, str]]:
 
 @cache
 def comments(of: type) -> dict[str, str]:
-    """Return the comments of a class by the name that they stand above or behind; those of a base
-    class come first.
+    """Return the comments of a class by the name that they belong to; those of a base class come
+    first.
     """
     found: dict[str, str] = {}
     for base in reversed(of.__mro__):

@@ -19,7 +19,7 @@ VOCABULARY, WINDOW = 96, 4  # tokens
 NUM_LAYERS = 4
 
 # The first pattern that matches a whole key decides. Its value replaces a number; the last group of
-# patterns also sets keys that are not set.
+# patterns also sets keys that are missing.
 _SIZES: tuple[tuple[str, float], ...] = (
     (r"(unpadded_|decoder_)?vocab_size|vocab_size_per_layer_input", VOCABULARY),
     (r"(max|n)_positions?(_embeddings)?|max_target_positions|max_seq_len|n_ctx", 64),
@@ -57,11 +57,11 @@ _SIZES: tuple[tuple[str, float], ...] = (
     (r"attention_multiplier", 0.3),
 )
 _PATTERNS = tuple((re.compile(pattern), value) for pattern, value in _SIZES)
-_WINDOWS = re.compile(r"sliding_window(_size)?")  # also where there is none by default
-_NOISE = 0.3  # of every dropout, so that one that is left on shows
-# What single types need beside, or instead; None leaves a key as it is.
+_WINDOWS = re.compile(r"sliding_window(_size)?")  # replaced also where there is none by default
+_NOISE = 0.3  # probability of every dropout, so that one that is still active shows
+# Keys that single types need in addition or instead; None leaves a key unchanged.
 _LFM2_LAYERS = ["conv", "full_attention"] * 2
-# Four layers of these are off by float32's rounding, in transformers too.
+# In these types four layers are off by float32's rounding, in transformers too.
 _TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
 _SPECIAL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
@@ -136,7 +136,7 @@ def tiny_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
 def _randomise(tensor: torch.Tensor) -> None:
     if tensor.dim() >= 2:
         tensor.normal_(std=0.15)
-    else:  # norms stay near 1, biases near 0
+    else:  # norms stay near 1 and biases near 0
         tensor.nan_to_num_().clamp_(-3, 3).add_(torch.randn_like(tensor), alpha=0.1)
 
 

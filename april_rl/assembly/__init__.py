@@ -1,1 +1,1 @@
-"""From a checked configuration to the parts of a run, one file for each part."""
+"""Turn a checked configuration into the parts of a run, with one file for each part."""

@@ -18,9 +18,9 @@ from april_rl.rollout.ports import Engines, Outside
 from april_rl.rollout.step import StepRules
 from april_rl.types import ScoredGroup
 
-_REJECTED_PER_GROUP = 20  # groups without signal, or dropped, that a step may lose
+_REJECTED_PER_GROUP = 20  # groups that a step may lose because they have no signal or are dropped
 _ABORT_TIMEOUT_S = 60.0  # an engine that has not returned its samples by then counts as hung
-# What `rollout.over_sampling_factor=auto` names: training needs nothing else of the lab.
+# The one part of the lab that training may need, for `rollout.over_sampling_factor=auto`.
 _AUTO = "april_rl.lab.tuning.of_config:auto_factor"
 
 
@@ -73,7 +73,7 @@ def build_collector(
 def _filter(
     config: TrainConfig, prompts: PromptStream | MixedStream
 ) -> Callable[[ScoredGroup], bool]:
-    """Return the group filter, which also gives rewards to a sampler of prompts that reads them."""
+    """Return the group filter, which also passes rewards to a prompt sampler that reads them."""
     keep = load_group_filter(config.algorithm) or (
         (lambda scored: scored.has_signal)
         if config.algorithm.dynamic_sampling

@@ -26,7 +26,7 @@ from april_rl.outside.child_process import raise_open_files
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt, Reply, Sample, Score
 
-_FILES_OF_AGENT = 6  # both ends of its connection, its output, and what starting it takes
+_FILES_OF_AGENT = 6  # both ends of its connection, its output, and the files that starting it opens
 
 
 class RewardsAndEnvironments:
@@ -44,7 +44,7 @@ class RewardsAndEnvironments:
         self._rewards.submit(sample, group_size=group_size)
 
     def act(self, sample: Sample) -> None:
-        """Let the environment of a sample answer its last turn, or begin."""
+        """Let the environment of a sample answer its last turn, or let the episode begin."""
         self._environments.act(sample)
 
     def collect(self, timeout_s: float | None) -> list[Score | Reply]:
@@ -52,7 +52,7 @@ class RewardsAndEnvironments:
         return self._rewards.mailbox.collect((self._rewards, self._environments), timeout_s)
 
     def save(self) -> dict[str, str]:
-        """Return the states of rewards, for a checkpoint that is written now."""
+        """Return the states of the rewards for a checkpoint that is written now."""
         self._environments.notes.on_save()
         return self._rewards.save()
 
@@ -109,8 +109,9 @@ def open_files_line(config: TrainConfig, *, num_episodes: int) -> Iterator[str]:
 
 
 def description_of(config: TrainConfig, tokenizer: Tokenizer) -> Description:
-    """Return the facts of the environment, none if there is none. Raise EnvironmentFailedError when
-    it cannot be loaded, TokenizerError when the model cannot call its tools.
+    """Return the description of the environment; it is empty without one. Raise
+    EnvironmentFailedError when it cannot be loaded, TokenizerError when the model cannot call
+    its tools.
     """
     if not config.environment.is_set:
         return Description()

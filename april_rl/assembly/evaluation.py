@@ -73,9 +73,8 @@ def build_evaluator(
 
 
 def _deciding(config: TrainConfig, name: str) -> RewardFunction:
-    """Return the reward function that decides which samples of the set `name` are right.
-
-    It is `evaluation.function` if set, else the first function that scores the set.
+    """Return the reward function that decides which samples of the set `name` are right. That is
+    `evaluation.function` if it is set, else the first function that scores the set.
     """
     wanted = config.evaluation.function
     return next(

@@ -1,6 +1,5 @@
-"""Read and try the inputs of a run before a worker starts: tokenizer, rewards, environments, data.
-
-Training and `evaluate` do this in the same way, with other prompts.
+"""Read and try the inputs of a run before a worker starts: tokenizer, rewards, environments,
+data. Training and `evaluate` do this in the same way, with different prompts.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from april_rl.types import Prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a run is built: its settings, its folder, its terminal, and what closes with it."""
+    """Where a run is built: its settings, its folder, its terminal, and what is closed with it."""
 
     config: TrainConfig
     folder: Path
@@ -37,8 +36,8 @@ class Inputs:
 
     tokenizer: Tokenizer
     rewards: RewardPool
-    description: Description  # of the environment
-    sets: PromptSets  # reads prompts with the columns that rewards and environment use
+    description: Description  # what the rewards and the data have to know of the environment
+    sets: PromptSets  # reads prompts with the columns that the rewards and the environment use
 
 
 def read_inputs(site: Site, *, states: Mapping[str, str] | None = None) -> Inputs:
@@ -75,8 +74,8 @@ def try_outside(
     *,
     held_out: Sequence[Sequence[Prompt]] = (),
 ) -> RewardPool | RewardsAndEnvironments:
-    """Return the rewards, with the environments if there are any, after trying them on prompts of
-    every set. Raise RunError when one fails.
+    """Try the rewards, and the environments if there are any, on prompts of every set, and
+    return them. Raise RunError when one fails.
     """
     config = site.config
     with site.view.phase("trying the reward"):

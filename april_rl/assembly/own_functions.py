@@ -20,7 +20,8 @@ def try_own_functions(config: AlgorithmConfig) -> None:
     load_advantages(config)
     load_group_filter(config)
     if config.loss not in Loss.__members__:
-        from april_rl.learner.own_loss import try_loss  # torch, which the controller needs for this
+        # Imports torch, which the controller needs for this.
+        from april_rl.learner.own_loss import try_loss
 
         try_loss(config)
     own = (config.loss, config.advantage, config.group_filter or "")

@@ -1,4 +1,4 @@
-"""Checks that a run can resume from a checkpoint, before anything in its directory is changed."""
+"""Check that a run can resume from a checkpoint before anything in its directory is changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from april_rl.rollout.codec import check_observations, check_state
 
 _SIZES = ("hidden_size", "num_layers", "num_heads", "num_parameters")
 _SAMPLE_BYTES = 1 << 16
-_SAMPLES = 8  # of each file of weights
+_SAMPLES = 8  # number of samples that are hashed from each file of weights
 
 
 class OtherModelError(RunError):
@@ -24,9 +24,9 @@ class OtherModelError(RunError):
 
 
 def model_identity(config: TrainConfig, sizes: ModelSizes) -> dict[str, Any]:
-    """Return what must stay the same when a run resumes: the sizes of the model, its adapters, and
-    a fingerprint of its frozen weights, which no checkpoint holds. These are the weights below
-    adapters and of the KL reference; None where every weight is trained.
+    """Return what must stay the same when a run resumes: the sizes of the model, its adapters,
+    and a fingerprint of its frozen weights, which no checkpoint holds. Frozen are the weights
+    below adapters and the KL reference. The fingerprint is None if every weight is trained.
     """
     lora = config.lora
     has_frozen = lora.rank > 0 or config.algorithm.kl is not Kl.none
@@ -79,15 +79,15 @@ def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str,
 
 
 def _format(value: object) -> str:
-    """Return a value of a setting as it is written in a command."""
+    """Return the value of a setting as a command line writes it."""
     if isinstance(value, list):
         return f"[{','.join(value)}]"
     return "null" if value is None else f"{value:g}"
 
 
 def _fingerprint(model_path: str) -> str:
-    """Return the commit of a hub model, or a hash over size, header and samples of a folder's
-    weights: of all their bytes it would take minutes for a large model.
+    """Return the commit of a hub model, or for a folder a hash over the size, the header and
+    samples of its weights: hashing all bytes of a large model would take minutes.
     """
     folder = Path(model_path)
     if not folder.is_dir():

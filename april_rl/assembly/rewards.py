@@ -49,8 +49,8 @@ def try_rewards(
     tell: Callable[[str], None],
 ) -> None:
     """Try the tests of some rows of each set, held-out ones too, and call every function once on
-    the first prompt of each set; `tell` gets notes for the user. Raise RewardError when a row's
-    tests or a function cannot be used.
+    the first prompt of each set; `tell` receives notes for the user. Raise RewardError when a
+    row's tests or a function cannot be used.
     """
     for prompts in (*sets, *held_out):
         check_tests(rewards, prompts, most=NUM_ROWS_TRIED)

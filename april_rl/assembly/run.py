@@ -50,13 +50,13 @@ class Parts:
     """Parts of a run that the trainer uses."""
 
     view: View
-    directory: RunDirectory  # not yet taken over
+    directory: RunDirectory  # the run has not taken it over yet
     tokenizer: Tokenizer
     outside: RewardPool | RewardsAndEnvironments
     workers: Workers | LocalWorker
     engines: Engines
     prompts: PromptStream | MixedStream
-    model: Mapping[str, Any]  # what must stay the same on a resume
+    model: Mapping[str, Any]  # the facts that must stay the same when the run resumes
     checkpointer: Checkpointer
     collector: Collector
     packer: Packer
@@ -74,7 +74,8 @@ def assemble(
     resumed: Resumed | None,
     labels: RunLabels | None = None,
 ) -> Parts:
-    """Return the parts of a run, started; closing `stack` ends them. Raise RunError if one fails.
+    """Start the parts of a run and return them; closing `stack` ends them. Raise RunError if one
+    fails.
 
     Prompts continue from `resumed`; the caller restores the rest. `run_dir` is not changed.
     """
@@ -131,7 +132,7 @@ def _opened_view(config: TrainConfig, stack: ExitStack) -> View:
     check_installed([backend.value for backend in config.tracking.backends])
     num_steps, num_groups = config.trainer.num_steps, config.trainer.num_groups
     title = f"{config.name}: {num_steps} steps of {num_groups} groups"
-    # A panel would be drawn over the prompt of a debugger.
+    # A panel would be drawn over the prompt of the debugger.
     has_panel = None if config.runtime.ray else False
     view = open_view(title=title, num_steps=num_steps, has_panel=has_panel)
     stack.callback(view.close)

@@ -1,8 +1,8 @@
 """The directory of a run: the only place where a start or a resume changes files in it.
 
-`RunDirectory.take_over` is called last, when everything that can refuse a run has said yes:
-settings, data, the reward, the memory plan, the engines and the learner's weights. So a resume that
-is refused changes nothing.
+`RunDirectory.take_over` is called last, after everything that can refuse a run: settings, data,
+the reward, the memory plan, the engines and the learner's weights. A resume that is refused
+therefore changes nothing.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ _UNTOLD = ("resume", "run_dir")
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """The directory of a run, before and when the run takes it over."""
+    """The directory of a run, before and after the run takes it over."""
 
     path: Path
     config: TrainConfig
     shown: Mapping[str, object]  # the configuration as config.yaml shows it
     resumed: Resumed | None
-    labels: RunLabels | None = None  # of the trackers
+    labels: RunLabels | None = None  # how the trackers show the run
 
     def take_over(self, view: View) -> Tracker:
         """Return the tracker, which continues the metrics and samples of the directory.
-
-        Checkpoints after the one that the run resumes from are set aside, and later metrics and
+        Checkpoints after the one that the run resumes from are set aside. Later metrics and
         samples are removed, because the run makes them again.
         """
         config, resumed = self.config, self.resumed
@@ -66,7 +65,8 @@ class RunDirectory:
         """Return the first step whose metrics are made again, or None for a new run."""
         if self.resumed is not None:
             return self.resumed.manifest.step + 1
-        return 0 if self.config.resume == AUTO else None  # ended before its first checkpoint
+        # The run ended before its first checkpoint.
+        return 0 if self.config.resume == AUTO else None
 
 
 def changes_since(checkpoint: Path, shown: Mapping[str, object]) -> list[str]:

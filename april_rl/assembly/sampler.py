@@ -14,8 +14,8 @@ from april_rl.outside.user_code import Caught, import_function
 
 
 def sampler_maker(config: DataConfig, *, seed: int) -> NewSampler | None:
-    """Return what makes a set's sampler; None for the default. Raise DataError for a class that
-    cannot be used, after making one and drawing from it as a test.
+    """Return the function that makes a set's sampler; None for the default. Make one and draw
+    from it as a test; raise DataError for a class that cannot be used.
     """
     if config.sampler == "shuffled":
         return None

@@ -20,12 +20,12 @@ from april_rl.runtime.worker_parts import WorkerSettings
 from april_rl.runtime.workers import Workers
 from april_rl.supervision.watchdog import Watchdog
 
-_MOST_GPU_THREADS = 16  # of a worker; more do not make a copy faster
+_MOST_GPU_THREADS = 16  # threads of a worker; more do not make a copy faster
 
 
 def machine_of(config: TrainConfig) -> Machine:
-    """Return the facts of this machine, or of the cluster of runtime.ray_address, which it joins.
-    Raise RunError when no cluster answers.
+    """Return the facts of this machine, or of the cluster at runtime.ray_address, which it
+    joins. Raise RunError when no cluster answers.
     """
     machine, address = this_machine(), config.runtime.ray_address
     if address is None:
@@ -76,8 +76,8 @@ def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) ->
 
 
 def _threads(layout: Layout) -> int:
-    """Return the threads of a worker: its part of this machine's cores. Beside a GPU they copy
-    tensors for offloads and checkpoints, and load the model.
+    """Return the number of threads of a worker, which is its share of this machine's cores. Next
+    to a GPU they copy tensors for offloads and checkpoints, and load the model.
     """
     cores, workers = os.cpu_count() or 1, layout.num_workers
     if layout.device == "cpu":

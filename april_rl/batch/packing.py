@@ -2,11 +2,11 @@
 ranks.
 
 Legend: [T] positions of a packed row, [R] response tokens of a sample. Rows are aligned to the
-*predicting* position: position t carries what belongs to the token at t + 1 of the same sequence,
-so a sequence of P + R tokens has its response at positions P - 1 … P + R - 2 and nothing at its
-last one. What an environment says between the turns is in the sequence, and in no mask. A sample
-with several contexts is several sequences, one after the other, and one response. Experts are
-those of the token at t itself.
+*predicting* position: position t carries what belongs to the token at t + 1 of the same
+sequence, so a sequence of P + R tokens has its response at positions P - 1 … P + R - 2 and
+nothing at its last one. The words of an environment between the turns are in the sequence, but
+in no mask. A sample with several contexts is several sequences, one after the other, and one
+response. Experts are those of the token at t itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from april_rl.batch.staleness import (
 from april_rl.metrics import Histogram, Mean, Metrics, Sum
 from april_rl.types import Completion, Sample, ScoredGroup
 
-# The dummy row of a rank without samples left: all ranks make the same number of passes.
+# The dummy row of a rank that has no samples left: all ranks make the same number of passes.
 _DUMMY_TOKENS = 2
 
 Floats = NDArray[np.float32]
@@ -49,10 +49,10 @@ class MicroBatch:
     behaviour_logprobs: NDArray[np.float32]  # [T], nats
     advantages: NDArray[np.float32]  # [T]
     ages: NDArray[np.int32]  # [T], policy versions between sampling and this update; 0 elsewhere
-    is_comparable: NDArray[np.bool_]  # [T], age 0 and sampled on a KV cache of the same weights
+    is_comparable: NDArray[np.bool_]  # [T], whether age is 0 and the KV cache is of this version
     loss_weights: NDArray[np.float32]  # [T], weight of a token in the loss of its minibatch
     experts: NDArray[np.uint8 | np.uint16] | None = None  # [T, layers, experts of a token]
-    is_routed: NDArray[np.bool_] | None = None  # [T], whether `experts` has those of this token
+    is_routed: NDArray[np.bool_] | None = None  # [T], whether `experts` knows this token
 
 
 # minibatches[m][rank][k] is micro-batch k of a rank in optimizer step m.
@@ -88,7 +88,7 @@ class _Row:
 
 
 class _Weighed(NamedTuple):
-    """A sample with the loss weight of each of its tokens."""
+    """A sample with the loss weight of each token."""
 
     row: _Row
     loss_weights: Floats  # [R]
@@ -275,8 +275,8 @@ def pack_row(weighed: Sequence[_Weighed]) -> MicroBatch:
 
 
 def _experts(samples: Sequence[Sample], size: int) -> dict[str, NDArray[Any]]:
-    """Return the fields `experts` and `is_routed` of a row of `size` tokens; none of them when no
-    engine has reported experts.
+    """Return the fields `experts` and `is_routed` of a row of `size` tokens; return neither when
+    no engine has reported experts.
     """
     first = next((c.experts for s in samples for c in s.completions if c.experts), None)
     if first is None:

@@ -36,8 +36,8 @@ def plan_micro_batches(
 def _fill(
     lengths: Sequence[int], costs: Sequence[int], num_bins: int, max_tokens: int
 ) -> Bins | None:
-    """Put every sequence, longest first, into the cheapest bin with room for it; None if one fits
-    in no bin.
+    """Put every sequence, longest first, into the cheapest bin with room for it; return None if
+    one fits no bin.
     """
     bins: Bins = [[] for _ in range(num_bins)]
     room = [max_tokens] * num_bins

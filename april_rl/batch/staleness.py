@@ -27,8 +27,8 @@ def comparable(sample: Sample, *, policy_version: int) -> NDArray[np.bool_]:
     """Return [R], whether each token was sampled by `policy_version` on a KV cache of that version
     alone.
 
-    For such a token the learner's log-probability equals the engine's up to rounding; for a token
-    sampled on an older cache it may not.
+    Only for such a token does the learner's log-probability always equal the engine's up to
+    rounding.
     """
     contexts = [c.context_version == policy_version for c in sample.completions]
     return np.repeat(np.asarray(contexts, np.bool_), [len(c.token_ids) for c in sample.completions])
@@ -47,7 +47,7 @@ def staleness_metrics(
     max_staleness: int,
 ) -> Metrics:
     """Return `staleness/*` over all response tokens of a batch [tokens], at the time they are
-    trained; `is_fresh` is of `comparable`.
+    trained; `is_fresh` comes from `comparable`.
     """
     count = float(len(ages))
     by_age = np.bincount(ages, minlength=max_staleness + 1)

@@ -23,13 +23,13 @@ from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.metrics import Metrics, Sum
 
 STATE, LEARNER, CONFIG = "run", "learner", "config.yaml"  # names in a checkpoint's folder
-_PATIENCE_S = 1.0  # a longer wait for the disk is reported
+_PATIENCE_S = 1.0  # if writing takes longer, the wait for the disk is reported
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The files that the workers have written, or the reason why they could not."""
+    """The files that the workers have written, or the reason for a failure."""
 
     records: Mapping[str, FileRecord]  # by path within the folder passed to start_saving
     error: str = ""  # why writing failed, with the file's name; empty if it succeeded
@@ -75,16 +75,16 @@ class Checkpointer:
     ) -> None:
         """`config_text` is the resolved configuration, saved in every checkpoint.
 
-        `about` holds facts for people who read the manifest. `tell` is called with one line per
-        checkpoint, and per checkpoint that fails. `resumed` is the checkpoint that the run resumes
-        from.
+        `about` holds facts for people who read the manifest. `tell` is called with one line for
+        each checkpoint, including those that fail. `resumed` is the checkpoint that the run
+        resumes from.
         """
         self._root, self._config, self._workers = root, config, workers
         self._config_text, self._about = config_text, dict(about)
         self._tell, self._clock = tell, clock
         self.last = resumed  # the checkpoint that was written last, or else the resumed one
         self._under_way: _UnderWay | None = None
-        self._last_s = clock()  # start of the last checkpoint
+        self._last_s = clock()  # when the last checkpoint was started
         self._has_failed = False  # whether the last checkpoint failed
         self._metrics = Metrics()
         self._scored_step, self._score = -1, 0.0
@@ -105,7 +105,7 @@ class Checkpointer:
         """Start writing the checkpoint of `step` once the previous one is written.
 
         Returns the seconds for which training paused. `about` adds facts to the manifest. If the
-        disk refuses, `tell` is called and the run continues.
+        disk fails, `tell` is called and the run continues.
         """
         started = self._clock()
         self.finish()
@@ -210,14 +210,15 @@ class BackgroundWrite:
         self._folder = folder
         self._records: dict[str, FileRecord] = {}
         self._error = ""
-        # What `write` holds is free when the thread has ended: the next one takes as much again.
+        # Free what `write` holds when the thread has ended: the next checkpoint takes as much
+        # again.
         self._thread = threading.Thread(
             target=self._run, args=(write,), name="checkpoint", daemon=True
         )
         self._thread.start()
 
     def outcome(self) -> Written | None:
-        """Return what was written; None while it is being written."""
+        """Return the written files or the failure; None while writing continues."""
         if self._thread.is_alive():
             return None
         return Written(records=self._records, error=self._error)

@@ -1,8 +1,8 @@
 """Plain data with long arrays, written as two files: JSON, and safetensors for the arrays.
 
-A buffer holds millions of tokens, which would take half a minute to write as JSON. So every `array`
-in the data becomes a slice of one column per type, and JSON refers to the slice:
-`{"$int32": [start, stop]}`. A key of the data that begins with `$` gets another one in front.
+A buffer holds millions of tokens, which would take half a minute to write as JSON. So every
+`array` in the data becomes a slice of one column per type, and JSON refers to the slice:
+`{"$int32": [start, stop]}`. A key of the data that begins with `$` gets a second `$` in front.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from april_rl.checkpointing.file_mode import mode_of_new_files
 from april_rl.errors import RunError
 
 Plain = Any  # dicts with string keys, lists, numbers, strings, None, arrays of these types
-# By the array's typecode.
+# The columns are named by the typecode of their arrays.
 _COLUMNS = {"B": "uint8", "H": "uint16", "i": "int32", "d": "float64"}
 _TYPECODES = {column: typecode for typecode, column in _COLUMNS.items()}
 

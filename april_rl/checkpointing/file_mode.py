@@ -1,4 +1,4 @@
-"""The mode of files that a library writes for its owner alone."""
+"""The mode of files that a library makes readable for their owner alone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from stat import S_IMODE
 def mode_of_new_files(path: Path) -> Iterator[None]:
     """Give the file that the body writes the mode of any new file, which the umask decides.
 
-    safetensors 0.8 writes 0600, so that no one else could serve an export. A new file is made to
-    see the mode: the umask can be read only by changing it, for all threads.
+    safetensors 0.8 writes 0600, so that no one else could serve an export. The mode is read from
+    a new file, because the umask can be read only by changing it for all threads.
     """
     path.touch()
     mode = S_IMODE(path.stat().st_mode)

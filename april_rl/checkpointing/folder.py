@@ -35,7 +35,7 @@ from april_rl.checkpointing.manifest import (
 from april_rl.version import __version__
 
 LATEST = "latest"  # file that contains the name of the last checkpoint
-SCORE = "score"  # manifest key of the value of checkpoint.best_metric at that step
+SCORE = "score"  # key in the manifest for the value of checkpoint.best_metric at that step
 _PREFIX, _PARTIAL, _REMOVED, _ABANDONED = "step_", ".partial", ".removed", ".abandoned"
 
 
@@ -47,7 +47,9 @@ class Saved(NamedTuple):
 
 
 def begin(root: Path, step: int) -> Path:
-    """Return a new, empty folder for a checkpoint; remove what interrupted saves left behind."""
+    """Remove what interrupted saves left behind, and return a new, empty folder for a
+    checkpoint.
+    """
     root.mkdir(parents=True, exist_ok=True)
     recover(root)
     for left in root.glob(f".{_PREFIX}*"):
@@ -58,8 +60,8 @@ def begin(root: Path, step: int) -> Path:
 
 
 def recover(root: Path) -> None:
-    """Give the checkpoint that `latest` names its name, if a kill came before that. Call it only
-    where no other process writes into `root`.
+    """Rename the checkpoint that `latest` names, if a kill came before that. Call this only
+    while no other process writes into `root`.
     """
     path = latest(root)
     if path is not None and path.name.startswith("."):
@@ -85,9 +87,10 @@ def commit(
 ) -> Path:
     """Turn the files of `partial` into the checkpoint of `step`; return its path.
 
-    `records` holds the files that their writers already synced and hashed, by path in the folder;
-    all other files are synced and hashed here. Raises CheckpointError when a file in `records` is
-    not visible on this machine or one of `required` is missing, OSError when the disk refuses.
+    `records` holds the files that their writers already synced and hashed, by path in the
+    folder; all other files are synced and hashed here. Raises CheckpointError when a file in
+    `records` is not visible on this machine or one of `required` is missing, OSError when the
+    disk fails.
     """
     files = dict(records)
     for path in sorted(partial.rglob("*")):
@@ -117,7 +120,7 @@ def commit(
         sync(folder)
     path = partial.with_name(f"{_PREFIX}{step}")
     _point_to(path)
-    replaced = _hide(path) if path.exists() else None  # of the same step, saved again by a stop
+    replaced = _hide(path) if path.exists() else None  # a stop may save the same step again
     partial.rename(path)
     sync(path.parent)
     if replaced is not None:
@@ -140,7 +143,7 @@ def list_saved(root: Path) -> list[Saved]:
 
 
 def list_abandoned(root: Path) -> list[Path]:
-    """Return the checkpoints of branches that the run has left, the oldest first."""
+    """Return the checkpoints of abandoned branches, the oldest first."""
     return sorted(root.glob(f"{_PREFIX}*{_ABANDONED}*"), key=lambda path: path.stat().st_mtime_ns)
 
 
@@ -151,8 +154,8 @@ def is_abandoned(path: Path) -> bool:
 def latest(root: Path) -> Path | None:
     """Return the checkpoint that `latest` names, or None when the run has none. Changes nothing.
 
-    If a kill came before it had its name, returns the hidden folder that `recover` would rename. If
-    it is missing, returns the newest checkpoint with a readable manifest.
+    If a kill came before the folder was renamed, returns the hidden folder that `recover` would
+    rename. If `latest` is missing, returns the newest checkpoint with a readable manifest.
     """
     try:
         named = root / (root / LATEST).read_text(encoding="utf-8").strip()
@@ -187,7 +190,7 @@ def set_aside_later(path: Path) -> list[Path]:
 
 
 def _free_name(path: Path) -> Path:
-    """Return `path`, or, where it exists, the first of path.2, path.3, ... that does not."""
+    """Return `path`, or if it exists the first unused one of path.2, path.3, ..."""
     names = (path.with_name(f"{path.name}.{number}") for number in count(2))
     return path if not path.exists() else next(name for name in names if not name.exists())
 
@@ -234,7 +237,7 @@ def sync(path: Path) -> None:
 
 def _hide(path: Path) -> Path:
     hidden = path.with_name(f".{path.name}{_REMOVED}")
-    shutil.rmtree(hidden, ignore_errors=True)  # of an earlier removal that was killed
+    shutil.rmtree(hidden, ignore_errors=True)  # it is left over from a removal that was killed
     return path.rename(hidden)
 
 

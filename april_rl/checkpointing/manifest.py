@@ -14,7 +14,7 @@ import xxhash
 from april_rl.errors import RunError
 
 FILE = "manifest.json"
-FORMAT = 2  # of the whole folder; folders in another format are refused
+FORMAT = 2  # version of the whole folder; a folder of another version is refused
 _CHUNK_BYTES = 1 << 20
 
 
@@ -36,7 +36,7 @@ class Manifest:
 
     step: int
     created: str  # local time, ISO 8601
-    version: str  # of april_rl
+    version: str  # version of april_rl
     about: Mapping[str, Any]  # what `checkpoint show` prints: ledger, tokens, workers, model
     files: Mapping[str, FileRecord]  # by path within the folder
     format: int = FORMAT

@@ -33,13 +33,13 @@ class Resumed:
 
 
 def unfinished_run(folder: Path) -> Path | None:
-    """Return the directory in `folder` whose run is active, or else the one that saved last and did
-    not finish, or None. Changes nothing, because none of them belongs to the caller.
+    """Return the directory in `folder` whose run is active, or else the one that saved last and
+    did not finish, or None. Changes nothing, because the caller owns none of them.
     """
     newest: tuple[float, Path] | None = None
     for lock in folder.glob(f"*/{LOCK}"):
         if owner_of(lock.parent) is not None:
-            return lock.parent  # the run is active: its directory will be refused by name
+            return lock.parent  # the run is active, and its directory will be refused by name
     for root in folder.glob(f"*/{CHECKPOINTS}"):
         path = latest(root)
         if path is None:
@@ -47,7 +47,7 @@ def unfinished_run(folder: Path) -> Path | None:
         try:
             is_finished = bool(read_manifest(path).about.get("is_finished"))
         except CheckpointError:
-            is_finished = False  # damaged: `load` will report it and offer an earlier one
+            is_finished = False  # it is damaged: `load` will report it and offer an earlier one
         written = path.stat().st_mtime
         if not is_finished and (newest is None or written > newest[0]):
             newest = written, root.parent
@@ -56,8 +56,8 @@ def unfinished_run(folder: Path) -> Path | None:
 
 def load(resume: str, run_dir: Path) -> Resumed | None:
     """Return the checkpoint selected by the setting `resume`, after checking every file of it. The
-    caller owns `run_dir`, in which nothing changes but the name of a checkpoint that a kill has
-    left hidden.
+    caller owns `run_dir`. The only change there is the name of a checkpoint that a kill has left
+    hidden.
 
     `resume` is `auto`, a checkpoint, a run directory or its folder of checkpoints; the last two
     mean its last checkpoint. Returns None when `resume=auto` finds none in the run directory.
@@ -114,8 +114,8 @@ def checkpoint_at(path: Path, *, key: str = "") -> Path:
 
 
 def _refuse_to_start_again(run_dir: Path) -> None:
-    """Raise CheckpointError where `auto` would forget the checkpoint that the run resumed from: the
-    run was killed before its first own checkpoint.
+    """Raise CheckpointError if `auto` would ignore the checkpoint that the run resumed from,
+    because the run was killed before its first own checkpoint.
     """
     config = run_dir / "config.yaml"
     begun = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else None

@@ -1,10 +1,11 @@
 """A run owns its directory: a lock file that says who writes there, since when and on which host.
 
 The owner holds the file's kernel lock (flock), which ends with its process, however that ends.
-Everybody who reaches the file through the same mount of the same kernel sees that lock, in other
-containers too. An owner beyond that, or on a file system without such locks, shows that it lives by
-renewing the file's time: whoever wants the directory watches the time for STALE_S. Readings of that
-time are compared with each other alone, since clocks of two machines may differ by any amount.
+Every process that reaches the file through the same mount of the same kernel sees that lock, in
+other containers too. An owner elsewhere, or on a file system without such locks, shows that it
+is alive by renewing the file's time. A process that wants the directory watches that time for
+STALE_S. It compares readings only with each other, because the clocks of two machines may differ
+by any amount.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from weakref import WeakSet
 from april_rl.errors import RunError
 
 FILE = "run.lock"
-RENEW_S, STALE_S = 20.0, 120.0  # dead: six renewals are missing
-_PATIENCE_S = 1.0  # somebody may only be looking whether the run has an owner
-_POLL_S = 1.0  # while the file's time is watched
+RENEW_S, STALE_S = 20.0, 120.0  # an owner that has missed six renewals counts as dead
+_PATIENCE_S = 1.0  # another process may only be checking whether the run has an owner
+_POLL_S = 1.0  # how often the file's time is read
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _open_files: WeakSet[FileIO] = WeakSet()
@@ -45,7 +46,7 @@ class RunOwnedError(RunError):
 class _Opened(NamedTuple):
     file: FileIO
     is_new: bool  # this process created the file
-    lock: str | None  # names the processes that see its lock; None: the file system has no locks
+    lock: str | None  # which processes see its lock; None: the file system has no locks
 
 
 @contextmanager
@@ -69,12 +70,12 @@ def own(run_dir: Path) -> Iterator[None]:
         finally:
             is_over.set()
             renewal.join()
-            if _owner_in(path) == mine:  # else another took over while this process hung
+            if _owner_in(path) == mine:  # otherwise another process took over while this one hung
                 path.unlink(missing_ok=True)  # while it is locked: see _acquire
 
 
 def owner_of(run_dir: Path, *, waits: bool = True) -> str | None:
-    """Return the living owner of a run directory in words, or None; remove a dead one's file.
+    """Describe the living owner of a run directory, or return None; remove a dead owner's file.
 
     Without `waits`, an owner on another machine counts as alive.
     """
@@ -85,7 +86,7 @@ def owner_of(run_dir: Path, *, waits: bool = True) -> str | None:
         with _free(path, creates=False, waits=waits):
             path.unlink(missing_ok=True)
             return None
-    except FileNotFoundError:  # it has just ended
+    except FileNotFoundError:  # the owner has just ended
         return None
     except RunError:
         return _describe(path)
@@ -113,8 +114,8 @@ def _free(path: Path, *, creates: bool, waits: bool = True) -> Iterator[_Opened]
 def _acquire(path: Path, *, creates: bool) -> _Opened:
     """Open and lock the file; raise RunOwnedError when another process has the lock.
 
-    An owner removes the file while it still holds its lock, so whoever has waited for that file
-    takes the next one.
+    An owner removes the file while it still holds the lock, so a process that has waited for
+    that file opens the next one.
     """
     deadline = time.monotonic() + _PATIENCE_S
     was_beaten = (BlockingIOError, FileExistsError, *([FileNotFoundError] if creates else []))
@@ -148,7 +149,9 @@ def _open(path: Path, *, creates: bool) -> _Opened:
 
 
 def _lock(file: FileIO, folder: Path) -> str | None:
-    """Take the kernel lock; return a name for those who see it: one kernel, one mount."""
+    """Take the kernel lock; return a name for the processes that see it: those with the same
+    kernel and mount.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -165,7 +168,7 @@ def _lock(file: FileIO, folder: Path) -> str | None:
 
 
 def _has_ended(opened: _Opened) -> bool:
-    """Return whether there is no owner, or one that would hold the lock if it lived."""
+    """Return whether there is no owner, or one that would hold the lock if it were alive."""
     if opened.is_new:
         return True
     owner = _read(opened.file.readall())
@@ -188,7 +191,7 @@ def _renew(path: Path, is_over: threading.Event) -> None:
 
 
 def _close_in_child() -> None:
-    """Keep a forked process, which may outlive the owner, from holding the owner's lock."""
+    """Close the lock in a forked process, which may outlive the owner."""
     for file in list(_open_files):
         file.close()
 
@@ -211,7 +214,7 @@ def _describe(path: Path) -> str:
 
 
 def _plain(value: object) -> str:
-    """Return a value without what a terminal could obey."""
+    """Return a value without characters that control a terminal."""
     return "?" if value is None else re.sub(r"[^\w.:+-]", "?", str(value))[:64]
 
 

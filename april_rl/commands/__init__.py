@@ -22,7 +22,7 @@ class Command(NamedTuple):
     folder: str = _LAB
 
 
-# In the order of the list.
+# The order is the order of the printed list.
 COMMANDS = {
     "evaluate": Command(
         "avg@k, pass@k and maj@k of any checkpoint or hub model on held-out sets", _CORE
@@ -39,15 +39,13 @@ COMMANDS = {
     "simulate": Command(
         "simulate over-sampling factors, without a GPU, from a recorded run or a preset"
     ),
-    "checkpoint": Command(
-        "look into a run's checkpoints, check their files, remove old ones", _CORE
-    ),
+    "checkpoint": Command("show a run's checkpoints, check their files, remove old ones", _CORE),
     "push": Command("upload an exported policy to the Hugging Face hub, with a model card", _CORE),
     "report": Command(
         "write report.html of a run: figures, advice, charts, the rollout as a picture, samples"
     ),
     "compare": Command(
-        "runs side by side: time to an accuracy, samples/s, ages, waste, with paired intervals"
+        "compare runs: time to an accuracy, samples/s, ages, waste, with paired intervals"
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Arguments of a command: what is wrong with them is said in one line."""
+"""Arguments of a command; a mistake in them is reported in one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Arguments(argparse.ArgumentParser):
     """A parser whose errors say what to do."""
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong, and end the program with status 2."""
+        """Print the mistake, and end the program with status 2."""
         kind, _, what = message.partition(": ")
         if kind == "unrecognized arguments":
             text = self._unknown(what.split())
@@ -29,7 +29,7 @@ class Arguments(argparse.ArgumentParser):
         options = [word for word in words if word.startswith("-")]
         if not options:
             taken = " ".join(str(place.metavar or place.dest) for place in places)
-            return f"{' '.join(words)} is too much, it takes {taken}"
+            return f"{' '.join(words)} is too much; the command takes {taken}"
         option = options[0].partition("=")[0]
         if any(place.dest == "settings" for place in places):
             return f"{option} is not an option; settings are written KEY=VALUE"

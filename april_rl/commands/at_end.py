@@ -1,5 +1,5 @@
-"""The report that a run writes at its end, and the comparison at the end of a sweep, each in a
-process of its own: a failure there does not change how the run has ended.
+"""Write the report at a run's end and the comparison at a sweep's end, each in a process of its
+own: a failure there does not change how the run has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _PATIENCE_S = 120.0
 def report_line(run_dir: Path, *, since_s: float) -> str | None:
     """Write the report of a run that has just ended, and return where it is and what it advises.
 
-    None where the run logged nothing after `since_s`, in seconds since the epoch: it never began.
+    Return None if the run logged nothing after `since_s` (seconds since the epoch), because it
+    never began.
     """
     metrics = run_dir / "metrics.jsonl"
     if not metrics.is_file() or metrics.stat().st_mtime < since_s:
@@ -28,8 +29,8 @@ def report_line(run_dir: Path, *, since_s: float) -> str | None:
 
 
 def comparison_lines(sweep_dir: Path) -> str:
-    """Write the comparison of the runs of a sweep, and return its table and where its page is, or
-    why there is none.
+    """Write the comparison of the runs of a sweep. Return its table and where its page is, or
+    the reason why there is none.
     """
     page = sweep_dir / "comparison.html"
     written, text = _run("compare", str(sweep_dir), "--html", str(page))

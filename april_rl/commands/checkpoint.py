@@ -99,7 +99,8 @@ def _show(path: Path) -> None:
 
 def _command(folder: Path, about: Mapping[str, Any]) -> str:
     """Return the command line that resumes a checkpoint: the last one of a run in its directory,
-    another one in a new directory. `...` stands for settings that it does not know.
+    another one in a new directory. `...` stands for settings that the checkpoint does not
+    record.
     """
     from april_rl.checkpointing.folder import latest
 
@@ -125,7 +126,8 @@ def _groups(groups: Sequence[dict[str, Any]], *, version: int) -> str:
     tokens = 0
     for group in groups:
         spans = (span for sample in group["samples"] for span in sample)
-        completions = [span for span in spans if "logprobs" in span]  # not what was said to them
+        # What the policy sampled, not what was said to it.
+        completions = [span for span in spans if "logprobs" in span]
         tokens += sum(len(completion["token_ids"]) for completion in completions)
         oldest = min((c["policy_version"] for c in completions), default=version)
         ages[version - oldest] += 1
@@ -161,7 +163,7 @@ def _list(path: Path) -> None:
         if SCORE in manifest.about:
             mark += f"  {manifest.about['best_metric']} {manifest.about[SCORE]:.3f}"
         print(f"{one}  {manifest.created}  {num_bytes / 2**20:.1f} MiB{mark}")
-    size = f"{total_bytes / 2**20:.1f} MiB in all"
+    size = f"{total_bytes / 2**20:.1f} MiB in total"
     print(f"checkpoints: {len(found)}, abandoned: {len(left)}, {size}")
 
 

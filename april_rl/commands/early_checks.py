@@ -15,9 +15,9 @@ from april_rl.tiny.builtins import resolve_builtins
 
 
 def check_early(config: TrainConfig, *, trains: bool = True, evaluates: bool = True) -> None:
-    """Replace the builtin paths of `config`, and raise RunError for a version that does not fit, a
-    model, a data file or a column that is missing, or a function of the user's that is not there.
-    A command that does not train, or does not evaluate, leaves out what only that needs.
+    """Replace the builtin paths of `config`. Raise RunError for a version that does not fit, or
+    for a missing model, data file, column or user function. A command that does not train, or
+    does not evaluate, skips the checks that only the other one needs.
     """
     check_versions()
     resolve_builtins(config)

@@ -1,4 +1,4 @@
-"""Whether a run begins, continues or is over already, said before torch is imported."""
+"""Report whether a run begins, continues or is over already, before torch is imported."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from april_rl.tracking.tracker import check_unused
 
 
 def is_over(config: TrainConfig, run_dir: Path) -> bool:
-    """Check `resume` against the run directory, and print what is not plain: that a new run begins
-    or that no step is left. Return whether resume=auto has nothing to do, as a job script that
-    is started once more. Raise RunError for a checkpoint that is not there, a directory that holds
-    another run, or a checkpoint with nothing left to train.
+    """Check `resume` against the run directory, and say so if a new run begins or no step is
+    left. Return whether resume=auto has nothing to do, for example because a job script was
+    started again. Raise RunError for a missing checkpoint, a directory that holds another run,
+    or a checkpoint with nothing left to train.
     """
     if config.resume is None:
         check_unused(run_dir)
@@ -31,7 +31,7 @@ def is_over(config: TrainConfig, run_dir: Path) -> bool:
     try:
         manifest = read_manifest(path)
     except CheckpointError:
-        return False  # loading it will name the newest undamaged one
+        return False  # loading the checkpoint will name the newest undamaged one
     num_steps = config.trainer.num_steps
     if manifest.step < num_steps:
         return False

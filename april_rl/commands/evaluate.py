@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         return 0
     with suppress(OSError):
-        folder.rmdir()  # fails if it holds anything, which is fine
+        folder.rmdir()  # fails if the folder is not empty, which is fine
     return status
 
 
@@ -122,13 +122,13 @@ def _configure(overrides: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
 def _check(composed: DictConfig) -> TrainConfig:
     composed = copy.deepcopy(composed)
     OmegaConf.set_struct(composed, False)
-    # A path that is there stays: a set with the same one has `data.args`, too.
+    # A given path stays: a set with the same path has `data.args` too.
     if composed.data.sources:
         composed.data.path = ""
     elif OmegaConf.is_missing(composed.data, "path"):
         composed.data.path = "none"
     composed.learner.max_tokens = sys.maxsize
-    # Checked against the sets' budgets instead, when the engine is set up.
+    # The length is checked against the budgets of the sets when the engine is set up.
     max_model_len, composed.engine.max_model_len = composed.engine.max_model_len, 0
     config = to_config(composed)
     config.engine.max_model_len = max_model_len
@@ -190,13 +190,13 @@ def run_evaluation(
 
 def _plain(composed: DictConfig) -> dict[str, Any]:
     found: dict[str, Any] = as_plain(composed)
-    del found["data"]["path"], found["data"]["sources"]  # for training only
+    del found["data"]["path"], found["data"]["sources"]  # they are read for training only
     return {key: found[key] for key in _SECTIONS}
 
 
 def _show(report: Report, model: str) -> None:
-    """Print a row for every set: how it was sampled, the estimates with their intervals, and what
-    makes them doubtful.
+    """Print a row for every set: how it was sampled, its estimates with intervals, and reasons
+    to doubt them.
     """
     table = Table("set", title=model)
     heads = ("prompts", "k", "T", "top-p", "avg@k", "pass@k", "maj@k", "tokens", "cut off")

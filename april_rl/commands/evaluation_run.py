@@ -1,4 +1,4 @@
-"""Engines and reward for a model folder, without a learner: an evaluation, or a profile of the
+"""Engines and reward for a model folder without a learner, for an evaluation or a profile of the
 training data.
 """
 

@@ -31,7 +31,8 @@ CONFIG = "config.yaml"
 _EXPORTS, _STEP = "exports", "step_"
 
 
-# What an export writes besides the weights: settings, tokenizer, adapter; and a card of the user's.
+# Files that an export contains besides the weights: settings, tokenizer, adapter and the user's own
+# card.
 _NAMES = {
     SAFETENSORS_INDEX_FILE,
     "README.md",
@@ -45,14 +46,14 @@ _NAMES = {
 
 
 class ExportError(RunError):
-    """A folder is not an exported policy, or the records of its run cannot be read."""
+    """The folder is not an exported policy, or the records of its run cannot be read."""
 
 
 def exported_files(folder: Path) -> list[str]:
     """Return the paths of an export's files within it, sorted.
 
-    They are the files that an export writes, by name, and README.md: no other file of the folder,
-    no link and no hidden file. Raise ExportError if the folder is not an export, or lacks a file of
+    Only README.md and files with the names that an export writes are returned: no other file, no
+    link and no hidden file. Raise ExportError if the folder is not an export, or lacks a file of
     its weights.
     """
     if not folder.is_dir():
@@ -102,14 +103,14 @@ def _step_of(export: Path) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """The records of a run, as far as they concern one of its exports."""
+    """The records of a run that concern one of its exports."""
 
-    step: int  # of the export
+    step: int  # the step of the export
     config: TrainConfig
     settings: str  # the text of config.yaml
-    manifest: Manifest | None  # of the run's last checkpoint; None if it has none
-    before: Mapping[str, float | None]  # metrics before the first step; empty without
-    after: Mapping[str, float | None]  # metrics of `step`; empty without
+    manifest: Manifest | None  # the run's last manifest; None if it has none
+    before: Mapping[str, float | None]  # metrics before the first step; empty if there are none
+    after: Mapping[str, float | None]  # metrics of `step`; empty if there are none
 
     @classmethod
     def of(cls, export: Path) -> Self | None:
@@ -157,7 +158,7 @@ def _manifest(run: Path) -> Manifest | None:
     last = latest(run / CHECKPOINTS)
     try:
         return None if last is None else read_manifest(last)
-    except CheckpointError:  # of another format: the card does without
+    except CheckpointError:  # the checkpoint has another format: the card does without it
         return None
 
 

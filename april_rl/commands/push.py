@@ -133,7 +133,7 @@ def _check_token(api: HfApi) -> None:
 
 
 def _in_our_words(error: Exception, name: str) -> HubError:
-    """Return what the hub or the connection said, with the remedy if there is one."""
+    """Return the error of the hub or the connection, with the remedy if there is one."""
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     said = " ".join(str(error).split())
     if status == 401:

@@ -17,7 +17,7 @@ class CheckpointConfig:
     every_steps: int = within(">= 0", 0)  # steps between checkpoints; 0: by time only
     every_minutes: float = within(">= 0", 30.0)  # minutes between checkpoints; 0: by steps only
     keep_last: int = within(">= 1", 2)  # checkpoints; older ones are removed
-    # further checkpoints that are kept: the ones with the highest best_metric
+    # how many more checkpoints to keep: those with the highest best_metric
     keep_best: int = within(">= 0", 0)
     best_metric: str = ""  # eval/NAME/avg_at_k, pass_at_k or maj_at_k, NAME of evaluation.sets
     # steps between Hugging Face exports; 0: only at the end

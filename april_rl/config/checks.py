@@ -24,7 +24,7 @@ def require(condition: bool, message: str) -> None:
 def require_function(
     key: str, value: str, *, form: str = "module:function", known: Sequence[str] = ()
 ) -> None:
-    """Raise ValueError unless `value` names a function of the user's or is one of the `known`; the
+    """Raise ValueError unless `value` names a user's function or is one of the `known`; the
     message proposes the name that a path or a dotted name may have meant.
     """
     if value in known or (OWN_FUNCTION.fullmatch(value) and ".py:" not in value):
@@ -34,7 +34,8 @@ def require_function(
     if OWN_FUNCTION.fullmatch(f"{module}:{name}") and not value.endswith(".py"):
         raise ValueError(f"{key} must be {form}, got {value}; did you mean {module}:{name}?")
     choices = f"{form} or one of {', '.join(known)}" if known else form
-    longer = [name for name in known if name.startswith(f"{value}_")]  # ppo for ppo_clip
+    # For example ppo for ppo_clip.
+    longer = [name for name in known if name.startswith(f"{value}_")]
     near = longer or get_close_matches(value, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     if not near and name.isidentifier():
@@ -44,7 +45,7 @@ def require_function(
 
 def within(bounds: str, default: float | str | None) -> Any:  # noqa: ANN401 (the setting has it)
     """Return the field of a setting with the values that it takes: "> 0", ">= 1" or "in (0, 1]".
-    With " or auto" behind it the word is taken, too, and null if the type allows it.
+    With " or auto" at the end the word auto is accepted too, and null if the type allows it.
     """
     return field(default=default, metadata={"bounds": bounds})
 

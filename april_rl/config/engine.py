@@ -55,5 +55,5 @@ class EngineConfig:
         require(
             self.async_scheduling is not True or self.speculation is Speculation.none,
             "engine.async_scheduling=true does not go with engine.speculation="
-            f"{self.speculation.value}, which guesses from tokens that are not there yet",
+            f"{self.speculation.value}, which guesses from tokens that are not sampled yet",
         )

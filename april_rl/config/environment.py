@@ -68,7 +68,7 @@ class EnvironmentConfig:
 
     @property
     def has_agent(self) -> bool:
-        """Return whether it is an agent, which writes the prompts itself."""
+        """Return whether the environment is an agent, which writes the prompts itself."""
         return bool(self.agent or self.command)
 
     @property

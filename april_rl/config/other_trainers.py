@@ -105,14 +105,15 @@ def is_name(key: str) -> bool:
 
 
 def called_here(key: str) -> str:
-    """Return what another trainer's setting is called here, given its name with or without its
+    """Return our name for a setting of another trainer, given its name with or without its
     sections; empty if no other trainer has it.
     """
     found = [entry for entry in _all_names() if _is_meant(_as_key(entry[1]), key)]
-    found.sort(key=lambda entry: _as_key(entry[1]) != key)  # a name that is the key itself first
+    found.sort(key=lambda entry: _as_key(entry[1]) != key)  # prefer a name that equals the key
     if found:
         trainer, name, here = found[0]
-        verb = ":" if " " in here else " is here:"  # a sentence, or the name of a setting
+        # The table has a sentence, or the name of a setting.
+        verb = ":" if " " in here else " is here:"
         return f"{trainer}'s {name}{verb} {here} ({_PAGE})"
     owners = [trainer for trainer, name, _ in _all_names() if name.startswith(f"{key}.")]
     return f"it is a section of {owners[0]}; {_PAGE} has its settings" if owners else ""

@@ -41,5 +41,5 @@ def _fill_in(data: DataConfig, chosen: PromptSetOverrides) -> PromptSetConfig:
     given = {name: value for name, value in vars_of(chosen).items() if value is not None}
     general = {entry.name: getattr(data, entry.name) for entry in fields(PromptSetConfig)}
     if chosen.path != data.path:
-        general["args"] = {}  # they belong to another task
+        general["args"] = {}  # the arguments belong to another task
     return PromptSetConfig(**{**general, **given})

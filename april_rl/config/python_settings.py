@@ -15,7 +15,7 @@ from april_rl.config.schema import TrainConfig
 from april_rl.config.store import NAMED_BY_USERS, ConfigError
 from april_rl.config.wrong_settings import unknown_setting
 
-# Sections, whose settings are overridden one by one, as the entries are that a user names.
+# Sections whose settings are overridden one by one, like the entries that a user names.
 _SECTIONS = {
     field.name for field in fields(TrainConfig) if is_dataclass(field.default_factory)
 } | NAMED_BY_USERS.keys()
@@ -46,7 +46,7 @@ def _overrides(settings: Mapping[str, object], prefix: str) -> Iterator[str]:
 
 
 def _written(value: object, key: str) -> str:
-    """Return a value in the grammar of Hydra's overrides; `key` is for the error."""
+    """Return a value in the grammar of Hydra's overrides; `key` is used in errors."""
     match value:
         case None:
             return "null"

@@ -1,4 +1,4 @@
-"""Secrets: environment variables whose name says so, and how settings show them."""
+"""Secrets: environment variables whose name marks them as secret, and how settings show them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _SECRET = re.compile(
     r"|_pwd$|_pat$|_dsn$|jwt|webhook|connection_string|database_url",
     re.IGNORECASE,
 )
-_MIN_CHARACTERS = 8  # of a value that is looked for in other texts: "1" would be found everywhere
-_forgotten: set[str] = set()  # names, in this process
+_MIN_CHARACTERS = 8  # shorter secret values are not masked: "1" would be found everywhere
+_forgotten: set[str] = set()  # names that this process has forgotten
 _REFERENCE = re.compile(r"\$\{oc\.env:\s*([^,}\s]+)\s*\}")
 
 
 def is_secret(name: str) -> bool:
-    """Return whether the name of an environment variable says that its value is a secret."""
+    """Return whether the name of an environment variable marks its value as a secret."""
     return _SECRET.search(name) is not None
 
 
 def forget_secrets(passed: Collection[str]) -> None:
-    """Remove the environment variables whose name says that they are secret, except `passed`: the
+    """Remove the environment variables whose name marks them as secret, except `passed`: the
     code and programs that this process runs do not need them.
     """
     for name in [name for name in os.environ if is_secret(name) and name not in passed]:
@@ -37,7 +37,7 @@ def hint_at_forgotten(message: str) -> str:
     if not named:
         return ""
     return (
-        f"; {named[0]} is kept from this process, since its name says that it is secret: list it "
+        f"; {named[0]} is hidden from this process, because its name marks it as secret: list it "
         "in reward.secrets or environment.secrets"
     )
 
@@ -61,8 +61,8 @@ def mask(shown: Any) -> Any:  # noqa: ANN401
 
 
 def with_references(plain: Any) -> Any:  # noqa: ANN401
-    """Return settings in which a text that names an environment variable is literal, so that it
-    stays as it is when the others are resolved.
+    """Return settings in which a text that names an environment variable is escaped, so that it
+    stays unchanged when the others are resolved.
     """
     return in_texts(plain, lambda text: _literal(text) if "oc.env:" in text else text)
 

@@ -26,13 +26,13 @@ from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, Sour
 from april_rl.config.wrong_settings import LIST_OF_RECIPES, REMOVED, explain, keys
 from april_rl.errors import RunError
 
-# Mappings whose names the user gives, and the type of each entry.
+# Mappings whose keys the user chooses, with the type of each entry.
 NAMED_BY_USERS: dict[str, type] = {
     "data.sources": SourceConfig,
     "reward.functions": RewardFunctionConfig,
     "evaluation.sets": EvaluationSetConfig,
 }
-# Groups without a default, before which Hydra requires a plus.
+# Groups without a default; Hydra requires a plus before them.
 _OPTIONAL_GROUPS = ("recipe", "schedule", "sweep")
 # Mappings of keyword arguments.
 _KEYWORDS = (
@@ -44,8 +44,8 @@ _KEYWORDS = (
     "algorithm.args",
 )
 _FOLDER_OPTIONS = ("--config-dir", "-cd")
-_own_folders: list[Path] = []  # that `register_folder` was given
-# What is wrong with a file, by the name under which it is not registered for that reason.
+_own_folders: list[Path] = []  # folders that `register_folder` was given
+# Faults of files that are not registered for that reason, by the name that they would have.
 _unusable_files: dict[str, str] = {}
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -66,7 +66,7 @@ def config_dir() -> str:
 
 
 def _yaml_files(root: Path) -> dict[str, Path]:
-    """Return every YAML file below `root` by its path there without the suffix."""
+    """Return every YAML file below `root` by its relative path without the suffix."""
     return {
         path.relative_to(root).with_suffix("").as_posix(): path
         for path in sorted(root.rglob("*.yaml"))
@@ -106,8 +106,8 @@ def without_folder(arguments: Sequence[str]) -> list[str]:
 
 def register_folder(folder: Path) -> None:
     """Register the files of a user's folder: files in `recipe/` as recipes, any other file as an
-    option of the group that its folder names. Raise ConfigError for a file that has the name of
-    one that is there. A file that cannot be read stops only what names it.
+    option of the group that its folder names. Raise ConfigError for a file whose name is taken.
+    A file that cannot be read stops only commands that use it.
     """
     if not folder.is_dir():
         raise ConfigError(f"--config-dir {folder} is not a folder")
@@ -149,7 +149,7 @@ def _store(name: str, path: Path) -> None:
 
 
 def _fault(error: Exception) -> str:
-    """Return what is wrong with a file, behind its name; for a YAML file with the line."""
+    """Return the error of a file after its name; for a YAML file with the line."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f":{error.problem_mark.line + 1}: not valid YAML: {error.problem}"
     return f" cannot be read: {' '.join(str(error).split())}"
@@ -165,9 +165,9 @@ def _schema() -> DictConfig:
 def _open_schema() -> DictConfig:
     """Return the schema with untyped mappings where the user names the entries.
 
-    Hydra refuses `+evaluation.sets.test={path: ...}` when the entries have a type; `to_config` adds
-    it. New names can also be set without a plus, as any other setting. Null empties a text that is
-    empty unless set.
+    Hydra refuses `+evaluation.sets.test={path: ...}` when the entries have a type; `to_config`
+    adds it. New names can also be set without a plus, like any other setting. Null empties a
+    text whose default is empty.
     """
     schema: DictConfig = OmegaConf.structured(TrainConfig)
     for key in NAMED_BY_USERS:
@@ -181,7 +181,7 @@ def _open_schema() -> DictConfig:
 
 @cache
 def _empty_texts() -> tuple[tuple[str, str], ...]:
-    """Return section and name of every setting that is an empty text unless set."""
+    """Return section and name of every setting whose default is an empty text."""
     found = []
     for key in keys(TrainConfig):
         section, _, name = key.rpartition(".")
@@ -191,8 +191,8 @@ def _empty_texts() -> tuple[tuple[str, str], ...]:
 
 
 def as_hydra_takes(overrides: Iterable[str]) -> list[str]:
-    """Return overrides with a plus where Hydra requires one, so that users need not know: before
-    the groups that no default names.
+    """Return overrides with a plus where Hydra requires one (before groups that no default
+    names), so that users need not know the rule.
     """
     found = []
     for override in overrides:
@@ -208,7 +208,7 @@ def as_hydra_takes(overrides: Iterable[str]) -> list[str]:
 
 
 def in_our_words(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """Return an error of Hydra or OmegaConf as one that names the key and its values."""
+    """Return an error of Hydra or OmegaConf as a ConfigError that names the key and its values."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file in _unusable_files:
         return ConfigError(_unusable_files[str(error.missing_cfg_file)])
     return ConfigError(explain(error, schema=TrainConfig, overrides=overrides, recipes=recipes()))
@@ -274,9 +274,9 @@ def _check(composed: DictConfig) -> TrainConfig:
 
 
 def as_plain(composed: DictConfig) -> dict[str, object]:
-    """Return the composed configuration as plain data, for config.yaml. References to environment
-    variables stay references, and values of secret ones become such. Raise ConfigError for a
-    reference to a setting that is not there.
+    """Return the composed configuration as plain data, for config.yaml. References to
+    environment variables stay references, and values of secret ones become references. Raise
+    ConfigError for a reference to a missing setting.
     """
     try:
         shown = OmegaConf.create(
@@ -297,7 +297,7 @@ def plain_config(config: TrainConfig) -> dict[str, object]:
 
 
 def _plain(composed: DictConfig) -> DictConfig:
-    """Return the composed values without their types, and without what null has left out."""
+    """Return the composed values without their types, and without entries that null has removed."""
     plain = OmegaConf.create(OmegaConf.to_container(composed, enum_to_str=True))
     assert isinstance(plain, DictConfig)
     _without_nulls(plain)
@@ -307,7 +307,7 @@ def _plain(composed: DictConfig) -> DictConfig:
 
 
 def _without_removed(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:
-    """Take out the settings of a run of an older version that have been removed since."""
+    """Remove the settings of an older version's run that do not exist any more."""
     for key in REMOVED:
         section, _, name = key.rpartition(".")
         found = OmegaConf.select(settings, section) if section else settings
@@ -317,7 +317,7 @@ def _without_removed(settings: DictConfig | ListConfig) -> DictConfig | ListConf
 
 
 def _without_nulls(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:
-    """Take out of the mappings whose names the user gives what `KEY.NAME=null` has left out, and
+    """Remove the entries `KEY.NAME=null` from the mappings whose names the user chooses, and
     empty the texts that are null.
     """
     for section, name in _empty_texts():

@@ -67,7 +67,7 @@ class PromptSetConfig:
 
 @dataclass(slots=True, kw_only=True)
 class PromptSetOverrides:
-    """The same settings for a source or an evaluation set; null: as in `data`."""
+    """The same settings for a source or an evaluation set; null: the value in `data`."""
 
     path: str = MISSING
     split: str | None = None
@@ -201,7 +201,9 @@ class RewardConfig:
 
 @dataclass(slots=True, kw_only=True)
 class EvaluationSetConfig(PromptSetOverrides):
-    """One held-out set; null: as in `evaluation`, or in `data`; `split` is test by default."""
+    """One held-out set; null: the value in `evaluation`, or in `data`; the default of `split` is
+    test.
+    """
 
     num_samples: int | None = within(">= 1", None)
     temperature: float | None = within("> 0", None)
@@ -271,5 +273,5 @@ def _check_pattern(section: str, key: str, pattern: str | None) -> None:
         ) from error
     require(
         num_groups == 1,
-        f"{section}.{key} must have one group, (...), around what is wanted, got {pattern}",
+        f"{section}.{key} must have one group, (...), around the wanted text, got {pattern}",
     )

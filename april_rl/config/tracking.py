@@ -1,4 +1,4 @@
-"""Settings of what a run shows and leaves behind."""
+"""Settings of what a run shows and records."""
 
 from __future__ import annotations
 

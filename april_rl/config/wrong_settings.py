@@ -42,14 +42,14 @@ REMOVED: dict[str, str] = {
     "profiler.num_workers": "the first worker is traced",
     "rehearsal": "give gpu_gib, mean_response_tokens and accept to python -m april_rl rehearse",
     "reward.soft_timeout_s": "it is a third of reward.hard_timeout_s",
-    "rollout.abort_timeout_s": "an engine has 60 s to give its samples back",
+    "rollout.abort_timeout_s": "an engine has 60 s to return its samples",
     "rollout.max_rejected_groups": "it is 20 · trainer.num_groups",
     "runtime.call_timeout_s": "it is six times runtime.stall_timeout_s",
     "tracking.print_samples_every": "a few samples are shown every 20 steps, none with "
     "tracking.save_samples_every=0",
 }
 
-# What people call a setting; no setting has a name near it.
+# Common names for settings that are too far from ours to be found by spelling.
 _MEANT = {
     "evaluation.k": "evaluation.num_samples",
     "k": "evaluation.num_samples",
@@ -65,10 +65,9 @@ def explain(
     overrides: Sequence[str],
     recipes: Iterable[str],
 ) -> str:
-    """Return what is wrong with a setting and what it takes.
-
-    `schema` is the dataclass of all settings, `overrides` are the words of the command line, and
-    `recipes` the names of all recipes.
+    """Explain what is wrong with a setting and which values it takes. `schema` is the dataclass
+    of all settings, `overrides` are the words of the command line, and `recipes` the names of
+    all recipes.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
         wrong = _no_such_choice(str(error.missing_cfg_file), error.options or (), recipes)
@@ -92,7 +91,7 @@ def _wrong_setting(error: OmegaConfBaseException, schema: type, overrides: Seque
         return unknown_setting(given.partition("=")[0].lstrip("+~") or key, schema)
     line = _first_line(error)
     _, _, value = given.partition("=") if given else line.rpartition("value: ")
-    if error_key := re.search(r"\[(\d+)\]$", key):  # an entry of a list
+    if error_key := re.search(r"\[(\d+)\]$", key):  # it is an entry of a list
         value = value.strip("[]").split(",")[int(error_key[1])].strip()
     if named := re.match(r"Value '(.*)' of type '", line):
         value = value if given else named[1]
@@ -101,7 +100,7 @@ def _wrong_setting(error: OmegaConfBaseException, schema: type, overrides: Seque
 
 
 def _unresolved(line: str) -> str:
-    """Return what a reference ${...} names that is not there, from the error of OmegaConf."""
+    """Return the missing name in a reference ${...}, read from the error of OmegaConf."""
     if name := re.match(r"Interpolation key '(.*)' not found", line):
         return f"{name[1]}, which is not a setting"
     if name := re.search(r"Environment variable '(.*)' not found", line):
@@ -113,14 +112,14 @@ def _unresolved(line: str) -> str:
 
 
 def _of_file(error: Exception) -> str:
-    """Return the recipe or the group of settings in which the error stands."""
+    """Return the recipe or the group of settings that contains the error."""
     file, is_named, _ = str(error).removeprefix("In '").partition("': ")
     return f"{file}: " if is_named and str(error).startswith("In '") and file != "train" else ""
 
 
 def unknown_setting(key: str, schema: type) -> str:
-    """Return that `key` is not a setting, and the settings that it may have meant; or that it was
-    removed, and what to do.
+    """Return a message that `key` is not a setting, with the settings that it may mean; or that
+    it was removed, and what to do.
     """
     if (instead := REMOVED.get(key) or REMOVED.get(key.partition(".")[0])) is not None:
         return f"{key} is not a setting any more: {instead}; remove it"
@@ -148,7 +147,7 @@ def wrong_option(
     word: str, words: Sequence[str], schema: type, *, own: Collection[str] = ()
 ) -> str:
     """Return what to write in place of `word`, which begins with dashes and is not an option. A
-    command takes its `own` arguments NAME=VALUE beside the settings.
+    command takes its `own` arguments NAME=VALUE in addition to the settings.
     """
     option, has_value, value = word.partition("=")
     key = option.lstrip("-").replace("-", "_")
@@ -171,7 +170,7 @@ def is_yaml(word: str) -> bool:
 
 
 def expected_value(key: str, schema: type) -> str:
-    """Return in words what the setting `key` may be."""
+    """Describe the values that the setting `key` takes."""
     kind = _type_of(key, schema)
     is_entry = key.endswith("]") and get_origin(kind) is list
     return _in_words(get_args(kind)[0] if is_entry else kind, key)
@@ -195,7 +194,8 @@ def _in_words(kind: object, key: str) -> str:
         return f"a section: set {', '.join(f'{key}.{one.name}' for one in fields(kind)[:3])}, ..."
     if get_origin(kind) in (Union, UnionType):
         kinds = get_args(kind)
-        is_auto = str in kinds and kinds != (str, NoneType)  # a number or the word auto
+        # The setting takes a number or the word auto.
+        is_auto = str in kinds and kinds != (str, NoneType)
         named = [_in_words(one, key) for one in kinds if not (is_auto and one is str)]
         return " or ".join([*named, *(["auto"] if is_auto else [])])
     if get_origin(kind) is list:
@@ -265,7 +265,7 @@ def _unreadable(override: str, schema: type) -> str:
 
 
 def _meant_by_path(word: str) -> str:
-    """Return the settings that may have been meant by the path of a file or folder."""
+    """Return the settings that the path of a file or folder may be meant for."""
     path = Path(word)
     if is_yaml(word):
         return _OWN_RECIPE
@@ -275,7 +275,7 @@ def _meant_by_path(word: str) -> str:
 
 
 def _refused_override(error: Exception, schema: type) -> str:
-    """Return what Hydra refuses without saying of which key, in one line."""
+    """Return, in one line, an error in which Hydra does not name the key."""
     line = _first_line(error)
     if line.startswith("Ambiguous value for argument"):
         return f"{line.split(chr(39))[1]} has several values: add --multirun, or [a,b] for a list"
@@ -291,7 +291,7 @@ def _refused_override(error: Exception, schema: type) -> str:
 
 
 def _override_of(full_key: str, overrides: Sequence[str]) -> str:
-    """Return the last override that sets `full_key`, or else the last one of what is below it."""
+    """Return the last override that sets `full_key`, or else the last one below it."""
     plain = full_key.partition("[")[0]
     keys = {override.partition("=")[0].lstrip("+~"): override for override in overrides}
     below = [override for key, override in keys.items() if key.startswith(f"{plain}.")]

@@ -1,4 +1,4 @@
-"""The cache of tokenized tables that take long to make, and the key of each."""
+"""Cache of tokenized tables that take long to make, and the key of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from april_rl.data.procedural import PREFIX
 from april_rl.data.sources import load_id
 from april_rl.data.tokenizer import Tokenizer
 
-KEEP_FROM_BYTES = 8 * 2**20  # size of a source; a smaller one is tokenized in seconds
+KEEP_FROM_BYTES = 8 * 2**20  # a smaller source is tokenized in seconds and not cached
 _READ_BYTES = 2**22
 _MADE_BY = (
     "columns.py",
@@ -72,7 +72,7 @@ def kept_folder(
 
 
 def publish(made: Path, folder: Path) -> None:
-    """Rename a finished table to its final name; if another run was faster, keep its table."""
+    """Rename a finished table to its final name; if another run was faster, use its table."""
     try:
         made.rename(folder)
     except OSError:

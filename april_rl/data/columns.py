@@ -30,7 +30,7 @@ class Column:
         return batch[self.path[0]]
 
     def value(self, given: object) -> Any:  # noqa: ANN401
-        """Return what the path leads to within a value of the column; None where a row lacks the
+        """Return the value at the path within a value of the column; None if a row lacks the
         field. Raise PathError for a value that has no fields.
         """
         for depth, name in enumerate(self.path[1:], start=1):
@@ -94,7 +94,7 @@ def list_of_json(text: str, is_item: Callable[[object], bool]) -> list[Any] | No
 
 
 def unsaved_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the first type within `kind` whose values JSON has no form for, or None."""
+    """Return the first type within `kind` whose values JSON cannot represent, or None."""
     types = pa.types
     if types.is_temporal(kind) or types.is_decimal(kind):
         return kind

@@ -1,4 +1,4 @@
-"""Data files: which paths name one, and what is checked before anything heavy is imported."""
+"""Data files: how to recognise their paths, and the checks before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from april_rl.data.json_faults import check_text, is_json, json_fault
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _READ_BY_DATASETS = (*FORMATS, ".csv", ".tsv", ".arrow", ".txt", ".xml", ".zip", ".tar", ".gz")
 _MANY_FILES = 10_000
-_START_BYTES = 2**20  # of a JSON file, for its first row; a smaller file is read whole
+# Bytes of a JSON file that are read for its first row; a smaller file is read whole.
+_START_BYTES = 2**20
 
 
 def is_file(path: str) -> bool:
@@ -72,13 +73,15 @@ def _check(chosen: PromptSetConfig, *, key: str) -> None:
 
 
 def _has_data(folder: Path) -> bool:
-    """Return whether a folder has a file with data, or too many files to look at all."""
+    """Return whether a folder has a file with data, or too many files to look at all of them."""
     found = list(islice(folder.rglob("*"), _MANY_FILES))
     return len(found) == _MANY_FILES or any(one.suffix in _READ_BY_DATASETS for one in found)
 
 
 def _columns_of_parquet(path: str) -> list[str]:
-    """Return the columns of a parquet file; none for a broken one, whose fault reading it names."""
+    """Return the columns of a parquet file; none for a broken one, whose fault is reported when
+    it is read.
+    """
     import pyarrow.parquet
 
     with suppress(pyarrow.ArrowException, OSError):
@@ -87,7 +90,7 @@ def _columns_of_parquet(path: str) -> list[str]:
 
 
 def _names_without(path: str, wanted: set[str]) -> list[str]:
-    """Return the columns of the first row of a JSON file if no row can have one that is wanted,
+    """Return the columns of the first row of a JSON file if no row can have a wanted one,
     otherwise nothing.
     """
     with Path(path).open("rb") as file:
@@ -104,7 +107,9 @@ def _names_without(path: str, wanted: set[str]) -> list[str]:
 
 
 def check_file(path: str, *, where: str) -> None:
-    """Raise DataError unless the file is here, has a known ending and can be read, with content."""
+    """Raise DataError unless the file exists, has a known ending and can be read, and is not
+    empty.
+    """
     if "://" in path:
         raise DataError(f"{where} is an address: download the file and give its path")
     if Path(path).suffix not in FORMATS:

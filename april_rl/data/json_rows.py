@@ -1,4 +1,4 @@
-"""Read a JSON file to an Arrow file whose values are those of the text: nothing becomes a date, and
+"""Read a JSON file into an Arrow file without changing its values: nothing becomes a date, and
 numbers keep their digits.
 """
 
@@ -28,8 +28,8 @@ Rows = list[dict[str, Any]]
 
 @dataclass
 class MixedJson(datasets.Json):  # type: ignore[misc]  # untyped library
-    """A column of values of several kinds, each stored as JSON text. The library's own class does
-    not keep all digits of a float, and takes a text that is JSON for the value that it writes.
+    """A column of values of several kinds, each stored as JSON text. The library's own class
+    loses digits of floats, and confuses a text that is JSON with the value that it stands for.
     """
 
     _type: str = field(default="MixedJson", init=False, repr=False)
@@ -42,7 +42,8 @@ class MixedJson(datasets.Json):  # type: ignore[misc]  # untyped library
         return None if example_data is None else json.loads(example_data)
 
 
-with warnings.catch_warnings(action="ignore"):  # the library calls the function experimental
+# The library warns that the function is experimental.
+with warnings.catch_warnings(action="ignore"):
     register_feature(MixedJson, "MixedJson")
 
 
@@ -54,7 +55,7 @@ def to_storage(values: list[Any], kind: object) -> list[Any]:
 
 
 def to_public_types(table: datasets.Dataset) -> datasets.Dataset:
-    """Return the table with classes of columns that every user of `datasets` has."""
+    """Return the table with column classes that every user of `datasets` has."""
     kinds = {
         name: datasets.Json() if isinstance(kind, MixedJson) else kind
         for name, kind in table.features.items()
@@ -89,7 +90,7 @@ def _kinds(path: str) -> dict[str, pa.DataType | None]:
 
 
 def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array | None:
-    """Return the values as an Arrow array, or None if they have no type, or not this one."""
+    """Return the values as an Arrow array, or None if they have no common type, or not this one."""
     try:
         return pa.array(values, type=kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
@@ -134,7 +135,7 @@ def _stored_array(values: list[Any], feature: Any) -> pa.Array | None:  # noqa: 
 
 
 def _chunks(path: str) -> Iterator[Rows]:
-    """Yield the rows of the file, as many at a time as have some megabytes of text."""
+    """Yield the rows of the file in chunks of some megabytes of text."""
     with Path(path).open(encoding="utf-8-sig", newline="\n") as file:
         first = file.readline()
         while first and not first.strip():

@@ -29,7 +29,7 @@ def conversation(items: list[Any]) -> tuple[Message, ...]:
         )
     if last not in _ROLES_OF_QUESTIONS or not any(m["role"] == "user" for m in messages):
         raise ValueError(
-            "asks nothing: a conversation needs a message of the user and ends with one, or with "
+            "has no question: a conversation needs a user message and ends with one, or with "
             f"one of a tool; the last is of the {last}"
         )
     return messages
@@ -62,8 +62,8 @@ def _message(item: Mapping[str, Any], name: str) -> Message:
 
 
 def calls_of_tools(calls: Any, name: str) -> list[dict[str, Any]]:  # noqa: ANN401
-    """Return the calls of a message whose arguments are mappings, also where they are JSON text.
-    Raise ValueError with the reason, and the name of the message, for what is not a call.
+    """Return the calls of a message with mappings as arguments, which may be given as JSON text.
+    Raise ValueError with the reason, and the name of the message, for an invalid call.
     """
     if not isinstance(calls, list):
         raise ValueError(f"{name}: tool_calls must be a list, got {str(calls)[:60]}")
@@ -94,7 +94,7 @@ def _arguments(given: object, name: str) -> dict[str, Any]:
 
 
 def _without_nulls(value: object) -> Any:  # noqa: ANN401
-    """Return a value without null fields, which a table adds where rows have different ones."""
+    """Return a value without null fields, which a table adds when rows have different fields."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

@@ -17,7 +17,7 @@ from april_rl.data.errors import DataError
 
 PREFIX = "reasoning_gym:"
 COLUMNS = ("prompt", "answer", "entry")
-_NUM_ROWS = {"train": 2000, "test": 200}  # unless `args` has a size
+_NUM_ROWS = {"train": 2000, "test": 200}  # used unless `args` has a size
 _TEST_SHARE = 5  # one question in five goes to the split `test`
 _TEST_SEED = 0  # seed of the split `test` in every run, so that evaluations are comparable
 _NUM_TRIED = 16  # rows whose gold answer and wrong answers are scored
@@ -62,7 +62,7 @@ def draw_rows(
 def check_verifier(task: str, entries: list[dict[str, Any]], *, where: str) -> None:
     """Raise DataError unless the task scores its own answers 1 and wrong ones below 1.
 
-    The reward `reasoning_gym` counts less than 1, or an exception on a wrong answer, as 0.
+    The reward `reasoning_gym` counts a score below 1, or an exception on a wrong answer, as 0.
     """
     score: Scorer = _library(where).get_score_answer_fn(task)
     step = -(-len(entries) // _NUM_TRIED)
@@ -104,7 +104,7 @@ def _draw(
     try:
         drawn = library.create_dataset(task, **args)
     except (TypeError, AssertionError, ValueError) as error:
-        raise DataError(f"{where}: the task refuses its settings args={args}: {error}") from error
+        raise DataError(f"{where}: the task rejects its settings args={args}: {error}") from error
     entries: list[dict[str, Any]] = []
     for entry in _within_limit(drawn, where=where, wanted=args["size"]):
         if (xxhash.xxh3_64_intdigest(entry["question"].encode()) % _TEST_SHARE == 0) == is_test:
@@ -113,7 +113,7 @@ def _draw(
             break
     if not entries:
         raise DataError(
-            f"{where}: {args['size']} draws gave no question of the split {split}: the task has "
+            f"{where}: {args['size']} draws gave no question for the split {split}: the task has "
             "too few different questions with these settings"
         )
     return entries
@@ -146,7 +146,7 @@ def _score(score: Scorer, answer: str, entry: Mapping[str, Any]) -> float:
     try:
         with warnings.catch_warnings(
             action="ignore"
-        ):  # SyntaxWarning for answers that do not parse
+        ):  # answers that do not parse cause a SyntaxWarning
             return float(score(answer, entry))
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError):
         return 0.0

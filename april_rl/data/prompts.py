@@ -20,8 +20,8 @@ from april_rl.data.tokenized import TableMaker, TokenizedTable
 from april_rl.data.tokenizer import Tokenizer
 from april_rl.types import Prompt
 
-_MANY_UNKNOWN = 0.05  # of the tokens
-_SHOWN_CHARACTERS = 200  # of the example
+_MANY_UNKNOWN = 0.05  # share of unknown tokens above which the user gets a note
+_SHOWN_CHARACTERS = 200  # length of the example
 
 
 class PromptTable(Sequence[Prompt]):
@@ -44,8 +44,8 @@ class PromptTable(Sequence[Prompt]):
     ) -> None:
         """`places` [prompts] are row indices in the tokenized table; `path` is the source as the
         settings name it; `summary` is one line for people: how many rows were read and left out;
-        `notes` are what they should know: columns that are not read, tokens that the model does
-        not know.
+        `notes` are warnings for them: columns that are not read, tokens that the model does not
+        know.
         """
         self._tokenized, self._places = tokenized, places
         self.path, self.dataset, self.summary, self.notes = path, dataset, summary, notes
@@ -99,7 +99,7 @@ class PromptTable(Sequence[Prompt]):
         row = self._tokenized.table[int(self._places[index])]
         return Prompt(
             id=range(len(self))[index],
-            # An agent writes everything that the policy reads.
+            # The agent writes everything that the policy reads.
             token_ids=() if self._has_agent else tuple(row["token_ids"]),
             text=row["text"],
             answer=row["answer"],

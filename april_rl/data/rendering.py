@@ -34,9 +34,11 @@ class Renderer:
         self._plain_template, self._system_prompt = chosen.plain_template, chosen.system_prompt
         self._instruction, self._variables = chosen.instruction, chosen.chat_template_kwargs
         self._has_environment = chosen.environment
-        self._kinds_tried: set[tuple[str, bool, bool]] = set()  # role, has calls, is the first
+        # (role, has calls, is first) of the messages that were tried.
+        self._kinds_tried: set[tuple[str, bool, bool]] = set()
         self.is_chat = chosen.template is Template.chat
-        # With an environment, which may add to it, a chat prompt does not begin the model's turn.
+        # A chat prompt with an environment does not begin the model's turn: the environment may add
+        # to it.
         self.begins_turn = not (self.is_chat and chosen.environment)
         if self.is_chat:
             tokenizer.check_chat(chosen.chat_template_kwargs)
@@ -58,8 +60,8 @@ class Renderer:
         messages, begins_turn = self._messages(row, place), self.begins_turn
         if self._has_environment and messages[-1]["role"] != "user":
             raise DataError(
-                f"{self._names.name(place)}: the last message is of the {messages[-1]['role']}; "
-                "with data.environment=true it must be of the user"
+                f"{self._names.name(place)}: the last message is from the {messages[-1]['role']}; "
+                "with data.environment=true it must be from the user"
             )
         try:
             text = self._tokenizer.chat_text(messages, self._variables, begins_turn=begins_turn)
@@ -69,8 +71,8 @@ class Renderer:
         return text
 
     def _check_written(self, messages: list[Message], text: str, *, begins_turn: bool) -> None:
-        """Raise TokenizerError if the chat template leaves a message or its tool calls out: the
-        text is the same with a changed one. Each kind of message is tried once.
+        """Raise TokenizerError if the chat template ignores a message or its tool calls, which
+        shows when the text is the same with a changed one. Each kind of message is tried once.
         """
         for place, message in enumerate(messages):
             kind = (message["role"], "tool_calls" in message, place == 0)
@@ -84,7 +86,7 @@ class Renderer:
             others = [*messages[:place], changed, *messages[place + 1 :]]
             try:
                 again = self._tokenizer.chat_text(others, self._variables, begins_turn=begins_turn)
-            except TokenizerError:  # the template asks for what was changed
+            except TokenizerError:  # the template needs the part that was changed
                 continue
             if again == text:
                 raise TokenizerError(
@@ -151,8 +153,8 @@ class BatchTokenizer:
     def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         """Return the columns of a prompt table.
 
-        A chat template writes special tokens itself; a plain template gets the ones that the
-        tokenizer adds at the start.
+        A chat template writes special tokens itself; for a plain template the tokenizer adds
+        those at the start.
         """
         places = self._places[indices].tolist()
         rows = list(self._reader.rows(batch, places))

@@ -22,7 +22,7 @@ from april_rl.data.sources import RawTable, RowNames, map_again
 from april_rl.data.unread import media_columns, placeholder
 from april_rl.types import Message
 
-_EXACT_BELOW = 2**53  # whole numbers of which a float holds every one
+_EXACT_BELOW = 2**53  # a float holds every whole number below this
 _BATCH_ROWS = 1000
 _MAPPED_ROWS = 100_000  # rows to read before the file is mapped again
 
@@ -55,7 +55,8 @@ class RowReader:
                     "a checkpoint holds text, numbers, booleans, lists and mappings of these: "
                     "write it as text"
                 )
-        self.columns = {name: features[name] for name in sorted(columns)}  # extra ones, with kinds
+        # The extra columns, with their kinds.
+        self.columns = {name: features[name] for name in sorted(columns)}
         self._media = ", ".join(media_columns(raw))
         self._columns_shown = f" (columns: {', '.join(features)})"
         self._prompt_pattern = re.compile(chosen.prompt_pattern) if chosen.prompt_pattern else None
@@ -150,7 +151,7 @@ class RowReader:
 
 
 class UnansweredError(DataError):
-    """Raised for a row without an answer; the caller adds how many there are."""
+    """Raised for a row without an answer; the caller adds the number of such rows."""
 
 
 def check_rows(raw: RawTable, reader: RowReader) -> NDArray[np.uint64]:
@@ -177,7 +178,8 @@ def first_places(digests: NDArray[np.uint64]) -> NDArray[np.int64]:
 
     `digests` [rows, 2] takes 16 bytes a row: 29 MB for 1.8 million rows.
     """
-    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal rows keep their order
+    # The sort is stable: equal rows keep their order.
+    order = np.lexsort((digests[:, 1], digests[:, 0]))
     in_order = digests[order]
     is_first = np.ones(len(order), dtype=np.bool_)
     is_first[1:] = (in_order[1:] != in_order[:-1]).any(axis=1)
@@ -225,7 +227,9 @@ def _to_prompt(value: object) -> str | tuple[Message, ...]:
 
 
 def _only(values: list[Any]) -> object:
-    """Return the one answer of a list; None for an empty list, the list if its answers differ."""
+    """Return the single answer of a list; None for an empty list, the list itself if its answers
+    differ.
+    """
     answers = [_to_answer(value) for value in values]
     is_one = len({str(answer).strip() for answer in answers}) == 1
     return answers[0] if is_one else answers or None
@@ -234,8 +238,8 @@ def _only(values: list[Any]) -> object:
 def _to_answer(value: object) -> object:
     """Normalize an answer: text and numbers to text, empty values to None, others unchanged.
 
-    Whole numbers get no decimal point, even in a column of floats; a list of equal answers becomes
-    that answer.
+    Whole numbers have no decimal point, even in a column of floats; a list of equal answers
+    becomes that answer.
     """
     if isinstance(value, list):
         return _only(value)

@@ -1,4 +1,4 @@
-"""Which prompt of a set comes next: the built-in samplers, and the form of one of the user's."""
+"""Which prompt of a set comes next: the built-in samplers, and the protocol for a user's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-_PRIOR_VALUE = 1 / 6  # mean of p (1 - p) for a pass rate p of which nothing is known
+_PRIOR_VALUE = 1 / 6  # mean of p (1 - p) for an unknown pass rate p
 _ORDER, _SKIPS = 0, 1  # streams of random bits
 
 
@@ -31,12 +31,12 @@ class Learns(Protocol):
     """A sampler that is given the rewards of the groups of its prompts."""
 
     def learn(self, index: int, rewards: Sequence[float]) -> None:
-        """Take the rewards [G] of a group as soon as it is scored, also of one that the filter
-        rejects; in the order in which groups are scored.
+        """Take the rewards [G] of a group as soon as it is scored, even if the filter rejects
+        it; called in the order in which groups are scored.
         """
 
 
-# Makes the sampler of a set from the number of its prompts and its name.
+# Makes the sampler of a set from the number of its prompts and the set's name.
 NewSampler = Callable[[int, str], Sampler]
 
 
@@ -82,11 +82,11 @@ class Shuffled:
 class ByPassRate(Shuffled):
     """`Shuffled`, but prompts whose groups have little signal are often skipped.
 
-    What is known of a prompt's pass rate p is a Beta distribution that begins with Beta(1, 1): the
-    rewards of its groups, scaled to [0, 1], count as passes, and each epoch since then multiplies
-    the counts by `forget`, so that old knowledge fades. A prompt is drawn with the probability
-    6 E[p (1 - p)], the expected variance of its rewards relative to an unknown prompt's, at most 1
-    and at least `least`: none is left out for long.
+    The knowledge of a prompt's pass rate p is a Beta distribution that starts as Beta(1, 1): the
+    rewards of its groups, scaled to [0, 1], count as passes, and each epoch since then
+    multiplies the counts by `forget`, so that old knowledge fades. A prompt is drawn with the
+    probability 6 E[p (1 - p)], the expected variance of its rewards relative to an unknown
+    prompt's, at most 1 and at least `least`: none is left out for long.
     """
 
     def __init__(

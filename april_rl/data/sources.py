@@ -30,8 +30,8 @@ _NOISY_LOGGERS = ("datasets", "huggingface_hub")  # both also log the errors tha
 class RowNames:
     """Names of rows for messages: `file:line`, or set and row."""
 
-    prefix: str  # "file:" before a line, otherwise "file row " or "set [split] row "
-    lines: NDArray[np.int64] | None = None  # [rows] of a file with one object a line
+    prefix: str  # "file:" if each line is a row, otherwise "file row " or "set [split] row "
+    lines: NDArray[np.int64] | None = None  # line numbers [rows] of a file with one object a line
 
     def name(self, row: int) -> str:
         """Return the name of a row; rows count from 0."""
@@ -133,7 +133,7 @@ def map_again(table: datasets.Dataset) -> datasets.Dataset:
     mapped = datasets.concatenate_datasets([datasets.Dataset.from_file(name) for name in files])
     return (
         mapped if len(mapped) == len(table) else table
-    )  # the table is only a part of the files, as with train[:10%]
+    )  # the table is a part of the files, as with train[:10%]
 
 
 @contextmanager
@@ -159,7 +159,8 @@ def hub_name(path: str) -> tuple[str, str | None]:
     The configuration follows a colon, as in openai/gsm8k:main. A local folder is never split.
     """
     if Path(path).is_dir():
-        return str(Path(path).absolute()), None  # `datasets` takes its name, which "." lacks
+        # `datasets` uses the folder's name, which "." lacks.
+        return str(Path(path).absolute()), None
     dataset, _, configuration = path.partition(":")
     return dataset, configuration or None
 

@@ -1,8 +1,8 @@
 """The endless stream of prompts, and its exact state.
 
-A sampler chooses the prompts of one set, by default each once an epoch. A mixture takes
-from several such streams: the next prompt comes from the source that is furthest behind its share,
-so that after n prompts a source of weight w has given n · w / Σ w of them, give or take a few.
+A sampler chooses the prompts of one set, by default each once an epoch. A mixture takes from
+several such streams: the next prompt comes from the source that is furthest behind its share.
+After n prompts a source of weight w has given about n · w / Σ w of them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from april_rl.types import Prompt
 class Origin(NamedTuple):
     """Source of the prompts of a stream."""
 
-    path: str = ""  # as the settings name it
-    fingerprint: str = ""  # of all prompts: another one means other prompts
+    path: str = ""  # the source as the settings name it
+    fingerprint: str = (
+        ""  # hash of all prompts: a different one means that the prompts have changed
+    )
 
 
 NO_ORIGIN = Origin()
@@ -44,8 +46,8 @@ class PromptStream:
         new_sampler: NewSampler | None = None,
     ) -> None:
         """`prompts` are yielded with new ids; `seed` is not negative; `name` is the name of the
-        source, and `origin` is what a saved stream is compared with; without `new_sampler` the
-        prompts are `Shuffled`.
+        source, and `origin` is compared with the one of a saved stream; without `new_sampler`
+        the prompts are `Shuffled`.
         """
         assert prompts, "a stream needs at least one prompt"
         self._prompts, self._name, self._origin = prompts, name, origin
@@ -140,8 +142,8 @@ class MixedStream:
         origins: Mapping[str, Origin] | None = None,
         new_sampler: NewSampler | None = None,
     ) -> None:
-        """`weights` [source] are positive; only their ratios matter. `origins` [source] are what a
-        saved stream is compared with; each source has a sampler of its own.
+        """`weights` [source] are positive; only their ratios matter. `origins` [source] are
+        compared with those of a saved stream; each source has a sampler of its own.
         """
         assert sources.keys() == weights.keys(), (sources.keys(), weights.keys())
         self._streams = {

@@ -35,7 +35,7 @@ from april_rl.data.sources import (
 from april_rl.data.tokenizer import Tokenizer
 from april_rl.data.unread import unread_notes
 
-_ROWS_PER_PROCESS = 10_000  # fewer are tokenized before a second process has started
+_ROWS_PER_PROCESS = 10_000  # with fewer rows, tokenizing ends before a second process has started
 _INFO = "info.json"
 _FINGERPRINT_ROWS = 4096  # rows of a table that are in memory at a time
 
@@ -48,10 +48,10 @@ class TokenizedTable:
     lengths: NDArray[np.int64]  # tokens of each row
     num_rows: int  # rows of the source
     names: RowNames
-    fingerprint: str  # of the tokens and answers of all rows, in order
+    fingerprint: str  # hash of the tokens and answers of all rows, in order
     unknown_frac: float  # share of the tokens that stand for text outside the vocabulary
     unknown_row: int  # the first row with such a token; 0 when there is none
-    notes: list[str]  # for the user, on columns that are not read
+    notes: list[str]  # notes for the user on columns that are not read
 
 
 class TableMaker:
@@ -148,13 +148,14 @@ class TableMaker:
                 num_proc=num_processes if into is not None and num_processes > 1 else None,
                 keep_in_memory=into is None,
                 cache_file_name=None if into is None else str(into / "prompts.arrow"),
-                # The default is a hash of all that the function holds; a tokenizer's is not stable.
+                # By default `datasets` hashes all that the function holds, and the hash of a
+                # tokenizer is not stable.
                 new_fingerprint="tokenized" if into is None else into.name,
             )
 
     def _read(self, folder: Path) -> TokenizedTable:
         info = json.loads((folder / _INFO).read_text(encoding="utf-8"))
-        shards = sorted(folder.glob("prompts*.arrow"))  # one for each process that wrote
+        shards = sorted(folder.glob("prompts*.arrow"))  # each process wrote one
         table = datasets.concatenate_datasets([datasets.Dataset.from_file(str(s)) for s in shards])
         return _with_lengths(table, info, names=row_names(self._chosen, info["num_rows"]))
 
@@ -200,9 +201,9 @@ def _with_lengths(
 
 @contextmanager
 def _end_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the processes that start here: `datasets` sends it when one has failed, and
-    waits for the others. Python drops a signal that it handles and that comes while a process is
-    being forked, and then the wait would have no end.
+    """Let SIGTERM end the processes that start here: `datasets` sends it when one has failed,
+    and waits for the others. Python loses a handled signal that arrives while a process is being
+    forked, and then the wait would never end.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -21,7 +21,8 @@ from april_rl.data.decoder import BackendDecoder
 from april_rl.errors import RunError
 from april_rl.types import Message
 
-# How Hermes, Qwen2.5, Qwen3 and others write calls of tools, for `parse_response` of transformers.
+# The form in which Hermes, Qwen2.5, Qwen3 and others write tool calls, for `parse_response` of
+# transformers.
 _JSON_CALLS = {
     "defaults": {"role": "assistant"},
     "start_anchor": "assistant\n",
@@ -86,8 +87,7 @@ class Tokenizer:
         *,
         begins_turn: bool = True,
     ) -> str:
-        """Return the messages as the model sees them, up to the start of its own turn, or without
-        that.
+        """Return the messages as the model sees them, with or without the start of its own turn.
 
         `template_kwargs` are variables of the chat template. Raises TokenizerError when there is no
         chat template or it refuses these messages.
@@ -125,9 +125,7 @@ class Tokenizer:
         message; none in thoughts. Raise ValueError for calls that cannot be read.
         """
         form, said = self._call_form() or {}, _without_thoughts(text)
-        anchor = form.get(
-            "start_anchor", ""
-        )  # where a turn begins; thoughts before it are left out
+        anchor = form.get("start_anchor", "")  # where a turn begins, after its thoughts
         prefix = anchor if isinstance(anchor, str) else anchor[0]
         parsed = self._tokenizer.parse_response(said, schema=form, prefix=prefix)
         found: Sequence[Any] = parsed.get("tool_calls") or ()
@@ -175,7 +173,7 @@ class Tokenizer:
         return () if found is None else (found,)
 
     def is_special(self, token_id: int) -> bool:
-        """Return whether a token is part of the form of a text, not of what it says."""
+        """Return whether a token belongs to the form of a text rather than to its content."""
         if token_id in (self._tokenizer.unk_token_id, self._tokenizer.bos_token_id):
             return token_id in self.end_ids
         added = self._tokenizer.added_tokens_decoder.get(token_id)
@@ -193,8 +191,8 @@ class Tokenizer:
 
     @property
     def unknown_id(self) -> int | None:
-        """Return the token that stands for text that is not in the vocabulary; None when there is
-        none, or when the same token begins or ends texts.
+        """Return the token for text outside the vocabulary; None if there is none, or if the
+        same token also begins or ends texts.
         """
         found: int | None = self._tokenizer.unk_token_id
         ends = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)
@@ -205,7 +203,7 @@ class Tokenizer:
         return len(self._tokenizer)
 
     def show_text(self, token_ids: Sequence[int]) -> str:
-        """Return the tokens of a prompt as text, special ones and unknown ones by their names."""
+        """Return the tokens of a prompt as text, with special and unknown tokens shown by name."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -224,13 +222,15 @@ class Tokenizer:
 
 
 def _without_thoughts(text: str) -> str:
-    """Return a turn behind its thoughts, which may have begun in the prompt, or have no end."""
+    """Return the part of a turn after its thoughts, which may have begun in the prompt or may
+    not end.
+    """
     before, closed, after = text.partition("</think>")
     return after if closed else before.partition("<think>")[0]
 
 
 def _adds_nothing(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Return whether the tokenizers library alone decodes the same: the model has no decoding
+    """Return whether the tokenizers library alone decodes identically: the model has no decoding
     method of its own, and no spaces are removed before punctuation.
     """
     if (

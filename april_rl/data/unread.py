@@ -1,4 +1,4 @@
-"""Columns that a run does not read although the questions may need them: images, and tools."""
+"""Columns that a run does not read although the questions may need them: images and tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _MEDIA_CLASSES = ("Image", "Video", "Audio")  # of `datasets`
 
 
 def placeholder(text: str) -> str | None:
-    """Return the mark in a question that stands for an image, video or audio; None without one."""
+    """Return the mark in a question that stands for an image, video or audio; None if it has no
+    mark.
+    """
     found = _PLACEHOLDER.search(text)
     return found[0] if found else None
 
@@ -41,7 +43,7 @@ def unread_notes(raw: RawTable, needed: Collection[str]) -> Iterator[str]:
             )
     if "tools" in raw.table.features and "tools" not in needed:
         yield (
-            "column tools is not read: the model is not told about these tools; name the tools of "
+            "column tools is not read: the model does not see these tools; name the tools of "
             "an environment (docs/environments.md), or write them into the system message"
         )
 

@@ -27,8 +27,8 @@ class Attempt:
     context_version: int  # policy version that computed the first part of its KV cache
     token_ids: array[int] = field(default_factory=lambda: array("i"))  # [R of this completion]
     logprobs: array[float] = field(default_factory=lambda: array("d"))  # [R of this completion]
-    is_continued: bool = False  # with the KV cache of an earlier request
-    experts: Experts | None = None  # of the tokens that were read, where vLLM reports them
+    is_continued: bool = False  # it continues with the KV cache of an earlier request
+    experts: Experts | None = None  # experts of the tokens that were read, where vLLM reports them
 
     def take(self, output: EngineCoreOutput) -> FinishReason | None:
         """Append the output of an engine step; return how the request ended, one of ENGINE_FAULTS
@@ -44,7 +44,7 @@ class Attempt:
             return "stop"
         if output.finish_reason is None:
             is_full = len(self.token_ids) >= self.request.max_tokens
-            return "length" if is_full else None  # vLLM has not noticed
+            return "length" if is_full else None  # vLLM does not notice that the context is full
         if output.finish_reason not in _ENDS:
             return "engine_error"
         return _ENDS[output.finish_reason] if self.token_ids else "no_tokens"
@@ -89,8 +89,8 @@ class Attempt:
         return self.experts._replace(numbers=numbers[: num_tokens * num_layers * num_chosen])
 
     def _is_stopped(self, *, num_new: int) -> bool:
-        """Return whether a text of the request is there, and forget the tokens behind it. One that
-        began before the request, which an abort has cut in two, is not found.
+        """Return whether a stop text of the request occurs, and remove the tokens after it. A
+        text that an abort has cut in two, because it began before the request, is not found.
         """
         end = self.stop_texts.end(self.request.stop, self.token_ids, num_new=num_new)
         if end is None:
@@ -104,7 +104,7 @@ class Attempt:
         return bool(self.token_ids) or self.is_continued
 
     def continuation(self) -> Attempt:
-        """Return the attempt that continues after these tokens, with the same KV cache."""
+        """Return the attempt that continues after these tokens with the same KV cache."""
         start = self.request.start + len(self.token_ids)
         return Attempt(
             request=self.request._replace(start=start),
@@ -128,6 +128,6 @@ class Attempt:
 
 
 def fits(request: Request, *, max_model_len: int) -> bool:
-    """Return whether a request has a token to start from and one to sample, within the engine."""
+    """Return whether the request has a token to start from, and room for one more."""
     num_tokens, max_tokens = request.num_tokens, request.max_tokens
     return num_tokens >= 1 and max_tokens >= 1 and num_tokens + max_tokens <= max_model_len

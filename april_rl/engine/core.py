@@ -18,12 +18,12 @@ from april_rl.engine.scheduler import CountingAsyncScheduler, CountingScheduler
 from april_rl.engine.tensor_parallel import executor_class
 from april_rl.errors import RunError
 
-# torch's CPU allocator and its drivers raise no special type.
+# torch's CPU allocator and the drivers raise no exception type of their own.
 _ALLOCATORS = re.compile(r"can't allocate memory|out of memory", re.I)
-# vLLM's checks of weights and KV cache against the device raise ValueError with these words.
+# vLLM raises ValueError with these words when weights or KV cache do not fit the device.
 _CHECKS = re.compile(r"\b(available|free|enough)\b.*\bmemory\b|\bmemory utilization\b", re.I)
 
-# vLLM's errors about experts that it cannot report have these words.
+# vLLM's errors about experts that it cannot report contain these words.
 _NO_EXPERTS = re.compile(r"AuxOutput|routed.experts", re.I)
 
 _MORE_MEMORY = (
@@ -56,7 +56,7 @@ def start_core(args: EngineArgs) -> InprocClient:
     try:
         config = args.create_engine_config()
         _check_experts(config)
-        # vLLM turns it off on CPU, where it gains nothing; here the setting counts everywhere.
+        # vLLM turns this off on CPU, where it gains nothing; here the setting counts everywhere.
         config.scheduler_config.async_scheduling = args.async_scheduling
         return InprocClient(config, executor_class(config), log_stats=False)
     except (ValueError, RuntimeError, MemoryError) as error:
@@ -74,8 +74,8 @@ def start_core(args: EngineArgs) -> InprocClient:
 
 
 def _check_experts(config: VllmConfig) -> None:
-    """Raise EngineStartError for experts whose CPU kernel vLLM does not take beside LoRA layers: it
-    would take one of Triton's, and fail at the first token.
+    """Raise EngineStartError if vLLM cannot use its CPU kernel for experts together with LoRA
+    layers: it would choose a Triton kernel, and fail at the first token.
     """
     if config.lora_config and config.model_config.is_moe and current_platform.is_cpu():
         raise EngineStartError(
@@ -85,7 +85,7 @@ def _check_experts(config: VllmConfig) -> None:
 
 
 def add_adapter(core: InprocClient, adapter: LoRARequest) -> None:
-    """Read an adapter from its folder; raise EngineStartError when vLLM has no such layers."""
+    """Read an adapter from its folder; raise EngineStartError when vLLM lacks its layers."""
     try:
         core.add_lora(adapter)
     except ValueError as error:
@@ -103,11 +103,11 @@ def lacks_memory(error: Exception) -> bool:
 def drain(core: InprocClient) -> Iterator[EngineCoreOutputs]:
     """Wait for the engine steps that are still being computed and yield their outputs.
 
-    With asynchronous scheduling vLLM returns before the last step is computed. Call it before
-    requests are aborted, which would lose that step's tokens, and before weights change.
+    With asynchronous scheduling vLLM returns before the last step is computed. Call this before
+    weights change, and before requests are aborted, which would lose that step's tokens.
     """
     steps, scheduler = core.engine_core.batch_queue, core.engine_core.scheduler
     while steps:
         sampled, scheduled, computed = steps.pop()
-        computed.result()  # raises an error of the forward pass
+        computed.result()  # raises the error of the forward pass
         yield from scheduler.update_from_output(scheduled, sampled.result()).values()

@@ -1,4 +1,4 @@
-"""The differences between an engine on CPU and one on an accelerator, chosen once."""
+"""The differences between an engine on CPU and one on an accelerator, decided once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from april_rl.rollout.requests import Request
 class Device(Protocol):
     """The device-dependent part of `VllmEngine`."""
 
-    keeps_kv_cache: bool  # also during `sleep`
+    keeps_kv_cache: bool  # whether the KV cache survives `sleep`
 
     def engine_args(self) -> dict[str, Any]:
         """Return keyword arguments of `vllm.EngineArgs`; called before vLLM builds anything."""
@@ -31,13 +31,13 @@ class Device(Protocol):
         """Finish a core that was just built."""
 
     def with_seed(self, params: SamplingParams, request: Request) -> SamplingParams:
-        """Return `params` with the request's seed and all else that its random draws depend on."""
+        """Return `params` with all that the request's random draws depend on, such as its seed."""
 
     def sleep(self, core: InprocClient) -> None:
         """Free the memory that the device can free."""
 
     def wake(self, core: InprocClient, tag: str) -> None:
-        """Allocate the memory of `tag`, weights or kv_cache, again."""
+        """Allocate the memory of `tag` again, which is weights or kv_cache."""
 
 
 class CpuDevice:
@@ -70,17 +70,17 @@ class CpuDevice:
         core.collective_rpc(install_counter_sampler, kwargs={"temperature": temperature})
 
     def with_seed(self, params: SamplingParams, request: Request) -> SamplingParams:
-        """Pass the seed beside vLLM's own, which would create a generator for each request."""
+        """Pass our seed: vLLM's own would create a generator for each request."""
         params.extra_args = {SEED: request.seed}
         if request.sampling is not None:
             params.extra_args[SAMPLING] = request.sampling
         return params
 
     def sleep(self, core: InprocClient) -> None:
-        """Do nothing: learner and engine do not take turns in main memory."""
+        """Do nothing: main memory is not shared in turns by learner and engine."""
 
     def wake(self, core: InprocClient, tag: str) -> None:
-        """Do nothing: nothing slept."""
+        """Do nothing, because nothing slept."""
 
 
 class AcceleratorDevice:
@@ -99,14 +99,14 @@ class AcceleratorDevice:
         self._args = {
             "gpu_memory_utilization": config.gpu_memory_utilization,
             "enforce_eager": not config.cuda_graphs,
-            "enable_sleep_mode": sleeps,  # a special allocator, needed for sleep only
+            "enable_sleep_mode": sleeps,  # only sleep needs the special allocator
         }
 
     def engine_args(self) -> dict[str, Any]:
         return self._args
 
     def attach(self, core: InprocClient, *, temperature: float) -> None:
-        """Do nothing: vLLM is right as it is."""
+        """Do nothing: vLLM needs no changes."""
 
     def with_seed(self, params: SamplingParams, request: Request) -> SamplingParams:
         """Set vLLM's own seed."""
@@ -114,12 +114,12 @@ class AcceleratorDevice:
         return params
 
     def sleep(self, core: InprocClient) -> None:
-        """Sleep at level 2, which keeps no copy of the weights: the next sync brings new ones."""
+        """Sleep at level 2, which keeps no copy of the weights: the next sync loads new ones."""
         if self._sleeps:
             core.sleep(level=2)
 
     def wake(self, core: InprocClient, tag: str) -> None:
-        """Allocate only the memory of `tag`: weights can come in before the KV cache needs room."""
+        """Allocate only the memory of `tag`: weights are loaded before the KV cache needs room."""
         if self._sleeps:
             core.wake_up([tag])
 

@@ -14,7 +14,7 @@ from april_rl.engine.device import Device
 from april_rl.engine.tensor_parallel import parallel_args
 
 _NGRAM_TOKENS = (1, 4)  # shortest and longest n-gram to look up
-_GUESSED_TOKENS = 4  # at a time
+_GUESSED_TOKENS = 4  # tokens guessed at a time
 
 
 def engine_args(
@@ -28,8 +28,8 @@ def engine_args(
     lora: LoraConfig | None = None,
     reports_experts: bool = False,
 ) -> EngineArgs:
-    """Return arguments that keep the distribution of samples and their exact log-probabilities,
-    except for the precision of the KV cache.
+    """Return arguments that keep the distribution of samples and their exact log-probabilities;
+    only a reduced precision of the KV cache changes them.
     """
     assert config.dtype is not ComputeDtype.auto, "vLLM would take that of the checkpoint"
     assert isinstance(config.async_scheduling, bool), "vLLM would choose"
@@ -46,8 +46,8 @@ def engine_args(
         async_scheduling=config.async_scheduling,
         speculative_config=speculative_config(config),
         skip_tokenizer_init=True,
-        language_model_only=True,  # of a multimodal model
-        logprobs_mode="processed_logprobs",  # after the temperature
+        language_model_only=True,  # of a multimodal model, load only the language model
+        logprobs_mode="processed_logprobs",  # log-probabilities after the temperature is applied
         enable_return_routed_experts=reports_experts,
         disable_log_stats=True,
         use_tqdm_on_load=False,
@@ -74,7 +74,7 @@ def _lora_args(lora: LoraConfig | None) -> dict[str, Any]:
 
 
 def speculative_config(config: EngineConfig) -> dict[str, Any] | None:
-    """Return how vLLM guesses tokens ahead; None when it does not.
+    """Return the settings for guessing tokens ahead; None if vLLM does not guess.
 
     Guessed tokens are accepted or replaced by rejection sampling (Leviathan et al. 2023, theorem
     3.5), so that every token has the distribution of the model, and its log-probability is taken

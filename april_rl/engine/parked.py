@@ -1,7 +1,8 @@
 """Requests that vLLM holds with their KV cache but does not compute, between two policy versions.
 
-vLLM computes the requests in its scheduler's list of running ones. A request that is taken off that
-list keeps its blocks and its row in the model runner; put back, it continues with its next token.
+vLLM computes the requests in its scheduler's list of running ones. A request that is taken off
+that list keeps its blocks and its row in the model runner. When it is put back, it continues
+with its next token.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from april_rl.types import SampleId
 
 
 class Parked:
-    """The idle requests of one vLLM core; they are given up when their memory is needed."""
+    """Idle requests of one vLLM core; they are given up when their memory is needed."""
 
     def __init__(self, core: InprocClient, *, max_num_seqs: int) -> None:
         """Let idle requests leave enough memory for the others.
@@ -63,8 +64,8 @@ class Parked:
         self._core.abort_requests([request_id for request_id in running if request_id not in kept])
 
     def resume(self, request: Request) -> tuple[str, Attempt] | None:
-        """Return vLLM's id of the request that continues, and its attempt; None when there is no
-        state for exactly this continuation.
+        """Return vLLM's id and the attempt of the request that continues; None when no state
+        fits exactly this continuation.
         """
         found = self._idle.pop(request.sample_id, None)
         if found is None:
@@ -78,7 +79,7 @@ class Parked:
         return request_id, replace(attempt, request=request)
 
     def release(self, *, but: Container[SampleId] = ()) -> None:
-        """Give up the state of every idle request that is not in `but`."""
+        """Give up the state of every idle request except those in `but`."""
         gone = [sample_id for sample_id in self._idle if sample_id not in but]
         self._core.abort_requests([self._idle.pop(sample_id)[0] for sample_id in gone])
 

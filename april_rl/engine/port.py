@@ -1,4 +1,4 @@
-"""What a worker asks of its engine. A second engine is another class with these methods."""
+"""The methods that a worker calls on its engine. Another engine needs the same ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Engine(Protocol):
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         """Queue `submit` and compute at most `max_steps` steps with at most `slots` requests
-        together; return what finished. Every request comes back once, from here or from `abort`.
+        together; return what finished. Every request is returned once, here or by `abort`.
         """
 
     def abort(self) -> Completions:
@@ -45,16 +45,16 @@ class Engine(Protocol):
         """Free memory for the learner, if it can; only while the engine is empty."""
 
     def wake_weights(self) -> None:
-        """Make room for weights again, which `load_weights` brings."""
+        """Allocate the memory for weights again; `load_weights` fills it."""
 
     def wake_kv_cache(self) -> None:
         """Make room for the KV cache again."""
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], *, policy_version: int) -> None:
-        """Replace the weights by whole tensors under Hugging Face's names, one at a time."""
+        """Replace the weights; tensors come whole, one at a time, under Hugging Face's names."""
 
     def load_adapter(self, folder: Path, *, policy_version: int) -> None:
         """Replace the adapter by the one in `folder`, in peft's format."""
 
     def close(self) -> None:
-        """Free everything, and leave the process groups."""
+        """Free all memory and leave the process groups."""

@@ -23,7 +23,7 @@ class CountingScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's own
         super().__init__(*args, **kwargs)
-        self.counts = TickCounts()  # of the current tick; the engine replaces it
+        self.counts = TickCounts()  # counts of this tick; the engine replaces it
         if not get_tp_group().is_first_rank:
             self.aux_output_connector = None  # only the first rank's worker reports experts
         self._recomputed: dict[str, int] = {}  # tokens by request, until its next token is sampled

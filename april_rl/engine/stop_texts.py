@@ -1,4 +1,4 @@
-"""Texts that end a turn: vLLM looks for them where it writes text, above the engine core."""
+"""Find texts that end a turn, which vLLM does above the engine core, where it decodes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class StopTexts:
         return AutoTokenizer.from_pretrained(self._model_path)
 
     def end(self, texts: Sequence[str], token_ids: Sequence[int], *, num_new: int) -> int | None:
-        """Return how many of the tokens there are up to the one that completes a text, of the last
-        `num_new`; None if none does.
+        """Return how many tokens there are up to the one that completes a text, searching the
+        last `num_new`; None if no text is completed.
         """
-        # A token may be a part of a character.
+        # A token may be only a part of a character.
         num_read = num_new + max(len(text.encode()) for text in texts)
         first = max(0, len(token_ids) - num_read)
         for end in range(len(token_ids) - num_new + 1, len(token_ids) + 1):

@@ -1,7 +1,7 @@
 """Tensor-parallel engines: the same vLLM core in every worker of a group, computing the same steps.
 
-vLLM calls this an external launcher. Each rank has its own scheduler. All get the same requests and
-decide by nothing else, so they stay in lockstep without communicating.
+vLLM calls this an external launcher. Each rank has its own scheduler. All get the same requests
+and depend on nothing else, so they stay in lockstep without communicating.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def parallel_args(tensor_parallel_size: int) -> dict[str, Any]:
     """Return keyword arguments of `vllm.EngineArgs` for one rank of an engine of
     `tensor_parallel_size`.
 
-    Only NCCL reduces over the ranks. vLLM's faster ways map the memory of peers by device number,
-    but each worker sees only its own GPU: if that fails on some ranks only, they wait for each
-    other. These ways are turned off for the whole process.
+    Only NCCL reduces over the ranks. vLLM's faster ways map the memory of peers by device
+    number, but each worker sees only its own GPU: if that fails on some ranks only, they wait
+    for each other. They are turned off for the whole process.
     """
     if tensor_parallel_size == 1:
         return {"distributed_executor_backend": "uni"}
@@ -64,5 +64,5 @@ class _LockstepExecutor(ExecutorWithExternalLauncher):
     name: str
 
     def _distributed_args(self) -> tuple[str, int, int]:
-        """Return (where the ranks meet, rank, device); the ranks have met already."""
+        """Return (where the ranks meet, rank, device); the ranks are already connected."""
         return f"{_PREFIX}:{self.name}", dist.get_rank(), 0

@@ -27,7 +27,7 @@ from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Completions, Tick, TickCounts
 from april_rl.types import ENGINE_FAULTS, Completion, SampleId
 
-_MAX_ATTEMPTS = 3  # of a request, when the engine fails it
+_MAX_ATTEMPTS = 3  # how often a request is tried when the engine fails it
 
 
 class VllmEngine:
@@ -86,13 +86,13 @@ class VllmEngine:
         self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
         self._keeps_parked = keeps_parked and self._device.keeps_kv_cache
         self._parked = Parked(self._core, max_num_seqs=max_num_seqs)
-        self._submitted: set[SampleId] = set()  # since the last abort
+        self._submitted: set[SampleId] = set()  # what was submitted since the last abort
         self._temperature = temperature
         self._stop_token_ids, self._stop_texts = [*stop_tokens], StopTexts(model_path)
         self._queue: deque[Request] = deque()
         self._running: dict[str, Attempt] = {}  # by vLLM's request id, in the order of submission
         self._num_attempts = 0
-        self._failures: Counter[SampleId] = Counter()  # attempts in a row that failed
+        self._failures: Counter[SampleId] = Counter()  # consecutive failed attempts
         self._policy_version = 0
 
     @property
@@ -115,9 +115,9 @@ class VllmEngine:
         """Queue `submit`, compute at most `max_steps` engine steps, and return what finished.
 
         At most `slots` or `max_num_seqs` requests are computed together, and fewer while the KV
-        cache is full; queued ones take free slots in the order of submission. It ends early when
-        nothing runs and nothing waits. `prefilled_tokens` excludes tokens from the prefix cache and
-        is counted when a prefill ends. A request that does not fit the engine ends at once with
+        cache is full; queued ones take free slots in the order of submission. It ends early when no
+        request runs or waits. `prefilled_tokens` excludes tokens from the prefix cache and is
+        counted when a prefill ends. A request that does not fit the engine ends at once with
         `engine_error`.
 
         With engine.async_scheduling the last step may still be computed when this returns, so that
@@ -139,7 +139,7 @@ class VllmEngine:
                 break
             self._parked.make_room()
             finished += self._take(self._core.get_output(), counts)
-        if not self._running:  # a step that was scheduled before its requests had ended
+        if not self._running:  # a step was scheduled before its requests had ended
             finished += self._drain(counts)
         _, num_waiting = self._scheduler.get_request_counts()
         return Tick(
@@ -169,7 +169,7 @@ class VllmEngine:
         so).
         """
         finished = list(self._drain(TickCounts()))
-        if self._submitted:  # parked samples that were not submitted continue elsewhere, or never
+        if self._submitted:  # other parked samples continue on another engine, or never
             self._parked.release(but=self._submitted)
         self._submitted.clear()
         self._failures.clear()
@@ -227,7 +227,7 @@ class VllmEngine:
         self._device.wake(self._core, "kv_cache")
 
     def close(self) -> None:
-        """Free everything, and leave the process groups: the process can make another engine."""
+        """Free all memory and leave the process groups: the process can make another engine."""
         self._core.shutdown()
         cleanup_dist_env_and_memory()
 
@@ -243,7 +243,7 @@ class VllmEngine:
             if kept is not None:
                 self._running[kept[0]] = kept[1]
                 continue
-            request_id = str(self._num_attempts)  # to vLLM a resumed sample is a new request
+            request_id = str(self._num_attempts)  # for vLLM a resumed sample is a new request
             self._num_attempts += 1
             self._running[request_id] = self._attempt(request)
             self._core.add_request(
@@ -261,8 +261,8 @@ class VllmEngine:
             )
 
     def _cache_salt(self, sample_id: SampleId) -> str:
-        """Return what the keys of the prefix cache depend on besides the tokens. A second attempt
-        does not use what may have been the fault of the first one.
+        """Return what the keys of the prefix cache depend on besides the tokens. A second
+        attempt does not use cache entries that may have caused the first failure.
         """
         failures = self._failures[sample_id]
         attempt = f", attempt {1 + failures} of {sample_id}" if failures else ""
@@ -278,7 +278,7 @@ class VllmEngine:
             top_p=1.0 if own is None else own.top_p,
             max_tokens=request.max_tokens,
             stop_token_ids=self._stop_token_ids,
-            logprobs=0,  # of the sampled token only
+            logprobs=0,  # only the sampled token's log-probability
             detokenize=False,
             routed_experts_prompt_start=request.num_routed,
         )
@@ -289,7 +289,7 @@ class VllmEngine:
             yield from self._take(outputs, counts)
 
     def _take(self, outputs: EngineCoreOutputs, counts: TickCounts) -> Iterator[Completion]:
-        """Take in the tokens of an engine step; yield the completions that it finished."""
+        """Process the tokens of an engine step; yield the completions that it finished."""
         for output in outputs.outputs:
             attempt = self._running[output.request_id]
             reason = attempt.take(output)
@@ -304,7 +304,7 @@ class VllmEngine:
                 self._core.abort_requests([output.request_id])
             if reason in ENGINE_FAULTS:
                 counts.failed_attempts += 1
-                attempt = self._attempt(attempt.request)  # without the tokens
+                attempt = self._attempt(attempt.request)  # a new attempt, without the tokens
                 if self._try_again(attempt.request):
                     continue
             del self._failures[attempt.request.sample_id]

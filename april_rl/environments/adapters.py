@@ -1,4 +1,4 @@
-"""Environments in the form of other libraries, as ours.
+"""Adapters for environments in the form of other libraries.
 
 TRL's `environment_factory` (1.16): a class with `reset(**row) -> str | None` whose other public
 methods are tools, described by type hints and docstrings, and optionally `get_reward() -> float`. A
@@ -59,7 +59,7 @@ class FunctionTools:
     """A class in TRL's form without tools and rewards, to which `class_of_functions` adds tools."""
 
     def reset(self, **row: object) -> None:
-        """Begin without a message; functions know nothing of the row."""
+        """Begin without a message; functions get nothing from the row."""
 
 
 def class_of_functions(functions: Sequence[object]) -> type[FunctionTools]:
@@ -78,7 +78,7 @@ def class_of_functions(functions: Sequence[object]) -> type[FunctionTools]:
 
 
 def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls a function and has its type hints and docstring."""
+    """Return a method that calls a function and copies its type hints and docstring."""
 
     @functools.wraps(function)
     def method(_self: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -107,7 +107,7 @@ class ToolsEnvironment:
         return await _call(self._reset, **given)
 
     async def step(self, turn: Turn) -> StepResult:
-        """Make the calls of a turn, one after another; without one the episode is over."""
+        """Make the calls of a turn, one after another; a turn without a call ends the episode."""
         messages: list[Message] = []
         if turn.fault:
             messages.append({"role": "tool", "name": "unknown", "content": turn.fault})
@@ -119,8 +119,8 @@ class ToolsEnvironment:
         return StepResult(reward=await self._reward(), is_final=True)
 
     async def _reward(self) -> float:
-        """Return the result of `get_reward`, else the attribute `reward`, which the reward
-        functions of TRL's examples read.
+        """Return the result of `get_reward`, or else the attribute `reward`, which the reward
+        functions in TRL's examples read.
         """
         if self._get_reward is None:
             try:
@@ -130,7 +130,7 @@ class ToolsEnvironment:
         return float(await _call(self._get_reward))
 
     async def _result(self, call: ToolCall) -> object:
-        """Return the result of a tool; the policy reads its errors, too."""
+        """Return the result of a tool; an error becomes text that the policy reads."""
         if call.name not in self._tools:
             return {"error": f"there is no tool {call.name}; use {', '.join(self._tools)}"}
         try:
@@ -157,7 +157,7 @@ class SkyRLEnvironment:
         return list(messages[len(prompt) :])
 
     async def step(self, turn: Turn) -> StepResult:
-        """Let the instance answer a turn."""
+        """Make the instance answer a turn."""
         result = await _call(self._instance.step, turn.text)
         return StepResult(result["observations"], result["reward"], result["done"])
 

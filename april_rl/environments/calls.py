@@ -1,6 +1,6 @@
-"""Calls with a side effect, made once in the life of a sample: each begun call and its result is
-written to a file, so that an episode that is built again does not call a second time. Snapshots of
-its environment lie in the same file.
+"""Calls with a side effect, made once in the life of a sample: each started call and its result
+is written to a file, so that an episode that is built again does not call a second time. The
+same file holds snapshots of its environment.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ EVALUATIONS = "evaluation"  # folder with a folder for each held-out set
 
 
 class Call(NamedTuple):
-    """Facts of a call for the function that is called, if it has a parameter `call`."""
+    """Facts about a call, passed to the called function if it has a parameter `call`."""
 
-    key: str  # the same for every attempt at this call, and for no other: an idempotency key
-    attempt: int  # from 1; above it, an earlier attempt began and may have ended
+    # Equal for every attempt at this call and different for any other call: an idempotency key.
+    key: str
+    attempt: int  # counts from 1; if it is higher, an earlier attempt began and may have ended
 
 
 class CallError(RuntimeError):
-    """A call cannot be written down."""
+    """A call cannot be recorded."""
 
 
 class Calls:
@@ -41,9 +42,10 @@ class Calls:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._name = uuid4().hex  # the name of these calls, in the first line of the file
-        self._begun: dict[str, int] = {}  # attempts by key
+        self._begun: dict[str, int] = {}  # number of attempts by key
         self._results: dict[str, Any] = {}  # by key
-        self._snapshots: dict[str, dict[str, Any]] = {}  # lines, by the turns before
+        # Lines of snapshots, by the turns that came before.
+        self._snapshots: dict[str, dict[str, Any]] = {}
         lines = list(_lines(self._path))
         for line in lines:
             if "name" in line:
@@ -58,14 +60,14 @@ class Calls:
             else:
                 self._begun[line["key"]] = line["attempt"]
         self._is_named = bool(lines)
-        # The numbers of the calls that run or have returned, by function and arguments.
+        # Numbers of the calls that are running or have returned, by function and arguments.
         self._taken: defaultdict[str, set[int]] = defaultdict(set)
-        self._lock = Lock()  # an environment may have threads
+        self._lock = Lock()  # the environment may use threads
         self._is_closed = False
         self.num_made, self.num_repeated = 0, 0  # since `take_counts`
 
     def start_over(self) -> None:
-        """Set the notes aside, if there are any: every call is made again, as a further attempt."""
+        """Set the notes aside if there are any: every call is made again, as a further attempt."""
         with self._lock:
             self._results.clear()
             self._snapshots.clear()
@@ -73,7 +75,9 @@ class Calls:
                 self._note({"started_over": True})
 
     def close(self) -> None:
-        """Refuse calls from now on: the episode was given up, although parts of it still run."""
+        """Refuse calls from now on: the episode was given up, although parts of it are still
+        running.
+        """
         with self._lock:
             self._is_closed = True
 
@@ -127,14 +131,16 @@ class Calls:
         return self._snapshots[turns]["state"]
 
     def take_counts(self) -> tuple[int, int]:
-        """Return the calls made since the last time, and how many of them are further attempts."""
+        """Return how many calls were made since the last time, and how many of them are further
+        attempts.
+        """
         counts = self.num_made, self.num_repeated
         self.num_made = self.num_repeated = 0
         return counts
 
     @contextmanager
     def _taking(self, given: str) -> Iterator[str]:
-        """Yield the key of a call with these arguments; its number is free again if it raises."""
+        """Yield the key of a call with these arguments; release its number if the call raises."""
         with self._lock:
             taken = self._taken[given]
             number = next(each for each in count(1) if each not in taken)
@@ -154,7 +160,7 @@ class Calls:
     ) -> dict[str, Any]:
         with self._lock:
             if self._is_closed:
-                raise CallError("the episode was given up")
+                raise CallError("the episode was abandoned")
             attempt = self._begun[key] = self._begun.get(key, 0) + 1
             self.num_made += 1
             self.num_repeated += attempt > 1
@@ -164,7 +170,7 @@ class Calls:
         return {**kwargs, "call": Call(key, attempt)}
 
     def _note_result(self, key: str, result: Any) -> Any:  # noqa: ANN401
-        """Note the result of a call; return it as it will be read back."""
+        """Record the result of a call; return it as it will be read back."""
         try:
             self._results[key] = json.loads(json.dumps(result))
         except TypeError as error:
@@ -174,7 +180,7 @@ class Calls:
         return self._results[key]
 
     def _note(self, line: dict[str, Any]) -> None:
-        """Append a line, and have it on the disk before anything else happens."""
+        """Append a line, and sync it to the disk before anything else happens."""
         written = json.dumps(line) + "\n"
         if not self._is_named:
             written = json.dumps({"name": self._name}) + "\n" + written
@@ -187,8 +193,8 @@ class Calls:
 
 
 def path_of(folder: Path, sample_id: SampleId, dataset: str) -> Path:
-    """Return the file with the calls of a sample; evaluations have a folder for each set,
-    since each set numbers its prompts alike.
+    """Return the file with the calls of a sample; evaluations use a folder for each set, since
+    every set numbers its prompts from the same start.
     """
     if sample_id.prompt_id < 0:
         folder = folder / EVALUATIONS / dataset
@@ -217,7 +223,7 @@ class Notes:
         self._ended.appendleft(set())
 
     def on_evaluation_end(self) -> None:
-        """Remove the notes of evaluations: the last one has ended."""
+        """Remove the notes of evaluations after the last one has ended."""
         rmtree(self._folder / EVALUATIONS, ignore_errors=True)
 
 
@@ -232,7 +238,7 @@ def _as_text(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a file; a last one that was cut off is removed."""
+    """Yield the lines of a file; remove a last one that was cut off."""
     if not path.exists():
         return
     written = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Tries an environment before training starts."""
+"""Try an environment before training starts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _TRIAL = -(1 << 40)  # an id that no prompt of a run has
 
 
 def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None:
-    """Begin an episode for each example, a prompt of each data set, and have the data set's own
-    answer answered there. Raise EnvironmentFailedError when one fails.
+    """Begin an episode for one example prompt of each data set, and let the environment reply to
+    the data set's own answer. Raise EnvironmentFailedError when one fails.
     """
     for place, example in enumerate(examples):
         begun = Sample(replace(example, id=_TRIAL - place), 0)
         notes = path_of(pool.folder, begun.id, example.dataset)
-        notes.unlink(missing_ok=True)  # notes of the last start
+        notes.unlink(missing_ok=True)  # remove the notes of the last start
         begun = begun.with_span(_observation(pool, begun, "reset"))
         token_ids = pool.rules[example.dataset].dialogue.turn_of(example.answer)
         turn = Completion(
@@ -37,12 +37,13 @@ def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None
         pool.forget(begun.id)
         notes.unlink(missing_ok=True)
         _check_following(pool, example)
-    pool.metrics()  # the trial does not count
+    pool.metrics()  # discard the counts of the trial
 
 
 def _check_following(pool: EnvironmentPool, example: Prompt) -> None:
     dialogue = pool.rules[example.dataset].dialogue
-    has_tools = dialogue.has_tools and not dialogue.has_agent  # an agent declares its tools later
+    # An agent declares its tools later, so it is not checked here.
+    has_tools = dialogue.has_tools and not dialogue.has_agent
     roles = ("user", "tool") if has_tools else ("user",)
     for role in roles:
         try:

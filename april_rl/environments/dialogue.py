@@ -1,8 +1,8 @@
 """Turns the messages of an environment into the tokens that follow a prompt or a turn.
 
-What was sampled is never decoded and encoded again. The tokens after it come from the chat template
-by difference: a stand-in conversation with a marker in the place of the tokens so far is
-rendered, and what follows the marker is new.
+Sampled tokens are never decoded and encoded again. The tokens after them come from the chat
+template: a stand-in conversation with a marker in the place of the tokens so far is rendered,
+and the text after the marker is new.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from april_rl.types import Message
 
 _QUESTION: Message = {"role": "user", "content": MARKER}
 _ASKED: Message = {"role": "user", "content": "?"}
-# Used for templates that refuse a tool message unless a call precedes it.
+# For templates that refuse a tool message unless a call precedes it.
 _CALL = {"type": "function", "function": {"name": "tool", "arguments": {}}}
 
 
@@ -28,11 +28,12 @@ class Dialogue:
     """The form in which a data set's prompts and turns continue."""
 
     tokenizer: Tokenizer
-    is_chat: bool  # False: the text of messages is appended as it is
+    is_chat: bool  # False: the text of messages is appended unchanged
     variables: Mapping[str, Any]  # data.chat_template_kwargs
     stop_ids: frozenset[int]  # tokens that end a turn
-    has_tools: bool = False  # calls of tools are read from turns
-    has_agent: bool = False  # its messages are the whole conversation; prompts have no tokens
+    has_tools: bool = False  # turns may contain calls of tools
+    # The agent's messages are the whole conversation, and prompts have no tokens.
+    has_agent: bool = False
 
     def opening(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
@@ -116,7 +117,7 @@ class Dialogue:
     def conversation(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[int, ...]:
-        """Return messages that are read from the beginning, as a prompt of a data set is written.
+        """Return messages that are read from the beginning, written like a prompt of a data set.
         Raise TokenizerError for messages that the template refuses, and for tools that the model
         cannot call.
         """

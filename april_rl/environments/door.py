@@ -1,6 +1,6 @@
-"""Check what an environment, an agent or a tool returns, in its own process, and make plain values
-of it, which can be pickled, encoded, tokenized and saved. Anything else fails the sample, with a
-sentence that names the field.
+"""Check the return values of environments, agents and tools in their own process, and convert
+them to plain values, which can be pickled, encoded, tokenized and saved. Anything else fails the
+sample, with a sentence that names the field.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from april_rl.data.messages import calls_of_tools
 from april_rl.environments.protocol import StepResult
 from april_rl.types import Message
 
-MAX_DEPTH = 32  # of nested lists and mappings; pickle and templates recurse
-MAX_STOPS, MAX_STOP_CHARACTERS = 4, 256  # the API's limit; every token is searched for each
+MAX_DEPTH = 32  # depth of nested lists and mappings; pickle and templates recurse
+# The API's limit, since every token is searched for each text.
+MAX_STOPS, MAX_STOP_CHARACTERS = 4, 256
 CHARACTERS_PER_TOKEN = 64  # hardly any token is longer
 
 
@@ -28,8 +29,8 @@ class GarbageError(TypeError):
 def opening(returned: object, *, max_tokens: int) -> StepResult:
     """Return what `reset` returned in one form: text, messages, None or the StepResult of an agent.
 
-    `max_tokens` is environment.max_observation_tokens: characters that are certainly beyond it are
-    cut, so that a huge text is never tokenized. Raise GarbageError.
+    `max_tokens` is environment.max_observation_tokens: text that certainly exceeds it is cut, so
+    that a huge text is never tokenized. Raise GarbageError.
     """
     if not isinstance(returned, StepResult):
         returned = StepResult(messages=() if returned is None else returned)  # type: ignore[arg-type]
@@ -39,7 +40,7 @@ def opening(returned: object, *, max_tokens: int) -> StepResult:
 
 
 def result(returned: object, *, max_tokens: int) -> StepResult:
-    """Return what `step` returned in one form; `max_tokens` as in `opening`. Raise GarbageError."""
+    """Return the result of `step` in one form; `max_tokens` as in `opening`. Raise GarbageError."""
     if not isinstance(returned, tuple) or not 3 <= len(returned) <= len(StepResult._fields):
         raise GarbageError(f"step returned {_show(returned)}, expected a StepResult")
     return _check("step", StepResult(*returned), max_tokens=max_tokens)
@@ -107,7 +108,7 @@ def _message(value: object) -> Message:
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401
-    """Return plain data for JSON, without the user's classes and with texts that can be encoded."""
+    """Return plain data for JSON, without the user's classes and with encodable texts."""
     if depth(value) > MAX_DEPTH:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
     return json.loads(repair(json.dumps(value, ensure_ascii=False, allow_nan=False)))
@@ -156,8 +157,8 @@ def _count(value: SupportsIndex) -> int:
 
 
 def _cut(messages: list[Message], room: int) -> list[Message]:
-    """Return messages whose texts and calls have at most `room` characters; the text that is too
-    long is cut, and what follows it left out.
+    """Return messages whose texts and calls have at most `room` characters in total; cut the
+    text that is too long, and drop everything after it.
     """
     kept: list[Message] = []
     for message in messages:

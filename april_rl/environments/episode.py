@@ -1,5 +1,5 @@
-"""One episode in its process: calls the methods of an environment, with a time limit, and lets what
-they return through the door.
+"""One episode in its process: call the methods of an environment with a time limit, and check
+what they return (`door.py`).
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ Outcome = Literal["returned", "error", "timeout"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRequest:
-    """A request to an episode, to begin or to take a turn: plain data."""
+    """A request to an episode, to begin or to take a turn, as plain data."""
 
-    number: int  # of the question
+    number: int  # the question that this answers
     sample_id: SampleId
-    # To begin the episode, or to build it again by all of `turns`; None: it lives in the process.
+    # Given to begin the episode, or to build it again from all of `turns`; None: it lives in the
+    # process.
     row: Mapping[str, Any] | None
     seed: int
-    turns: tuple[Turn, ...]  # the turns without an observation
-    calls_again: bool = False  # an episode that was lost begins again: its calls are made again
+    turns: tuple[Turn, ...]  # the turns that have no observation yet
+    calls_again: bool = False  # an episode that was lost begins again, and its calls are made again
 
 
 @dataclass(slots=True, kw_only=True)
 class EpisodeReply(ProcessReply):
-    """The results of the method calls that a request took, in order: of `reset`, if the episode
+    """The results of the method calls that a request made, in order: of `reset`, if the episode
     began with it, and of `step` for each turn.
     """
 
     results: tuple[StepResult, ...] = ()  # each has a list of messages
     outcome: Outcome
     message: str = ""  # the reason why there is no observation
-    elapsed_s: float = 0.0  # of the last call of a method
+    elapsed_s: float = 0.0  # duration of the last call of a method
     num_calls: int = 0  # calls that `Context.once` made
-    num_repeated: int = 0  # further attempts among these
+    num_repeated: int = 0  # how many of them were further attempts
 
 
 class _TooSlowError(Exception):
@@ -61,7 +62,7 @@ class Episode:
     def __init__(
         self, build: Callable[[], Environment], calls: Calls, *, limit_s: float, max_tokens: int
     ) -> None:
-        """`limit_s` is the time that one call of a method, and `build`, may take; `max_tokens` is
+        """`limit_s` is the time limit of one method call, and of `build`; `max_tokens` is
         environment.max_observation_tokens.
         """
         self._build, self._calls = build, calls
@@ -71,14 +72,14 @@ class Episode:
         self._texts: list[str] = []  # the texts of all turns so far
 
     def close(self) -> None:
-        """End the episode: parts of it that still run make no more calls."""
+        """End the episode; parts of it that are still running make no more calls."""
         self._calls.close()
         if isinstance(self._environment, Agent):
             self._environment.end()
 
     async def reply_to(self, request: EpisodeRequest) -> EpisodeReply:
-        """Begin if the request says so, take its turns, and return every result, also the
-        results before a failure.
+        """Begin if the request says so, take its turns, and return every result, including those
+        before a failure.
         """
         results: list[StepResult] = []
         outcome: Outcome = "returned"
@@ -133,8 +134,8 @@ class Episode:
                 ) from error
 
     async def _restore(self, environment: Environment, request: EpisodeRequest) -> bool:
-        """Continue from the latest snapshot before the turn that has no observation yet, if there
-        is one; snapshots after other turns belong to an episode that was given up.
+        """Continue from the latest snapshot before the first turn without an observation, if
+        there is one; snapshots after other turns belong to an abandoned episode.
         """
         if not self._has_snapshots:
             return False
@@ -149,8 +150,8 @@ class Episode:
         return False
 
     async def _call_in_time(self, method: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
-        """Call a method, in a thread unless it is a coroutine; raise _TooSlowError if it takes too
-        long. A thread that is too slow continues, and its result is lost.
+        """Call a method, in a thread unless it is a coroutine; raise _TooSlowError if it takes
+        too long. A slow thread continues, and its result is lost.
         """
         try:
             async with time_limit(self._limit_s) as limit:
@@ -159,7 +160,8 @@ class Episode:
                 returned = await threads.call(method, *args)
                 return await returned if inspect.isawaitable(returned) else returned
         except TimeoutError:
-            if not limit.expired():  # the user's code raised it
+            # The time limit has not passed: the user's code raised the error.
+            if not limit.expired():
                 raise
         raise _TooSlowError(f"no answer within environment.step_timeout_s = {self._limit_s:g}")
 

@@ -1,4 +1,4 @@
-"""Turns a setting into environments, and describes them, in their process."""
+"""Turn a setting into environments and describe them, in their process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from april_rl.outside.user_code import (
 class Description(NamedTuple):
     """Facts of a class that the controller needs before it reads the data."""
 
-    tools: tuple[Mapping[str, Any], ...] = ()  # their JSON schemas, for the chat template
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of the tools, for the chat template
     columns: tuple[str, ...] = ()  # data columns that its `reset` names
     has_reward: bool = True  # False: it is a tool, or a list of them
 
@@ -49,8 +49,8 @@ def limits_of(config: EnvironmentConfig) -> Limits:
 
 
 def describe(config: EnvironmentConfig) -> Description:
-    """Return the facts of the class that `environment.function` names, from a process of its own.
-    Raise EnvironmentFailedError when it cannot be loaded.
+    """Return the description of the class that `environment.function` names, made in a separate
+    process. Raise EnvironmentFailedError when it cannot be loaded.
     """
     connection, process = start(partial(_describe, config), limits_of(config))
     found: Description | str = (
@@ -99,9 +99,9 @@ def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
-    """Import the class of a setting `module:Class`, or make one whose tools are the function, or
-    the list of functions, of that name. Raise TypeError if it is not an environment or does not
-    take `args`; errors of its module pass through.
+    """Import the class of a setting `module:Class`. If the name is a function or a list of
+    functions, make a class with these as its tools. Raise TypeError if it is not an environment
+    or does not take `args`; errors of its module pass through.
     """
     found = import_object(function)
     if not inspect.isclass(found):

@@ -1,8 +1,8 @@
 """The environments of a run, in processes of their own, while generation continues.
 
-An episode stays in the process where it began. When that process dies, or the run was resumed, it
-is built again in another one by calling its methods with the same arguments; they must return
-the messages that the sample has already.
+An episode stays in the process where it began. When that process dies, or the run was resumed,
+it is built again in another one by calling its methods with the same arguments; they must return
+the same messages as before.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class EnvironmentPool(Supervisor):
         folder: Path,
         num_saves: int = 1,
     ) -> None:
-        """Start nothing yet: processes start with the first question. `rules` are by data set;
-        events go to `mailbox`; `folder` is for the calls of samples, which are removed `num_saves`
-        saves after the sample has ended.
+        """Prepare without a process: they start with the first question. `rules` are by data
+        set; events go to `mailbox`; `folder` holds the calls of samples, which are removed
+        `num_saves` saves after the sample has ended.
         """
         super().__init__(config.num_processes)
         self.setting, self.rules, self.mailbox = config.setting, rules, mailbox
@@ -65,18 +65,18 @@ class EnvironmentPool(Supervisor):
         self.notes = Notes(folder, num_saves=num_saves)
         self._config, self._seed = config, seed
         self._may_replay = config.on_restart is OnRestart.replay
-        self._replied_s = 0.0  # the time of the calls that returned
+        self._replied_s = 0.0  # total duration of the calls that returned
 
     def act(self, sample: Sample) -> None:
         self._ask(sample.id, sample)
 
     def forget(self, sample_id: SampleId) -> None:
-        """Forget an episode if there is one, also in its process."""
+        """Forget an episode, here and in its process, if there is one."""
         self.notes.end(sample_id)
         self._forget(sample_id)
 
     def metrics(self) -> Metrics:
-        """Return the calls, their time and their failures since the last call."""
+        """Return the calls, their time and their failures since the previous time."""
         counts, self._counts = self._counts, Counter()
         values: dict[str, Metric] = {f"environment/{each}": Sum(counts[each]) for each in _COUNTS}
         if counts["steps"]:

@@ -1,4 +1,4 @@
-"""The work of a process with environments: one event loop, and many episodes on it."""
+"""The work of a process with environments: one event loop with many episodes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from april_rl.outside.child_process import raise_open_files
 from april_rl.outside.supervisor import Forget
 from april_rl.outside.user_code import Caught
 
-_STACK_BYTES = 1 << 20  # the stack of a thread, which counts as memory
+_STACK_BYTES = 1 << 20  # stack of a thread, which counts as memory
 _MOST_THREADS = 256  # threads that environments may start by asyncio.to_thread
 
 
 def serve(config: EnvironmentConfig, folder: Path, connection: Connection) -> None:
-    """Load the class, send why that failed (or an empty text), and reply until the controller
-    ends. `folder` is for the calls of samples.
+    """Load the class, send the error (or an empty text), and reply until the controller ends.
+    `folder` is for the calls of samples.
     """
     threading.stack_size(_STACK_BYTES)
     raise_open_files()
@@ -49,7 +49,8 @@ class _Episodes:
         self._connection, self._config, self._folder = connection, config, folder
         self._new = environments_of(config, Endpoint(config.address))
         self._alive: dict[Hashable, Episode] = {}
-        self._tasks: set[asyncio.Task[None]] = set()  # asyncio holds weak references
+        # References to the tasks, because asyncio holds only weak ones.
+        self._tasks: set[asyncio.Task[None]] = set()
         self._replies: list[EpisodeReply] = []  # replies that are sent together
 
     async def serve(self) -> None:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from april_rl.errors import RunError
 from april_rl.types import Message, SampleId
 
-Messages = str | Sequence[Message]  # a text is one message of the user
-TEXT = "text"  # role of a text that is read as it is, outside of the chat template
+Messages = str | Sequence[Message]  # a text stands for one message of the user
+TEXT = "text"  # role of a text that is read unchanged, outside of the chat template
 
 
 class EnvironmentFailedError(RunError, RuntimeError):
@@ -44,36 +44,37 @@ class Turn(NamedTuple):
     text: str  # without special tokens
     raw_text: str  # with special tokens, except the one that ended the turn
     is_truncated: bool = False  # cut off because its tokens or the budget were used up
-    is_stopped: bool = False  # ended at a text that an agent gave as `stop`
-    is_last: bool = False  # no further turn follows
-    calls: tuple[ToolCall, ...] = ()  # of the tools, for classes in TRL's form
-    fault: str = ""  # why calls could not be read
+    is_stopped: bool = False  # it ended at a text that an agent gave as `stop`
+    is_last: bool = False  # no turn follows
+    calls: tuple[ToolCall, ...] = ()  # calls of tools, for classes in TRL's form
+    fault: str = ""  # why the calls could not be read
     num_tokens: int = 0  # the tokens that the policy sampled in it
-    num_context: int = 0  # tokens that it read before
+    num_context: int = 0  # the tokens that it read before
     tokens: tuple[str, ...] = ()  # each of the `num_tokens` as text; for agents only
-    logprobs: tuple[float, ...] = ()  # of these, at the run's temperature, in nats
-    request_key: str = ""  # of the request that it answers; for agents only
+    logprobs: tuple[float, ...] = ()  # their log-probabilities at the run's temperature, in nats
+    request_key: str = ""  # key of the request that the turn answers; for agents only
 
 
 class StepResult(NamedTuple):
     """The answer of an environment to a turn."""
 
     messages: Messages = ()  # the policy reads them next; not used when the episode is over
-    reward: float = 0.0  # the reward of this turn; the reward function `environment` adds them up
+    # The reward of this turn; the reward function `environment` adds up those of all turns.
+    reward: float = 0.0
     is_final: bool = False
     tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas that an agent declares before its turns
     begins_context: bool = False  # the messages are all that the policy reads from now on
     max_turn_tokens: int = 0  # the limit of the next turn; 0: the rest of the budget
     stop: Sequence[str] = ()  # texts that end the next turn
-    request_key: str = ""  # of the request that the next turn answers
+    request_key: str = ""  # key of the request that the next turn answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Facts of the episode that an environment may need."""
+    """Facts about the episode that an environment may need."""
 
-    sample_id: SampleId  # the id of its prompt, and its index in the group
-    is_replay: bool  # the episode is built again, after its process or the run has ended
+    sample_id: SampleId  # the id of its prompt and its index in the group
+    is_replay: bool  # the episode is built again because its process or the run has ended
     once: Callable[..., Any]  # makes a call once in the life of the sample: `Calls.once`
 
 
@@ -85,8 +86,8 @@ class Environment(Protocol):
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Any:  # noqa: ANN401
         """Begin. `row` has `prompt` (the text that the model sees), `answer`, `dataset` and
-        `environment.columns`; `seed` is the same for all samples of a prompt. Return what the
-        policy reads before its first turn, besides the prompt: `Messages`, or None.
+        `environment.columns`; `seed` is the same for all samples of a prompt. Return the
+        `Messages` that the policy reads after the prompt and before its first turn, or None.
         """
 
     def step(self, turn: Turn) -> Any:  # noqa: ANN401
@@ -95,8 +96,8 @@ class Environment(Protocol):
 
 @runtime_checkable
 class Saves(Protocol):
-    """An environment whose state can be saved, so that it need not be built again by its turns.
-    Both methods may be coroutines.
+    """An environment whose state can be saved, so that it need not be built again from its
+    turns. Both methods may be coroutines.
     """
 
     def snapshot(self) -> Any:  # noqa: ANN401
@@ -111,4 +112,4 @@ class Loads(Protocol):
     """An environment that prepares itself before `reset`."""
 
     def load(self, context: Context) -> None:
-        """Get ready for `reset`."""
+        """Prepare for `reset`."""

@@ -40,20 +40,20 @@ class PythonTool:
         max_characters: int = 2000,
         sandbox: Choice = "landlock",
     ) -> None:
-        """`timeout_s` is the CPU time of a program; of what it prints, the first `max_characters`
-        are returned. Raise SandboxError where landlock does not isolate.
+        """`timeout_s` is the CPU time of a program; the first `max_characters` of its output are
+        returned. Raise SandboxError if landlock does not isolate here.
         """
         self._sandbox = open_sandbox(sandbox, memory_gib=memory_gib).sandbox
         self._timeout_s, self._max_characters = timeout_s, max_characters
 
     def reset(self) -> None:
-        """Begin; every program starts with nothing."""
+        """Begin; every program starts from an empty state."""
 
     def python(self, code: str) -> str:
         """Run a Python program and return its output.
 
-        Args:
-            code: The program. It prints its results; nothing is kept for the next one.
+        Args: code: The program. It has to print its results; no variable is kept for the next
+        program.
         """
         program = _PROGRAM.format(code=code)
         with self._sandbox.start(program, timeout_s=self._timeout_s) as opened:
@@ -65,20 +65,21 @@ class PythonTool:
 
 
 class PythonBlocks:
-    """The same for models without tool calls: the last block of Python in a turn is run, and the
-    policy reads its output as a message of the user. A turn without a block ends the episode.
+    """Environment for models without tool calls: the last block of Python in a turn is run, and
+    the policy reads its output as a user message. A turn without a block ends the episode.
     """
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401
         self._tool = PythonTool(**settings)
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str:  # noqa: ARG002
-        """Say how a program is run; every program starts with nothing."""
+        """Explain how a program is run; every program starts from an empty state."""
         return _EXPLANATION
 
     def step(self, turn: Turn) -> StepResult:
         """Run the turn's last block."""
-        said = turn.text.rpartition("</think>")[2]  # a draft in a thought is not run
+        # Code in the thoughts is only a draft and is not run.
+        said = turn.text.rpartition("</think>")[2]
         blocks = _BLOCK.findall(said)
         if not blocks or turn.is_truncated:
             return StepResult(is_final=True)

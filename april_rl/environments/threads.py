@@ -1,5 +1,5 @@
-"""Calls of user code that is not a coroutine: a thread for each, with a time limit that begins when
-the call does.
+"""Run user code that is not a coroutine in a thread for each call, with a time limit that begins
+when the call does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _limit: ContextVar[asyncio.Timeout | None] = ContextVar("_limit", default=None)
 
 @asynccontextmanager
 async def time_limit(limit_s: float) -> AsyncIterator[asyncio.Timeout]:
-    """Raise TimeoutError after `limit_s` seconds, without the seconds in which `call` in this
-    context waits for other calls to end.
+    """Raise TimeoutError after `limit_s` seconds, not counting the seconds in which `call` waits
+    in this context for other calls to end.
     """
     async with asyncio.timeout(limit_s) as limit:
         token = _limit.set(limit)
@@ -32,7 +32,7 @@ async def time_limit(limit_s: float) -> AsyncIterator[asyncio.Timeout]:
 
 
 class Threads:
-    """The calls under way in this process."""
+    """The running calls in this process."""
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(_MOST_CALLS)
@@ -80,4 +80,4 @@ def _raising(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa
         raise RuntimeError(message).with_traceback(error.__traceback__) from None
 
 
-threads = Threads()  # of this process: adapters and episodes share its room
+threads = Threads()  # shared by the adapters and episodes of this process

@@ -14,8 +14,8 @@ _TERM = re.compile(r"([a-z])(\d)")
 
 
 async def run(client: AsyncOpenAI, row: Mapping[str, Any], seed: int) -> float:  # noqa: ARG001
-    """Ask; after a wrong answer add up, and ask again. Return 1 for a right first answer, 0.5 for a
-    second one.
+    """Ask for the sum; after a wrong answer add up, and ask again. Return 1 for a right first
+    answer, 0.5 for a right second one.
     """
     messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
     for reward in (1.0, 0.5):

@@ -16,7 +16,8 @@ from april_rl.environments.protocol import Context, StepResult, Turn
 _STATED = re.compile(r"\\boxed\{\s*(\d+)\s*\}")
 _TERM = re.compile(r"([a-z])(\d)")
 _SECOND_TRY = 0.5  # the reward of a right answer with the calculator's help
-_SLOW_SHARE, _SLOWER = 0.05, 10  # of the calls, times as long
+# Share of the calls that are slow, and how many times slower they are.
+_SLOW_SHARE, _SLOWER = 0.05, 10
 
 
 class Sums:
@@ -59,7 +60,9 @@ class Sums:
 async def partial_sums(
     numbers: list[int], *, takes_s: float, log: str | None, call: Call
 ) -> list[int]:
-    """Return the sums of the first numbers: the slow calculator, which notes each call in `log`."""
+    """Return the sums of the first numbers like a slow calculator, which notes each call in
+    `log`.
+    """
     if log is not None:
         with Path(log).open("a", encoding="utf-8") as file:
             file.write(f"{call.key} {call.attempt}\n")

@@ -1,5 +1,5 @@
-"""The view of a sample that an environment reads (its row, its seed, its turns as text), and the
-observations that the sample reads of the environment.
+"""The environment's view of a sample (its row, its seed, its turns as text), and the
+observations that the sample gets from the environment.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class EpisodeRules:
 def turns_of(
     sample: Sample, rules: EpisodeRules, max_turns: int, *, last_alone: bool
 ) -> tuple[Turn, ...]:
-    """Return the turns of a sample as text, or the last one alone."""
-    # For each turn: its parts, the number of tokens before it, and the request that it answers.
+    """Return the turns of a sample as text, or only the last one."""
+    # For each turn: its parts, the number of tokens before it, and the key of the request that it
+    # answers.
     turns: list[tuple[list[Completion], int, str]] = []
     parts: list[Completion] = []
     num_context = num_read = len(sample.prompt.token_ids)
@@ -58,10 +59,11 @@ def turns_of(
 
 
 def is_last_turn(sample: Sample, rules: EpisodeRules, max_turns: int) -> bool:
-    """Return whether no turn may follow the last one of a sample."""
+    """Return whether the last turn of a sample has to be its last."""
     ends = [span.finish_reason for span in sample.completions if span.finish_reason is not None]
     limits = [span.max_turn_tokens for span in sample.spans if isinstance(span, Observation)]
-    is_cut = ends[-1:] == ["length"] and not any(limits[-1:])  # by no limit of its own
+    # The turn ended because the budget did, not its own limit.
+    is_cut = ends[-1:] == ["length"] and not any(limits[-1:])
     is_used_up = sample.num_tokens >= rules.max_response_tokens
     return len(ends) >= max_turns or is_cut or is_used_up
 
@@ -85,8 +87,8 @@ def observation_of(
     *,
     config: EnvironmentConfig,
 ) -> Observation:
-    """Return the last result as an observation; the others were made a second time, and must be
-    what the sample has.
+    """Return the last result as an observation. The other results come from repeated calls and
+    must equal what the sample already has.
     """
     try:
         return _observation(results, sample, rules, config)
@@ -137,7 +139,9 @@ def _observation(
 
 
 def _observe(dialogue: Dialogue, result: StepResult, ends: Sequence[int]) -> Observation:
-    """Return a result as the policy reads it, after turns that ended with the tokens `ends`."""
+    """Return a result in the form that the policy reads, after turns that ended with the tokens
+    `ends`.
+    """
     assert not isinstance(result.messages, str)
     if not ends:
         token_ids = dialogue.opening(result.messages, result.tools)

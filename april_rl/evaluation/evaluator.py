@@ -30,7 +30,7 @@ class CountingOutside(Outside, Protocol):
         """Return `reward/*`, counted since the last call."""
 
     def evaluated(self) -> None:
-        """Note that an evaluation of all sets has ended."""
+        """Record that an evaluation of all sets has ended."""
 
 
 class Evaluator:
@@ -60,18 +60,18 @@ class Evaluator:
         self._num_slots = num_slots
         self._tick_steps, self._tick_timeout_s = tick_steps, tick_timeout_s
         self._seed = seed
-        self.work: list[TickWork] = []  # of every tick so far
+        self.work: list[TickWork] = []  # work of every tick so far
 
     def run(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> Outcome:
         """Return every response with its reward; call `on_progress` with the number of samples of
         complete and scored groups.
 
-        Seeds are the same every time, so two evaluations differ by the policy alone. Where the
-        reward or the engine failed, it is NaN. Nothing of it is counted in the next training step.
-        Raises EvaluationError when samples are missing.
+        Seeds are the same every time, so two evaluations differ only by the policy. A reward is
+        NaN if it or the engine failed. The next training step counts none of this. Raises
+        EvaluationError when samples are missing.
         """
         groups = self._groups(held_out, on_progress)
-        self._outside.metrics()  # taken, so that they are not of the next step
+        self._outside.metrics()  # discarded, so that they do not count in the next step
         _check_whole(held_out, groups)
         rewards = [_deciding_rewards(scored, held_out.function) for scored in groups]
         return Outcome(
@@ -85,7 +85,7 @@ class Evaluator:
 
     def _groups(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> list[ScoredGroup]:
         """Return a group for each prompt, in the order of the set."""
-        # Negative ids, so that no held-out prompt is mistaken for a training prompt.
+        # Ids are negative, so that no held-out prompt is mistaken for a training prompt.
         prompts = [replace(prompt, id=-1 - i) for i, prompt in enumerate(held_out.prompts)]
         group_size = held_out.sampling.num_samples
         rules = StepRules(
@@ -98,7 +98,7 @@ class Evaluator:
             requests=self._request_rules(held_out),
             abort_timeout_s=self._tick_timeout_s,
             tick_timeout_s=self._tick_timeout_s,
-            deterministic=False,  # nothing depends on when a score comes
+            deterministic=False,  # the order in which scores arrive does not matter
         )
         record = StepRecord(policy_version=0, num_slots=self._num_slots, clock=time.perf_counter)
         dispatch = Dispatch(self._engines, rules.requests, ExpectedLength(), record)
@@ -114,7 +114,7 @@ class Evaluator:
             may_open=True,
         )
         step.generate(lambda num_ready, _: on_progress(group_size * num_ready))
-        while not dispatch.is_idle:  # no abort, which would release what is parked for training
+        while not dispatch.is_idle:  # never abort: that would release what is parked for training
             dispatch.wait(self._tick_timeout_s)
         self.work += [TickWork.of(tick) for _, tick in record.ticks]
         return sorted(buffer.ready_groups(), key=lambda scored: -scored.group.prompt.id)
@@ -131,7 +131,7 @@ class Evaluator:
 
 
 class _InOrder:
-    """The prompts of a set, each once."""
+    """Prompts of a set, each once."""
 
     def __init__(self, prompts: Iterable[Prompt]) -> None:
         self._prompts = iter(prompts)
@@ -141,8 +141,8 @@ class _InOrder:
 
 
 def _deciding_rewards(scored: ScoredGroup, function: str) -> list[float]:
-    """Return the rewards of a group [k] by the function that decides, NaN for failed samples."""
-    if not scored.parts:  # there is a single reward function
+    """Return the rewards of a group [k] from the deciding function; NaN for failed samples."""
+    if not scored.parts:  # there is only one reward function
         return list(scored.rewards)
     return [
         reward if math.isnan(reward) else dict(parts)[function]
@@ -158,7 +158,7 @@ def _check_whole(held_out: HeldOut, groups: list[ScoredGroup]) -> None:
     for place, prompt in enumerate(held_out.prompts):
         if -1 - place not in whole:
             raise EvaluationError(
-                f"evaluation.sets.{held_out.name}: the engines did not give all "
+                f"evaluation.sets.{held_out.name}: the engines did not return all "
                 f"{held_out.sampling.num_samples} samples of the prompt at {prompt.source}; the "
                 "set is not evaluated"
             )

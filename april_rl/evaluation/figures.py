@@ -30,7 +30,7 @@ class Figures:
     passes: Values
     majorities: Values | None  # None: no function reads an answer from a response
     num_prompts: int
-    errors: int  # samples without a reward
+    errors: int  # number of samples without a reward
     response_tokens_mean: float  # over all samples
     truncated_frac: float  # over all samples
 
@@ -95,7 +95,7 @@ def figures(outcome: Outcome, answers: Sequence[str | None] | None) -> Figures:
 
 
 def _reason(samples: Sequence[Sample]) -> str:
-    """Return what failed a sample, or where to look."""
+    """Return what made a sample fail, or where to look."""
     last = (span for sample in samples for span in sample.spans[-1:])
     failures = (span.failure for span in last if isinstance(span, Observation) and span.failure)
-    return next(failures, "see to the reward function or its limits (reward.*)")
+    return next(failures, "check the reward function and its limits (reward.*)")

@@ -18,10 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 
 CONFIDENCE = 0.95
 _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-_HALVINGS = 60  # of an interval of differences, to the last bit
+_HALVINGS = 60  # halvings of an interval of differences, down to the last bit
 _ADDED_PROMPTS = 0.5  # chosen by simulation, docs/evaluation.md
 _NUM_RESAMPLES = 10_000
-_SEED = 0  # the same figures give the same interval
+_SEED = 0  # constant, so that the same figures give the same interval
 _CHUNK = 1 << 21  # prompts drawn at a time
 
 
@@ -93,8 +93,8 @@ def _is_between_0_and_1(values: NDArray[np.float64]) -> bool:
 
 
 def tango(gained: float, lost: float, pairs: float) -> tuple[float, float]:
-    """Return the score interval of the difference of two paired proportions (Tango 1998,
-    Statistics in Medicine 17: 891-908). It holds for few pairs, and where none of them differs.
+    """Return the score interval of the difference of two paired proportions (Tango 1998, Statistics
+    in Medicine 17: 891-908). It is valid for few pairs, and if none of them differs.
 
     `gained` and `lost` count the pairs with only the second or only the first a success. For few
     pairs it is not an exact test: 4 lost and none gained of 200 exclude 0, where McNemar's exact
@@ -116,7 +116,7 @@ def _farthest(near: float, far: float, gained: float, lost: float, pairs: float)
 
 
 def _is_kept(difference: float, gained: float, lost: float, pairs: float) -> bool:
-    """Return whether the score test keeps the hypothesis of this difference, at CONFIDENCE."""
+    """Return whether the score test keeps the hypothesis of this difference at CONFIDENCE."""
     # The likeliest share of pairs lost under the hypothesis solves a·x² + b·x + c = 0.
     a = 2 * pairs
     b = (2 * pairs - gained + lost) * difference - gained - lost

@@ -16,7 +16,7 @@ from april_rl.evaluation.settings import SetSampling
 FILE_NAME = "evaluation.json"
 _COMPARISON_NAME = "comparison.json"
 _FORMAT = 1
-# These depend on k: they are not compared between evaluations with different numbers of samples.
+# They depend on k and are compared only between evaluations with equally many samples.
 _OF_K = ("pass_at_k", "maj_at_k")
 
 
@@ -57,7 +57,7 @@ class Difference(NamedTuple):
 
     num_prompts: int
     changes: Mapping[str, Estimate]  # avg_at_k and, if k is the same, the others
-    notes: tuple[str, ...]  # sampling settings that differ
+    notes: tuple[str, ...]  # which sampling settings differ
 
 
 def set_report(held_out: HeldOut, figures: Figures, *, path: str) -> SetReport:
@@ -94,7 +94,7 @@ def write_report(report: Report, folder: Path) -> Path:
 
 
 def write_differences(differences: Mapping[str, Difference], folder: Path) -> Path:
-    """Write the sets' differences to `folder`/comparison.json and return its path. Raises
+    """Write the differences of all sets to `folder`/comparison.json and return its path. Raises
     OSError.
     """
     plain = {

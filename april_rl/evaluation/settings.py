@@ -12,11 +12,11 @@ from april_rl.config.task import EvaluationSetConfig
 class SetSampling:
     """Sampling settings of a held-out set; every figure depends on all of them."""
 
-    num_samples: int  # k, of each prompt
+    num_samples: int  # k: samples of each prompt
     temperature: float
     top_p: float
     max_response_tokens: int
-    max_prompts: int  # the first ones of the set; 0: all
+    max_prompts: int  # number of the set's first prompts to use; 0: all
 
 
 def set_sampling(config: TrainConfig, chosen: EvaluationSetConfig) -> SetSampling:
@@ -48,9 +48,9 @@ def longest_response(config: TrainConfig, *, is_training: bool) -> tuple[int, st
             budgets.append((config.evaluation.max_response_tokens, key))
         else:
             budgets.append(general)
-    return max(budgets, key=lambda budget: budget[0])  # the first one of a tie
+    return max(budgets, key=lambda budget: budget[0])  # on a tie, the first one
 
 
 def _first(*values: float | None) -> float:
-    """Return the first value that is not None; the last one never is."""
+    """Return the first value that is not None; the last one always has a value."""
     return next(value for value in values if value is not None)

@@ -1,5 +1,6 @@
 """The lab predicts, rehearses, compares and draws; training works without it.
 
-The core, which trains, never imports the lab: `rollout.over_sampling_factor=auto` is found by name,
-as a reward is, and the command line `april_rl/train.py` writes the report at the end of a run.
+The core, which trains, never imports the lab: `rollout.over_sampling_factor=auto` is found by
+name, like a reward, and the command line `april_rl/train.py` writes the report at the end of a
+run.
 """

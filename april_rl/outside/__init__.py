@@ -1,1 +1,1 @@
-"""Processes that answer from outside the controller, supervised: rewards and environments."""
+"""Supervised processes that answer from outside the controller: rewards and environments."""

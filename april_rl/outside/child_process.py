@@ -14,13 +14,15 @@ from multiprocessing.connection import Connection
 from april_rl.errors import RunError
 
 _MOST_FILES = 1 << 16
-# The path of a socket has 107 bytes; multiprocessing adds /pymp-XXXXXXXX/listener-XXXXXXXX.
+# The path of a socket has at most 107 bytes, and multiprocessing adds /pymp-XXXXXXXX/listener-
+# XXXXXXXX.
 _MAX_FOLDER_BYTES = 107 - 32
 
 
 def lifeline() -> Connection:
-    """Return the end of a pipe, for child processes, whose other end the controller alone holds.
-    Raise RunError where the fork server, from which they start, would find no room for its socket.
+    """Return one end of a pipe for child processes; only the controller holds the other end.
+    Raise RunError if the path for the socket of the fork server, from which they start, is too
+    long.
     """
     folder = tempfile.gettempdir()
     if len(os.fsencode(folder)) > _MAX_FOLDER_BYTES:
@@ -36,13 +38,13 @@ def die_with_controller(lifeline: Connection, *, with_group: bool = False) -> No
     """Have the kernel kill this process when the controller ends, however either of them ends;
     optionally with its process group, which it must lead.
 
-    The hang-up of `lifeline` sends SIGKILL. A thread would not work, because this process may be in
-    C code for long, nor would PR_SET_PDEATHSIG, because the parent may be the fork server, or a
-    thread of the controller that ends earlier.
+    The hang-up of `lifeline` sends SIGKILL. A thread would not work, because this process may be
+    in C code for long. PR_SET_PDEATHSIG would not work, because the parent may be the fork
+    server, or a thread of the controller that ends earlier.
     """
-    # Die at once: pebble's own handler waits until the interpreter leaves C code.
+    # Die at once: pebble's own handler waits until the interpreter has left C code.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Opened again, because processes that share an open pipe share its owner, too.
+    # The pipe is opened again, because processes that share an open pipe also share its owner.
     own = os.open(f"/proc/self/fd/{lifeline.fileno()}", os.O_RDONLY)
     fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpid() if with_group else os.getpid())
     fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
@@ -52,16 +54,16 @@ def die_with_controller(lifeline: Connection, *, with_group: bool = False) -> No
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Limit the memory that this process, and each that it starts, may write to: heap, stacks of
-    threads and private mappings. Address space is free: Node and Java reserve much more of it than
-    they use.
+    """Limit the memory that this process, and each one that it starts, may write to: heap,
+    stacks of threads and private mappings. Address space is free: Node and Java reserve much
+    more of it than they use.
     """
     resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
 
 
 def raise_open_files() -> int:
-    """Let this process, and each that it starts, open as many files as the system allows it, at
-    most 65,536: some programs close each number that there could be. Return that number.
+    """Let this process, and each one that it starts, open as many files as the system allows,
+    but at most 65,536, because some programs close every possible number. Return the limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
@@ -73,6 +75,6 @@ def raise_open_files() -> int:
 @cache
 def _pipe() -> tuple[Connection, Connection]:
     reader, writer = multiprocessing.Pipe(duplex=False)
-    # Reading data forks processes, which may outlive a controller that is killed.
+    # Reading data forks processes that may outlive a killed controller.
     os.register_at_fork(after_in_child=writer.close)
     return reader, writer

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
-_LONGEST_WAIT_S = 1.0  # between two looks at processes that may hang
+_LONGEST_WAIT_S = 1.0  # longest pause between two checks of processes that may hang
 
 _Reply_co = TypeVar("_Reply_co", covariant=True)
 
@@ -25,20 +25,22 @@ class Party(Protocol[_Reply_co]):
         """Return whether there is a reply that has not been taken."""
 
     def check(self) -> None:
-        """Act on processes that hang."""
+        """Act on hung processes."""
 
     def take(self) -> Sequence[_Reply_co]:
         """Return the replies known by now, in the order of the questions."""
 
 
 class Mailbox:
-    """A queue of events: other threads put functions, the controller's thread calls them."""
+    """A queue of events: other threads put functions into it, and the controller's thread calls
+    them.
+    """
 
     def __init__(self) -> None:
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     def put(self, event: Callable[[], None]) -> None:
-        """Have `event` called by the next `collect`; for any thread."""
+        """Make the next `collect` call `event`; any thread may do this."""
         self._events.put(event)
 
     def collect(
@@ -60,8 +62,8 @@ class Mailbox:
         return [reply for party in parties for reply in party.take()]
 
     def _advance(self, parties: Sequence[Party[_Reply_co]], *, wait_s: float) -> None:
-        """Call the events that are there, after waiting `wait_s` for the first; then have each
-        party look at its processes.
+        """Wait up to `wait_s` for the first event, and call all that have arrived; then let each
+        party check its processes.
         """
         try:
             (self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait())()

@@ -25,7 +25,7 @@ GroupFilter = Callable[[ScoredGroup], bool]
 
 
 class OwnFunctionError(RunError):
-    """A function of the user's cannot be used, or returned something wrong."""
+    """A user's function of the algorithm cannot be used, or returned an invalid value."""
 
 
 def load_advantages(config: AlgorithmConfig) -> Advantages | None:

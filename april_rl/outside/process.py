@@ -23,7 +23,7 @@ from april_rl.outside.child_process import die_with_controller, lifeline, limit_
 from april_rl.outside.mailbox import Mailbox
 from april_rl.outside.user_code import GIB
 
-MARK = "APRIL_RL_PROCESS"  # environment variable of the process and of all that it starts
+MARK = "APRIL_RL_PROCESS"  # environment variable of the process and of everything that it starts
 
 
 class Limits(NamedTuple):
@@ -52,30 +52,32 @@ class Process:
         received: Callable[[Process, Any], None],
         ended: Callable[[Process, str], None],
     ) -> None:
-        """Start it. `serve` is called there; it sends why it could not load the user's code (or an
-        empty text), then lists of replies. The mailbox calls `received` with each reply, and at the
-        end `ended` with the reason.
+        """Start the process, which calls `serve`. That sends the error from loading the user's
+        code (or an empty text), and then lists of replies. The mailbox calls `received` with
+        each reply, and at the end `ended` with the reason.
         """
         self._mark = uuid4().hex
         self._connection, self._process = start(serve, limits, mark=self._mark)
         self._mailbox, self._on_reply, self._on_end = mailbox, received, ended
         self.replied_s = time.monotonic()  # time of its last reply
-        self.is_leaving = False  # it gets no new subjects, and ends when it has replied
-        self.keys: set[Hashable] = set()  # the subjects that live there
-        # A process that is busy does not read; a thread waits for it.
+        self.is_leaving = False  # it gets no new subjects and ends after its last reply
+        self.keys: set[Hashable] = set()  # the subjects that live in the process
+        # A busy process does not read, so a thread waits for it.
         self._requests: SimpleQueue[Any] = SimpleQueue()
         for work in (self._receive, self._send):
             Thread(target=work, daemon=True).start()
 
     def send(self, request: object) -> None:
-        """Send a request; nothing happens if the process has ended, which is reported."""
+        """Send a request; if the process has ended, nothing happens, because its end is reported
+        separately.
+        """
         self._requests.put(request)
 
     def kill(self) -> None:
         """End the process, and every program that it has started."""
         kill(self._process)
         self._requests.put(None)
-        for program in psutil.process_iter():  # programs that left the group of the process
+        for program in psutil.process_iter():  # find programs that have left the process group
             with suppress(psutil.Error):
                 if program.environ().get(MARK) == self._mark:
                     program.kill()
@@ -112,7 +114,7 @@ def start(
     keywords = {"connection": theirs, "limits": limits, "mark": mark, "lifeline": lifeline()}
     process = context.Process(target=_run, args=(serve,), kwargs=keywords)
     process.start()
-    theirs.close()  # else the end of the process would not be noticed
+    theirs.close()  # otherwise the end of the process would not be noticed
     return ours, process
 
 

@@ -4,11 +4,11 @@ Invariants, and the tests in tests/environments that hold them:
 
 - nothing lost: every question gets a reply or is given up, even if a process ends, hangs or does
   not read (test_an_episode_that_ends_its_process_takes_no_other_along,
-  test_a_process_that_does_not_read_holds_nobody_up);
+  test_a_process_that_does_not_read_delays_no_other);
 - nothing twice: replies of a process that was killed do not count, and a question that fails is
   asked MAX_ATTEMPTS times (test_an_episode_that_fails_twice_is_given_up_with_its_reason);
 - one limit a question: it begins when the question is asked, and again with each reply of its
-  process (test_a_hung_process_is_killed_and_its_other_episodes_go_on_elsewhere);
+  process (test_a_hung_process_is_killed_and_its_other_episodes_continue_elsewhere);
 - quarantine: questions that were open in a process that died are asked one at a time, in a process
   where no other one begins, so that the one that ends processes takes no other along
   (test_an_episode_that_ends_its_process_takes_no_other_along);
@@ -31,11 +31,11 @@ from april_rl.outside.process import Process
 
 MAX_ATTEMPTS = 2
 MAX_RESTARTS = 3  # restarts for each process without a reply in between
-MAX_HUNG = 64  # calls of a process that do not come back, each of which keeps a thread
+MAX_HUNG = 64  # calls of a process that hang, each of which occupies a thread
 
 
 class Forget(NamedTuple):
-    """Request to forget a subject."""
+    """A request to forget a subject."""
 
     key: Hashable
 
@@ -44,7 +44,7 @@ class Forget(NamedTuple):
 class ProcessReply:
     """The part of a reply that concerns its process."""
 
-    number: int  # of the question
+    number: int  # number of the question
     num_hung: int = 0  # calls in the process that took too long and have not returned yet
 
 
@@ -52,17 +52,18 @@ class ProcessReply:
 class Question:
     """A question about a subject."""
 
-    number: int  # in the order of asking
-    key: Hashable  # of the subject
+    number: int  # counts questions in the order of asking
+    key: Hashable  # names the subject
     subject: Any
     attempt: int = 1
     asked_s: float = 0.0
-    limit_s: float = 0.0  # of the process as a whole; a single call has a limit of its own
+    # Time limit of the process as a whole; a single call has a limit of its own.
+    limit_s: float = 0.0
 
 
 class Supervisor(ABC):
-    """The processes of one kind, a `mailbox.Party` for one thread. The class that inherits
-    decides what they are asked and what their replies mean.
+    """The processes of one kind, a `mailbox.Party` for one thread. Subclasses decide on the
+    questions and on the meaning of the replies.
     """
 
     def __init__(self, num_processes: int) -> None:
@@ -71,12 +72,12 @@ class Supervisor(ABC):
         self._processes: list[Process] = []
         self._process_of: dict[Hashable, Process] = {}  # by subject
         self._open: dict[int, tuple[Question, Process]] = {}  # by number
-        self._waiting: deque[Question] = deque()  # for quarantine
+        self._waiting: deque[Question] = deque()  # questions for quarantine
         self._quarantine: Process | None = None
-        self._alone: Question | None = None  # the question that is open in quarantine
-        self._num_deaths = 0  # since the last reply
+        self._alone: Question | None = None  # the open question in quarantine
+        self._num_deaths = 0  # deaths since the last reply
         self._known: dict[int, Any] = {}  # by number
-        self._counts: Counter[str] = Counter()  # deaths and retries, and the counts of the class
+        self._counts: Counter[str] = Counter()  # deaths, retries, and the counts of the subclass
 
     @property
     def is_waiting(self) -> bool:
@@ -93,7 +94,9 @@ class Supervisor(ABC):
         return known
 
     def check(self) -> None:
-        """Kill processes whose replies are overdue: a call holds up all others there."""
+        """Kill processes whose replies are overdue, because such a call holds up all others in
+        its process.
+        """
         now_s = time.monotonic()
         for process in {
             process
@@ -117,8 +120,8 @@ class Supervisor(ABC):
 
     @abstractmethod
     def _request(self, question: Question, *, is_begun: bool) -> object:
-        """Return the request to a process where the subject lives, or is to begin; set `limit_s`
-        of the question.
+        """Return the request to a process in which the subject lives or will begin; set
+        `limit_s` of the question.
         """
 
     @abstractmethod
@@ -127,7 +130,7 @@ class Supervisor(ABC):
 
     @abstractmethod
     def _take_reply(self, question: Question, reply: Any) -> str:  # noqa: ANN401
-        """Make a reply known; return why the question failed, or nothing."""
+        """Record a reply; return why the question failed, or nothing."""
 
     @abstractmethod
     def _give_up(self, question: Question, message: str) -> None:
@@ -142,7 +145,7 @@ class Supervisor(ABC):
         self._num_asked += 1
 
     def _forget(self, key: Hashable) -> None:
-        """Forget a subject if it lives in a process, also there."""
+        """Forget a subject, here and in the process where it lives."""
         process = self._process_of.pop(key, None)
         if process is not None:
             process.keys.discard(key)
@@ -192,7 +195,9 @@ class Supervisor(ABC):
         self._ask_in_quarantine()
 
     def _on_end(self, process: Process, reason: str) -> None:
-        """Ask the open questions of a process again; its other subjects begin again later."""
+        """Ask the open questions of an ended process again; its other subjects begin again
+        later.
+        """
         if process not in self._processes:
             return  # it was killed
         self._remove(process)
@@ -231,13 +236,13 @@ class Supervisor(ABC):
         self._send(self._alone, self._quarantine)
 
     def _leave_quarantine(self, question: Question) -> bool:
-        """Return whether the question was the one that was asked alone; it is not any more."""
+        """Return whether the question was asked alone in quarantine, and end that."""
         was_alone = question is self._alone
         self._alone = None if was_alone else self._alone
         return was_alone
 
     def _fail(self, question: Question, message: str, *, was_alone: bool) -> None:
-        """Ask once more, or give up."""
+        """Ask a failed question again, or give up."""
         is_last = question.attempt >= MAX_ATTEMPTS
         if is_last or not self._can_begin_again(question.subject):
             self._end(question, message)

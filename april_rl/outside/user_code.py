@@ -21,13 +21,13 @@ from april_rl.config.secrets import hint_at_forgotten
 from april_rl.errors import RunError
 
 GIB = 1 << 30
-# Arguments that a reward gets when it names them, with a default or not.
+# Arguments that a reward receives when its signature names them, with a default or not.
 RESERVED = ("num_tokens", "truncated", "datasets", "environment_rewards")
 
 
 def import_function(function: str) -> Callable[..., Any]:
-    """Import the function that `module:function` names. Raise TypeError when it is none, else as
-    `import_object`.
+    """Import the function that `module:function` names. Raise TypeError when it is not a
+    function, and the errors of `import_object`.
     """
     found = import_object(function)
     if not callable(found):
@@ -57,9 +57,9 @@ def import_object(path: str) -> object:
 
 
 def check_named(path: str) -> None:
-    """Raise as `import_function` does for a module that does not exist, whose text is not Python,
-    or whose text does not have the name or gives it a number or a text, without importing it: its
-    imports may take long.
+    """Raise the errors of `import_function` without importing the module, whose imports may take
+    long. Found are a module that does not exist or is not Python, and a name that its text does
+    not define, or defines as a number or a text.
     """
     module, _, name = path.partition(":")
     if module in sys.modules:
@@ -78,7 +78,8 @@ def check_named(path: str) -> None:
     is_made = re.search(rf"\b(def|class|import|as)\s+{re.escape(name)}\b", text)
     if assigned and isinstance(value := assigned[-1], ast.Constant) and not is_made:
         raise _not_function(module, name, type(value.value).__name__)
-    made = r"import \*|__getattr__|globals\(|setattr\(|vars\("  # names that stand nowhere
+    # Ways to define names that the parser cannot see.
+    made = r"import \*|__getattr__|globals\(|setattr\(|vars\("
     if re.search(rf"\b{re.escape(name)}\b|{made}", text):
         return
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -86,8 +87,8 @@ def check_named(path: str) -> None:
 
 
 def _spec_of(module: str) -> ModuleSpec | None:
-    """Return where a module is, without importing the packages that it is in; None for a part of
-    one that says itself where its parts are. Raise ModuleNotFoundError.
+    """Return where a module is, without importing its packages; None for a package that finds
+    its modules by itself. Raise ModuleNotFoundError.
     """
     first, *parts = module.split(".")
     found, name = importlib.util.find_spec(first), first
@@ -138,8 +139,8 @@ def check_args(
 def further_names(
     function: Callable[..., object], args: Mapping[str, object], *, given: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return the names of further arguments that a function takes besides `args` and `given`: every
-    parameter without a default, and the reserved names.
+    """Return the names of the arguments that a function takes in addition to `args` and `given`:
+    every parameter without a default, and the reserved names.
     """
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -170,7 +171,7 @@ class Caught:
             last_line, place = traceback.format_exception_only(error)[-1].strip(), _place(error, tb)
             is_ours = type(error) in (TypeError, ModuleNotFoundError) or isinstance(error, RunError)
             if not place and is_ours:
-                last_line = str(error)  # of this package: a sentence
+                last_line = str(error)  # errors of this package are a single sentence
             hint = hint_at_forgotten(last_line)
             self.message = f"{last_line}{place}{_limit(error)}{hint}"
         return True

@@ -12,7 +12,8 @@ from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt
 
-NUM_ROWS_TRIED = 16  # of each set, with their tests, at the start of a run and in a rehearsal
+# Rows of each set that are tried with their tests, at the start of a run and in a rehearsal.
+NUM_ROWS_TRIED = 16
 
 
 def check_reward(

@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 THINK_START, THINK_END = "<think>", "</think>"
 
-# A box opens, a box has its content without braces, something is escaped (so that its brace does
-# not count), or a brace.
+# The start of a box, a box whose content has no braces, an escaped character (so that its brace
+# does not count), or a brace.
 _BRACES = re.compile(
     r"(?P<box>\\{1,2}(?:boxed|fbox)\s*\{)"
     r"|\\{1,2}(?:boxed|fbox)\s*(?P<bare>[+-]?\d+(?:\.\d+)?(?:/\d+)?|[A-Z](?![A-Za-z]))"
     r"|\\.|[{}]",
     re.DOTALL,
 )
-# Commands that show nothing by themselves, and what counts as something.
+# Commands that show nothing by themselves, and what counts as content.
 _EMPTY_COMMAND = re.compile(
     r"\\(?:text\w*|math\w+|[lc]?dots|square|q?quad|boxed|Box)(?![A-Za-z])|[…□？]"
 )
@@ -29,18 +29,19 @@ _PLACEHOLDER = frozenset(
         *("result", "solution", "the", "value", "write", "your"),
     )
 )
-# "Answer:" at the beginning of a line in any case, or within a line with a capital letter.
+# "Answer:" at the beginning of a line in any case, or inside a line with a capital letter.
 _ANSWER = re.compile(
     r"(?:(?P<begins>^(?i:[ \t>*_#`-]*(?:the[ \t]+)?(?:final[ \t]+)?answer))"
     r"|\b(?:[Tt]he[ \t]+)?(?:[Ff]inal[ \t]+)?A(?:nswer|NSWER))"
     r"[ \t*_`]*[:\N{FULLWIDTH COLON}]",
     re.MULTILINE,
 )
-# Before an "Answer:" that is talked about: a quotation mark, or a word that it continues.
+# What precedes an "Answer:" that is only mentioned: a quotation mark, or a word that it continues.
 _MENTION = re.compile(r"(?:[\"'`\u2018\u201c\u00ab]|(?P<word>[^\W\d_]+))[ \t*_]*$")
 _MENTION_CHARS = 32
 _CONNECTIVES = frozenset(("and", "hence", "or", "so", "then", "therefore", "thus"))
-# What may stand between the colon and the answer: markup, line ends, a displayed formula's bracket.
+# What may stand between the colon and the answer: markup, line ends, the bracket of a displayed
+# formula.
 _LEAD = re.compile(r"(?:[\s*_`$]|\\\[(?=[ \t]*\n))*")
 _NUMBER = re.compile(
     r"(?:(?<![\w).])-)?"
@@ -53,7 +54,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 # A sentence on an answer line ("The sum is 34. I hope it is correct.") and what it says.
 _SENTENCE = re.compile(r"[A-Za-z].*\s(?:is|are):?\s+(?P<said>\S.*)", re.DOTALL)
 _HOPE = re.compile(r"I hope (?:it|this) is correct\b.*", re.DOTALL)
-# Prose with one formula, and words that would change what the formula says.
+# Prose with one formula, and words that change what the formula says.
 _PROSE = re.compile(
     r"(?P<before>(?:[A-Z][^$\\]*[\s:])?)"
     r"(?P<formula>\$\$[^$]+\$\$|\$[^$\n]+\$|\\\([^\n]+?\\\)|\\\[.+?\\\])(?P<after>\s+is\b[^$\\\d]*)?\.?",
@@ -64,18 +65,19 @@ _CHANGES = re.compile(
     r"or|and|either|between|if|unless|except|wrong|false|incorrect)\b|n't\b",
     re.IGNORECASE,
 )
-_NEXT_TURN = re.compile(r"<\|\w+\|>\w*\s*$")  # a marker that a template writes between turns
-# Boxes of a data set's answer that belong together: the characters between them, and separators.
+_NEXT_TURN = re.compile(r"<\|\w+\|>\w*\s*$")  # a marker of a template between two turns
+# Boxes in a data set's answer that belong together: the characters between them, and separators.
 _CLOSE, _NEAR = 10, 80
 _BETWEEN = re.compile(r"[,;]|\b(?:and|or)\b")
-_EMPHASIS = re.compile(r"(?<![\w)}\]])\*\*|\*\*(?![\w({\\])|(?<!\\)\$")  # but not 10**6
+# Matches emphasis, but not 10**6.
+_EMPHASIS = re.compile(r"(?<![\w)}\]])\*\*|\*\*(?![\w({\\])|(?<!\\)\$")
 _MARKUP = " \t\r\n*_`$"
 
 
 class Statement(NamedTuple):
     """An answer that a response states, and its position."""
 
-    start: int  # characters from the beginning of the searched text
+    start: int  # position in the searched text
     text: str
 
 
@@ -165,7 +167,8 @@ def bare(text: str) -> str:
     delimiters and period around it.
     """
     text = _EMPHASIS.sub("", _NEXT_TURN.sub("", text)).strip(_MARKUP)
-    if text.endswith("}") and text.count("}") > text.count("{"):  # of a box or a \\text around it
+    # A closing brace of a box or a \\text around it.
+    if text.endswith("}") and text.count("}") > text.count("{"):
         text = text[:-1].strip(_MARKUP)
     if text.endswith(".") and not text.endswith(".."):
         text = text[:-1].strip(_MARKUP)
@@ -184,7 +187,7 @@ def normalise(answer: str) -> str:
 
 def _boxes(text: str) -> list[Statement]:
     found: list[Statement] = []
-    open_braces: list[tuple[int, int]] = []  # start of the box (-1: only a brace) and of its text
+    open_braces: list[tuple[int, int]] = []  # start of the box (-1: a plain brace) and of its text
     for token in _BRACES.finditer(text):
         if token["box"]:
             open_braces.append((token.start(), token.end()))
@@ -211,7 +214,8 @@ def _answer_lines(text: str, boxes: list[Statement]) -> tuple[list[Statement], i
     is_mentioned_only = not marks
     marks = marks or every_mark
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
-    found: list[tuple[bool, int, list[Statement]]] = []  # begins a line, end, statements
+    # Whether it begins a line, its end, its statements.
+    found: list[tuple[bool, int, list[Statement]]] = []
     index = 0
     for mark, limit in zip(marks, ends, strict=False):
         start, end = _after(text, mark.end(), limit)

@@ -10,7 +10,7 @@ from april_rl.config.task import BUILTIN_REWARDS, RewardConfig
 MATH_VERIFY = "math_verify"
 
 # Built-ins that are faster with all responses of a group in one call. A user's function always
-# gets whole groups.
+# receives whole groups.
 _SCORE_GROUPS = {"judge", "reward_model"}
 
 
@@ -22,7 +22,7 @@ class RewardFunction:
     key: str  # the setting, for messages
     function: str  # a built-in, or module:function
     weight: float = 1.0
-    datasets: frozenset[str] | None = None  # that it scores; None: all
+    datasets: frozenset[str] | None = None  # the sets that it scores; None: all
     args: Mapping[str, object] = field(default_factory=dict)
 
     @property

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from april_rl.errors import RunError
 from april_rl.types import Prompt, SampleId, Score
 
-_CHARACTERS_PER_TOKEN = 4  # typical of English, for functions of the length
+_CHARACTERS_PER_TOKEN = 4  # typical of English, for functions that look at the length
 
 
 class RewardError(RunError, RuntimeError):
@@ -30,7 +30,7 @@ class Job:
     token_ids: tuple[array[int], ...]  # [n][R], C ints
     truncated: tuple[bool, ...]  # [n]
     environment_rewards: tuple[float, ...]  # the sum over the turns of each [n]
-    whole_group: bool  # for the functions that want whole groups, or for the others
+    whole_group: bool  # whether this is for the functions that take whole groups, or for the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +80,12 @@ class DecodedJob:
 class About(NamedTuple):
     """Facts of a loaded function that the controller needs."""
 
-    columns: tuple[str, ...]  # data columns that it takes besides prompt and answer
-    note: str  # for the user, for example which sandbox is used; may be empty
+    columns: tuple[str, ...]  # data columns that it takes in addition to prompt and answer
+    note: str  # note for the user, for example which sandbox is used; may be empty
 
 
 class Result(NamedTuple):
     """Reply of a reward process to a job."""
 
-    scores: list[list[Score]]  # of each response [n], by the functions that were called
-    states: Mapping[str, str]  # JSON, by function; only functions with a state
+    scores: list[list[Score]]  # scores of each response [n] by the functions that were called
+    states: Mapping[str, str]  # JSON by function, only for functions with a state

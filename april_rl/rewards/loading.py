@@ -27,7 +27,7 @@ from april_rl.rewards.functions import RewardFunction, builtin_module
 from april_rl.rewards.jobs import DecodedJob, RewardError
 from april_rl.types import SampleId, Score
 
-LISTS = ("prompts", "responses", "answers")  # what every function gets
+LISTS = ("prompts", "responses", "answers")  # what every function receives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Loads(Protocol):
     """A reward that prepares itself, once in each process."""
 
     def load(self, context: Context) -> None:
-        """Get ready for the first call."""
+        """Prepare for the first call."""
 
 
 @runtime_checkable
@@ -70,7 +70,7 @@ class Array(Protocol):
     """An array or tensor, or a scalar of such a library."""
 
     def tolist(self) -> object:
-        """Return its numbers as Python's own, in lists unless it has no dimension."""
+        """Return the numbers as Python's own, in lists unless it has no dimension."""
 
 
 class SoftTimeout(float):
@@ -81,12 +81,14 @@ class SoftTimeout(float):
 class Reward:
     """A reward function or object that is ready to be called."""
 
-    call: Callable[..., object]  # with prompts, responses, answers, and more by name
-    args: Mapping[str, object] = field(default_factory=dict)  # by name, the same in every call
+    call: Callable[..., object]  # function of prompts, responses, answers and named arguments
+    # Named arguments that are the same in every call.
+    args: Mapping[str, object] = field(default_factory=dict)
     columns: tuple[str, ...] = ()  # data columns; those in the signature of `call` are added
     note: str = ""  # shown to the user before training starts
-    last_failure: Callable[[], str] = str  # why it had no score the last time
-    state: str | None = field(default=None, init=False)  # JSON, after the last call; None: has none
+    last_failure: Callable[[], str] = str  # why the last call gave no score
+    # JSON after the last call; None: it has no state.
+    state: str | None = field(default=None, init=False)
     _names: tuple[str, ...] = field(init=False)  # columns and reserved names of a call
     _lists: tuple[str, ...] = field(init=False)  # see names_of_lists
 
@@ -157,7 +159,7 @@ class Reward:
     def _score(self, function: RewardFunction, sample_id: SampleId, value: float | None) -> Score:
         if value is None:
             why = f": {failure}" if (failure := self.last_failure()) else ""
-            message = f"{function} has no score for this response{why}"
+            message = f"{function} gave no score for this response{why}"
             return Score(sample_id, None, "no_score", message)
         return Score(
             sample_id=sample_id,
@@ -219,7 +221,7 @@ def names_of_lists(function: Callable[..., object]) -> tuple[str, ...]:
 
 
 def _hint_at_trainer(named: Collection[str]) -> str:
-    """Return how to call a reward that was written for TRL or verl; empty for another one."""
+    """Return how to call a reward that was written for TRL or verl; empty for other functions."""
     if "completions" in named:
         return "; this is one of TRL's: its completions are responses here, a list of texts"
     if "solution_str" in named:

@@ -50,18 +50,19 @@ class RewardPool:
     ) -> None:
         """Start nothing yet: processes start with the first question or sample.
 
-        `decode` turns response ids into text; it is pickled and called in the processes. `folder`
-        is the run directory; rewards with a state continue from `states`, which `save` returned.
-        All processes are replaced when nothing ends for `reward.hard_timeout_s` per response plus
-        `reward.start_timeout_s`, although something was submitted.
+        `decode` turns response ids into text; it is pickled and called in the processes.
+        `folder` is the run directory; rewards with a state continue from `states`, which `save`
+        returned. All processes are replaced if no submitted job ends within
+        `reward.hard_timeout_s` per response plus `reward.start_timeout_s`.
         """
         self.functions = reward_functions(reward)
         self._reward = reward
         self._folder = folder
-        self._decoder = pickle.dumps(decode)  # pickled once: a vocabulary has megabytes
+        self._decoder = pickle.dumps(decode)  # pickled once, because a vocabulary has megabytes
         self._book = Scorebook(self.functions)
-        self._states = dict(states or {})  # JSON, by function: after the last score that came back
-        self._saved = dict(self._states)  # after the last score that was collected
+        self._states = dict(states or {})  # JSON by function, after the last score that came back
+        # JSON by function, after the last score that was collected.
+        self._saved = dict(self._states)
         self._num_units = 0
         self._pending: dict[int, Unit] = {}  # by number, in the order of scheduling
         self.mailbox = Mailbox()
@@ -80,7 +81,7 @@ class RewardPool:
         return tuple(dict.fromkeys(chain.from_iterable(asked)))
 
     def notes(self) -> Iterator[str]:
-        """Return notes on the functions for the user. Raise RewardError as `columns_of` does."""
+        """Return notes on the functions for the user. Raise the errors of `columns_of`."""
         about = self._wait_for(self._ask(about_rewards))
         return (f"{f}: {about[f.name].note}" for f in self.functions if about[f.name].note)
 
@@ -268,7 +269,7 @@ class RewardPool:
     def _settle(self, number: int, future: Future[Result]) -> None:
         unit = self._pending.get(number)
         if unit is None or unit.future is not future:
-            return  # it belongs to a pool that was replaced
+            return  # the reply belongs to a pool that was replaced
         error = future.exception()
         if isinstance(error, BrokenProcessPool):
             self._restart("all reward processes ended")

@@ -1,5 +1,5 @@
-"""Keeps track of submitted samples: which wait for siblings, what each function returned, and the
-score in the end.
+"""Bookkeeping of submitted samples: which wait for siblings, what each function returned, and the
+final score.
 
 A reward function that wants whole groups is called when the last sample of a group has been
 submitted; the others score each sample at once. All scores of a group that such a function scores
@@ -25,9 +25,9 @@ class Unit:
 
     positions: tuple[int, ...]  # positions of the samples in the order of submission [n]
     job: Job
-    names: str  # name of the samples, for messages
+    names: str  # names the samples in messages
     attempt: int = 1
-    future: Future[Result] | None = None  # of this attempt; None while no process has it
+    future: Future[Result] | None = None  # result of this attempt; None while no process has it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class _OpenSample:
 
     num_missing: int  # number of units that have not come back
     group: _Group | None
-    scores: list[Score] = field(default_factory=list)  # by each function
+    scores: list[Score] = field(default_factory=list)  # scores of each function
 
 
 class Scorebook:
@@ -55,7 +55,7 @@ class Scorebook:
         self._functions = functions
         self._num_submitted = 0
         self._open: dict[int, _OpenSample] = {}
-        self._groups: dict[int, _Group] = {}  # by prompt id, while samples are missing
+        self._groups: dict[int, _Group] = {}  # groups by prompt id while samples are missing
         self._known: dict[int, Score] = {}
         self._incomplete: set[int] = set()  # prompt ids: scored together, one by one not all
 
@@ -90,7 +90,7 @@ class Scorebook:
 
     def settle(self, unit: Unit, scores: Sequence[Sequence[Score]]) -> list[Score]:
         """Record the scores of a unit's samples by each of its functions [n]; return the totals
-        that are complete by that, including failed ones.
+        that this completes, including failed ones.
         """
         settled = []
         for position, of_sample in zip(unit.positions, scores, strict=True):

@@ -29,8 +29,9 @@ class Loaded:
     decode: Decode
 
 
-# What this process has loaded, or why it failed. Global: the pool calls plain functions.
-loaded: Loaded | str = "a reward process has loaded nothing"
+# What this process has loaded, or why loading failed. It is global because the pool calls plain
+# functions.
+loaded: Loaded | str = "a reward process has not loaded any function"
 
 
 def prepare_process(
@@ -80,8 +81,8 @@ def score(job: Job) -> Result:
 
 
 def try_on(job: DecodedJob, function: str | None = None) -> list[list[Score]]:
-    """Return the scores by every function of responses that are texts already [n]; with `function`
-    by functions of that kind alone. A reward with a state has the same state afterwards.
+    """Return the scores of responses given as texts by every function [n], or only by functions
+    of the kind `function`. A reward with a state has the same state afterwards.
     """
     ready = _get_loaded()
     if function is not None:
@@ -122,7 +123,8 @@ def load(
             raise RewardError(f"{function} cannot be loaded: {caught.message}")
     with Caught() as caught:
         return Loaded(rewards=tuple(found), decode=pickle.loads(decoder))
-    memory = f"reward.memory_gib = {memory_gib():g}"  # a library that does not fit may not say why
+    # The error of a library that does not fit may not mention memory.
+    memory = f"reward.memory_gib = {memory_gib():g}"
     raise _decoding_error(
         functions, f"the tokenizer cannot be loaded with {memory}: {caught.message}"
     )

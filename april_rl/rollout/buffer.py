@@ -1,4 +1,4 @@
-"""Every group of a run: open and ready ones with their samples, ended ones as numbers.
+"""Every group of a run: open and ready groups with their samples, ended groups only as counts.
 
 Invariants, with the tests in tests/rollout that hold them:
 
@@ -56,12 +56,12 @@ class Buffer:
     """Every group of a run, by the id of its prompt while it is live.
 
     An open group is in flight while a step is under way and parked between two steps. It becomes
-    ready, rejected or dropped; a ready one becomes trained. Nothing else can happen to a group.
+    ready, rejected or dropped; a ready one becomes trained. A group has no other moves.
     """
 
     def __init__(self, group_size: int) -> None:
         self.group_size = group_size
-        self.events = GroupEvents()  # since groups were trained last
+        self.events = GroupEvents()  # what happened since groups were trained last
         self._open: dict[int, OpenGroup] = {}  # in the order they were opened: oldest prompt first
         self._ready: dict[int, ScoredGroup] = {}
         self.is_step_under_way = False
@@ -113,7 +113,7 @@ class Buffer:
         self.events.settled.append(Settled(prompt_id, state, group.lengths))
 
     def train(self, groups: Sequence[ScoredGroup]) -> GroupEvents:
-        """Let ready groups go to be trained; return what became of groups up to now. Raise
+        """Remove ready groups that will be trained; return the events of groups so far. Raise
         LedgerError when one is not ready, or the counts do not add up.
         """
         for scored in groups:
@@ -169,7 +169,7 @@ class Buffer:
 
     @property
     def num_beginning(self) -> int:
-        """Return how many samples wait for the first words of their environment."""
+        """Return how many samples wait for the first message of their environment."""
         groups = (group for group in self._open.values() if group.prompt.has_environment)
         return sum(group.spans.count(()) for group in groups)
 
@@ -220,8 +220,8 @@ class Buffer:
         return heapq.nsmallest(limit, [*opened, *ready], key=_sequence_length)
 
     def metrics(self) -> Metrics:
-        """Return `ledger/*`, the number of groups in each state and of all that were opened; and
-        what the buffer holds.
+        """Return `ledger/*`, the number of groups in each state and the number that were opened;
+        and the sizes of the buffer.
         """
         ready = [scored.group for scored in self._ready.values()]
         held = sum(sum(group.ends) for group in self._open.values())
@@ -278,7 +278,7 @@ class Buffer:
 def _restore_events(state: Plain) -> GroupEvents:
     settled = [
         Settled(prompt_id, GroupState(name), lengths)
-        for prompt_id, name, lengths, *_ in state["settled"]  # older ones also have rewards
+        for prompt_id, name, lengths, *_ in state["settled"]  # older checkpoints also have rewards
     ]
     became = Counter(each.state for each in settled)
     lost = Lost(
@@ -294,7 +294,7 @@ def _age_order(scored: ScoredGroup) -> tuple[int, int]:
 
 
 def _is_fresh(spans: Sequence[Span], policy_version: int) -> bool:
-    """Return whether the last tokens that were sampled have a KV cache of this version alone."""
+    """Return whether the last sampled tokens have a KV cache of this version alone."""
     last = next((span for span in reversed(spans) if isinstance(span, Completion)), None)
     return last is not None and last.context_version == policy_version
 

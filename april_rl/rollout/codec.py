@@ -24,13 +24,13 @@ from april_rl.types import (
     Span,
 )
 
-FORMAT = 8  # of what Collector.save returns
+FORMAT = 8  # format of the state that Collector.save returns
 
 Plain = dict[str, Any]  # string keys
 
 
 class StateError(RunError):
-    """A saved state cannot be gone on from, and why."""
+    """The run cannot continue from a saved state; the message says why."""
 
 
 def check_state(
@@ -203,7 +203,7 @@ def restore_sample(state: list[Plain], *, prompt: Prompt, index: int) -> Sample:
 
 
 def _array(typecode: str, numbers: Iterable[float]) -> array[Any]:
-    """Return the array that a completion has, which nothing changes, or make one."""
+    """Return the array of a completion, which is never changed, or make one."""
     return numbers if isinstance(numbers, array) else array(typecode, numbers)
 
 

@@ -48,7 +48,7 @@ from april_rl.rollout.step import Step, StepRules
 from april_rl.rollout.stop_rule import lost_groups_notes
 from april_rl.types import Reply, Sample, Score, ScoredGroup
 
-# Short samples of this version that the learner compares with the engine, if the batch has none.
+# How many short samples of this version the learner compares with the engine if the batch has none.
 _NUM_PROBES = 4
 
 
@@ -57,10 +57,10 @@ class Collection:
     """The result of a step's rollout: at most N ready groups, and its record."""
 
     groups: tuple[ScoredGroup, ...]
-    probes: Sequence[Sample]  # short samples that this step's weights sampled, trained or not
+    probes: Sequence[Sample]  # short samples of this step's weights, trained or not
     record: StepRecord
-    metrics: Metrics  # `ledger/*`, sizes of the buffer
-    notes: tuple[str, ...]  # for the person who watches: a smaller batch, a change of α
+    metrics: Metrics  # `ledger/*` and the sizes of the buffer
+    notes: tuple[str, ...]  # messages for the person who watches: a smaller batch, a change of α
 
 
 class Collector:
@@ -122,7 +122,7 @@ class Collector:
         try:
             step.generate(on_progress)
         except (RunError, KeyboardInterrupt):
-            with suppress(EngineStalledError):  # what is at fault is known
+            with suppress(EngineStalledError):  # the cause is known already
                 step.abort_and_park(abort_timeout_s)
             raise
         step.abort_and_park(abort_timeout_s)
@@ -141,7 +141,7 @@ class Collector:
         )
 
     def _end(self, record: StepRecord, *, change: str | None) -> Collection:
-        """Take the groups that are trained, and what else there is to say of the step."""
+        """Take the groups that are trained, and collect the other results of the step."""
         groups = self._draw_batch(record.policy_version)
         record.end(self._buffer.train(groups))
         self._over_sampling.observe(record)
@@ -173,8 +173,8 @@ class Collector:
         return tuple(groups)
 
     def settle_scores(self) -> None:
-        """Wait between two steps for every outstanding score and reply, so that what scores and
-        replies is free; groups rejected by it count in the next step.
+        """Wait between two steps for every outstanding score and reply, so that rewards and
+        environments are free; groups that this rejects count in the next step.
         """
         while known := self._outside.collect(None):
             self._groups.take_scores(each for each in known if isinstance(each, Score))
@@ -182,8 +182,8 @@ class Collector:
             self._groups.send()
 
     def leftovers(self, *, under_way: Sequence[ScoredGroup]) -> Leftovers:
-        """Return what was generated and not trained; `under_way` was collected for an update that
-        failed.
+        """Return the samples that were generated and not trained; `under_way` was collected for
+        an update that failed.
         """
         return Leftovers(
             collected=[scored.group.samples for scored in under_way],

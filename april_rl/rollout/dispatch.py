@@ -21,14 +21,14 @@ from april_rl.types import Completion, SampleId
 _TICKS_IN_FLIGHT = 2
 
 _SHORTEST_TICK, _USUAL_TICK = 8, 32
-_ENGINES_PER_STEP = 8  # with more of them a tick is longer: the controller takes in 8 per step
-_TICKS_PER_BUDGET = 64  # so that responses that use a part of the budget have several ticks
+_ENGINES_PER_STEP = 8  # the controller serves so many in a step; with more, ticks are longer
+_TICKS_PER_BUDGET = 64  # responses that use a part of the budget still have several ticks
 
-# With fewer engines, an engine could run out of ticks while the controller waits for others.
+# With fewer engines, one could run out of ticks while the controller waits for others.
 _MANY_ENGINES = 64
 _GATHERED_PART_OF_A_TICK, _LONGEST_GATHER_S = 1 / 4, 0.25
 
-_MEAN_WEIGHT = 0.05  # of a new length in the running mean
+_MEAN_WEIGHT = 0.05  # weight of a new length in the running mean
 
 
 def auto_tick_steps(*, num_engines: int, max_response_tokens: int, has_turns: bool) -> int:
@@ -61,8 +61,8 @@ class RequestRules:
 
     tick_steps: int  # engine steps per tick
     max_response_tokens: int  # budget of a sample over all its requests
-    seed: int  # of the run
-    sampling: Sampling | None = None  # None: the engines' own
+    seed: int  # seed of the run
+    sampling: Sampling | None = None  # None: the sampling of the engines
 
 
 class Dispatch:
@@ -78,16 +78,16 @@ class Dispatch:
         expected: ExpectedLength,
         record: StepRecord,
     ) -> None:
-        """Begin a step on idle engines; `record` has its C, and gets what is sent."""
+        """Begin a step on idle engines; `record` has its C, and records what is sent."""
         self._engines, self._rules, self._expected = engines, rules, expected
         self._record = record
         num_engines, num_slots = engines.num_engines, record.num_slots
-        # The queue of each engine is a quarter of its slots: more than finishes within two ticks if
-        # the mean response is longer than eight ticks. A queued request costs nothing.
+        # Each engine's queue has a quarter of its slots: more than finishes within two ticks if the
+        # mean response is longer than eight ticks. A queued request costs nothing.
         queue_size = max(1, math.ceil(num_slots / num_engines) // 4)
         self.slots = Slots(num_engines=num_engines, num_slots=num_slots, queue_size=queue_size)
         self._waiting: deque[OpenGroup] = deque()  # groups with waiting samples, oldest first
-        self._num_waiting = 0  # samples in them
+        self._num_waiting = 0  # number of samples in them
         self._siblings: tuple[OpenGroup, int] | None = None  # the last assignment
         self._assigned: list[list[tuple[OpenGroup, int]]] = [[] for _ in range(num_engines)]
         self._due: set[int] = set()  # engines that may need another tick
@@ -222,7 +222,7 @@ class Dispatch:
             tick_s = fmean(tick.elapsed_s for _, tick in ended)
             self._gather_s = min(_GATHERED_PART_OF_A_TICK * tick_s, _LONGEST_GATHER_S)
         for engine, _ in ended:
-            if self._ticks[engine]:  # otherwise it is a late tick of an earlier step
+            if self._ticks[engine]:  # otherwise it is a late tick from an earlier step
                 self._ticks[engine] -= 1
             self.slots.offer(engine)
             self._due.add(engine)
@@ -240,10 +240,9 @@ class Dispatch:
             self._expected.observe(group.turn_tokens(index))
 
     def abort(self, timeout_s: float) -> tuple[Sequence[Completion], list[int]]:
-        """Stop everything; return what the engines give back, and the engines that did not answer.
-
-        Samples that were assigned but not launched (a launch failed) are parked, as no engine has
-        them.
+        """Stop all engines; return what they give back, and the engines that did not answer.
+        Samples that were assigned but not launched (a launch failed) are parked, as no engine
+        has them.
         """
         for assigned in self._assigned:
             for group, index in assigned:

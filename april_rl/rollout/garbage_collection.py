@@ -26,5 +26,5 @@ def garbage_collection_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.freeze()
-            gc.unfreeze()  # moves everything into the oldest generation
+            gc.unfreeze()  # moves every object into the oldest generation
             gc.enable()

@@ -1,4 +1,6 @@
-"""The life of groups: opened, resumed, extended by completions and replies, settled, parked."""
+"""The life of groups: they are opened, resumed, extended by completions and replies, settled and
+parked.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,14 @@ class Groups:
         keep: Callable[[ScoredGroup], bool],
         failed: float | None = None,
     ) -> None:
-        """`keep` is the filter: True for groups that are worth training. `failed` is the reward of
-        samples that their engine or their reward failed; None: their group is dropped.
+        """`keep` is the filter: True for groups that are worth training. `failed` is the reward
+        of samples whose engine or reward failed; None: their group is dropped.
         """
         self._buffer = buffer
         self._outside = outside
         self._keep = keep
         self._failed = failed
-        self._unsent: deque[Sample] = deque()  # acting or finished, not yet sent outside
+        self._unsent: deque[Sample] = deque()  # acting or finished samples, not yet sent
 
     def open(self, prompt: Prompt) -> OpenGroup:
         """Open a group for a prompt; its environment, if it has one, begins."""
@@ -65,7 +67,7 @@ class Groups:
             group.move_all(SampleState.running, to=SampleState.parked)
             group.move_all(SampleState.waiting, to=SampleState.parked)
         if lost:
-            raise LedgerError(f"the engines did not give back samples {lost[:5]}")
+            raise LedgerError(f"the engines did not return samples {lost[:5]}")
 
     def extend(
         self,
@@ -77,10 +79,10 @@ class Groups:
         """Append completions of a step of `policy_version` to their samples; return the expected
         ones with their groups.
 
-        Late completions are ignored: of an earlier version than the step's, for a sample that does
-        not end where they start, or from another engine than the one that has the sample (with
-        `engine` None, any engine may have it). Call `send` to have turns that ended answered, and
-        finished samples scored.
+        Late completions are ignored: of an earlier version than the step's, for a sample that
+        does not end where they start, or from another engine than the one that has the sample
+        (with `engine` None, any engine may have it). Then call `send`: environments answer ended
+        turns, and finished samples are scored.
         """
         expected = []
         for completion in completions:
@@ -125,9 +127,9 @@ class Groups:
             self._outside.act(sample)
 
     def take_replies(self, replies: Iterable[Reply]) -> list[tuple[OpenGroup, Reply]]:
-        """Add what environments say to their samples; return the expected replies with their
-        groups. A reply to another turn than a sample's last one is ignored. Call `send` to have
-        finished samples scored.
+        """Add replies of environments to their samples; return the expected ones with their
+        groups. A reply to another turn than a sample's last one is ignored. Then call `send`, so
+        that finished samples are scored.
         """
         is_in_step = self._buffer.is_step_under_way
         unfinished = SampleState.waiting if is_in_step else SampleState.parked

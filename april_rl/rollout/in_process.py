@@ -27,8 +27,8 @@ class SerialEngines:
     """`ports.Engines` over engines that compute when `wait` is called."""
 
     def __init__(self, engines: Sequence[SingleEngine], *, computes_launched: bool = False) -> None:
-        """Use `engines[i]` as engine i of the protocol. With `computes_launched`, an abort computes
-        the launched ticks first, as engines in other processes do, which have begun them.
+        """Use `engines[i]` as engine i of the protocol. With `computes_launched`, an abort
+        computes the launched ticks first, as engines in other processes do.
         """
         self._engines, self._computes_launched = engines, computes_launched
         self._launched: deque[tuple[int, Requests, int, int]] = deque()

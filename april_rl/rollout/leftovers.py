@@ -1,4 +1,4 @@
-"""Samples that a run leaves untrained, written as lines with everything they have."""
+"""Untrained samples of a run, written as lines with all their data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from april_rl.types import Observation, Sample, Span
 class Leftovers:
     """Every group that was not trained, as its samples, oldest group first."""
 
-    collected: Sequence[Sequence[Sample]]  # taken for an update that failed
+    collected: Sequence[Sequence[Sample]]  # samples of an update that failed
     ready: Sequence[Sequence[Sample]]
     parked: Sequence[Sequence[Sample]]
 
@@ -40,9 +40,9 @@ class Leftovers:
             file.writelines(f"{line}\n" for line in self.lines())
 
     def lines(self) -> Iterator[str]:
-        """Yield a JSON object for every sample. `state` is collected, ready or parked; `spans` are
-        completions, which have token ids, behaviour log-probabilities and versions, and what an
-        environment said.
+        """Yield a JSON object for every sample. `state` is collected, ready or parked; `spans`
+        are completions, which have token ids, behaviour log-probabilities and versions, and
+        observations of an environment.
         """
         for state, groups in (
             ("collected", self.collected),

@@ -15,10 +15,9 @@ stays there: a call of a tool belongs to no policy version.
 Invariants, with the tests in tests/rollout that hold them:
 
 - one length: tokens, log-probabilities and versions of a sample have one length
-  (test_collector_invariants.py);
-- one budget: what a resumed sample has and may still get is rollout.max_response_tokens
-  (test_collector_invariants.py);
-- legal moves only: `_MOVES`, which the table in docs/design.md repeats (test_open_group.py).
+(test_collector_invariants.py); - one budget: the tokens that a resumed sample has and may still
+get add up to rollout.max_response_tokens (test_collector_invariants.py); - legal moves only:
+`_MOVES`, which the table in docs/design.md repeats (test_open_group.py).
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ from april_rl.types import (
 class SampleState(Enum):
     """The state of a sample in an open group."""
 
-    waiting = "waiting"  # needs tokens; no engine has it
-    running = "running"  # an engine computes it, or has it in its queue
+    waiting = "waiting"  # it needs tokens, and no engine has it
+    running = "running"  # an engine computes it or has it in its queue
     acting = "acting"  # its environment answers its last turn, or begins
     parked = "parked"  # unfinished, between two steps
-    finished = "finished"  # the response ended; not scored yet
+    finished = "finished"  # the response has ended and is not scored yet
     scored = "scored"  # its score is known, or its reward failed
 
 
@@ -70,8 +69,8 @@ class SampleStateError(AssertionError):
 class Failure(NamedTuple):
     """Why a group cannot be trained."""
 
-    sample_id: SampleId  # of the sample without a reward
-    reason: str  # for the ledger
+    sample_id: SampleId  # the sample without a reward
+    reason: str  # what the ledger counts it as
     message: str  # for people
 
 
@@ -87,12 +86,12 @@ class OpenGroup:
         self.states = [first] * group_size  # [G]; changed by `move` alone
         self.spans: list[tuple[Span, ...]] = [()] * group_size  # [G], each in order
         self.lengths = [0] * group_size  # response tokens so far [G]
-        self.ends = [0] * group_size  # tokens of all spans: where the next one starts [G]
+        self.ends = [0] * group_size  # tokens of all spans, which is where the next one starts [G]
         # Preferred engine: it has the sample, or had it last and may keep its KV cache [G].
         self.engines: list[int | None] = [None] * group_size
-        self.outstanding_tokens = [0.0] * group_size  # that its engine is expected to compute [G]
+        self.outstanding_tokens = [0.0] * group_size  # tokens that its engine still computes [G]
         self.scores: list[Score | None] = [None] * group_size  # [G]
-        self.failure: Failure | None = None  # the first one
+        self.failure: Failure | None = None  # the first failure
         self.oldest_version: int | None = None  # policy version of the group's oldest token
 
     @property
@@ -176,13 +175,13 @@ class OpenGroup:
             self.move(index, SampleState.acting)
         else:
             self.move(index, SampleState.finished)
-        if completion.token_ids or is_turn_over:  # else the request never had a slot
+        if completion.token_ids or is_turn_over:  # otherwise the request never had a slot
             self._append(index, completion)
         return is_turn_over
 
     def observe(self, index: int, observation: Observation, *, unfinished: SampleState) -> None:
-        """Append what the environment says to an acting sample: it is finished, or `unfinished`,
-        which is `waiting` in a step and `parked` between two.
+        """Append an observation to an acting sample: it becomes finished, or `unfinished`, which
+        is `waiting` in a step and `parked` between two steps.
         """
         self.move(index, SampleState.finished if observation.is_final else unfinished)
         self._append(index, observation)
@@ -194,8 +193,8 @@ class OpenGroup:
         return sum(self.sample(index).context_lengths[:-1])
 
     def num_routed(self, index: int) -> int:
-        """Return how many tokens of a sample's last context come before the end of those whose
-        experts the engines have reported.
+        """Return how many tokens of a sample's last context come before the last one with known
+        experts.
         """
         found, end = 0, len(self.prompt.token_ids)
         for span in self.spans[index]:
@@ -203,7 +202,7 @@ class OpenGroup:
                 found = end = 0
             end += len(span.token_ids)
             if isinstance(span, Completion) and span.experts is not None:
-                found = end - 1  # the last token has not been read
+                found = end - 1  # the engine has not read the last token
         return found
 
     def turn_tokens(self, index: int) -> int:
@@ -216,7 +215,7 @@ class OpenGroup:
         return num_tokens
 
     def room(self, index: int, *, budget: int) -> int:
-        """Return how many tokens a sample may get in this turn, of `budget` for all its turns."""
+        """Return how many tokens a sample may get in this turn; `budget` is for all its turns."""
         room, last = budget - self.lengths[index], self._last_observation(index)
         limit = last.max_turn_tokens if last is not None else 0
         return min(room, limit - self.turn_tokens(index)) if limit else room
@@ -227,7 +226,7 @@ class OpenGroup:
         return last.stop if last is not None else ()
 
     def _last_observation(self, index: int) -> Observation | None:
-        """Return what the environment said before a sample's turn."""
+        """Return the observation before a sample's turn."""
         if not self.prompt.has_environment:
             return None
         return next(span for span in reversed(self.spans[index]) if isinstance(span, Observation))
@@ -238,11 +237,13 @@ class OpenGroup:
         if isinstance(span, Completion):
             self.lengths[index] += len(span.token_ids)
             if self.oldest_version is None and span.token_ids:
-                self.oldest_version = span.policy_version  # later ones are not older
+                self.oldest_version = span.policy_version  # later spans are not older
         self._note_fault(index)
 
     def _note_fault(self, index: int) -> None:
-        """Remember why the group cannot be trained if engine or environment failed the sample."""
+        """Remember why the group cannot be trained, if engine or environment failed for the
+        sample.
+        """
         if self.failure is not None or not self.spans[index]:
             return
         sample_id, last = SampleId(self.prompt.id, index), self.spans[index][-1]
@@ -265,7 +266,7 @@ class OpenGroup:
 
     def to_scored(self, *, failed: float | None = None) -> ScoredGroup:
         """Return the group as a value, once every sample is scored. `failed` is the reward of
-        samples that their engine or their reward failed; None: there are none.
+        samples whose engine or reward failed; None: there are none.
         """
         group = Group(prompt=self.prompt, samples=tuple(self.samples))
         scores = [score for score in self.scores if score is not None]

@@ -8,7 +8,7 @@ from typing import Protocol
 from april_rl.rollout.codec import Plain
 from april_rl.rollout.record import StepRecord
 
-LARGEST_FACTOR = 4.0  # that `auto` considers: above it little is gained
+LARGEST_FACTOR = 4.0  # largest α that `auto` considers: above it little is gained
 
 
 def largest_factor(max_staleness: int) -> float:
@@ -33,7 +33,7 @@ class OverSampling(Protocol):
         """Samples in flight ÷ samples a step needs, at least 1."""
 
     def begin_step(self) -> str | None:
-        """Settle the factor of the step that begins; returns why it changed, in one line."""
+        """Choose the factor of the step that begins; return why it changed, in one line."""
 
     def observe(self, record: StepRecord) -> None:
         """Learn from a step; returns at once."""
@@ -42,7 +42,7 @@ class OverSampling(Protocol):
         """Return what was learned as plain data, for JSON."""
 
     def restore(self, state: Plain) -> None:
-        """Go on with what was learned; `state` may come from another kind of OverSampling."""
+        """Continue with what was learned; `state` may come from another kind of OverSampling."""
 
 
 class FixedFactor:

@@ -1,4 +1,4 @@
-"""Protocols of what the collector needs: engines, rewards and environments, prompts."""
+"""Protocols for the parts that the collector needs: engines, rewards and environments, prompts."""
 
 from __future__ import annotations
 

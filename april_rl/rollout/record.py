@@ -20,7 +20,7 @@ class GroupState(Enum):
     """The state of a group. The first three are live, the others final."""
 
     in_flight = "in_flight"  # being generated or scored in this step
-    parked = "parked"  # outlived its step: unfinished, or finished and not yet scored
+    parked = "parked"  # it outlived its step: unfinished, or finished and not yet scored
     ready = "ready"  # complete and scored, waiting to be trained
     trained = "trained"
     rejected = "rejected"  # no signal
@@ -28,22 +28,22 @@ class GroupState(Enum):
 
 
 class Settled(NamedTuple):
-    """A group that all scores are known of."""
+    """A group whose scores are all known."""
 
     prompt_id: int
-    state: GroupState  # ready, rejected or dropped
+    state: GroupState  # the new state: ready, rejected or dropped
     lengths: Sequence[int]  # response tokens [G]
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupEvents:
-    """Events of groups since a step last trained some: also between two steps, and in a step
-    that was interrupted.
+    """Events of groups since a step last trained some, including those between two steps and in
+    an interrupted step.
     """
 
     opened: list[int] = field(default_factory=list)  # prompt ids, increasing
     settled: list[Settled] = field(default_factory=list)
-    lost: Lost = field(default_factory=Lost)  # of `settled`, counted for the stop rule
+    lost: Lost = field(default_factory=Lost)  # lost groups among `settled`, for the stop rule
     trained: Sequence[ScoredGroup] = ()
 
 
@@ -69,14 +69,14 @@ class Returned(NamedTuple):
     sample_id: SampleId
     at_s: float
     prompt_tokens: int
-    start: int  # tokens that it had before, behind its prompt
+    start: int  # tokens after its prompt that it already had
     tokens: int  # response tokens that came back with it
-    response_tokens: int  # all that it has
+    response_tokens: int  # all its response tokens
     age: int  # steps since its first token
     finish_reason: FinishReason | None  # None: aborted
-    is_resumed: bool  # in the middle of a turn
-    is_kept: bool  # it continued with the KV cache that it had
-    is_acting: bool  # its environment answers its turn
+    is_resumed: bool  # whether the request continues in the middle of a turn
+    is_kept: bool  # whether it continued with its old KV cache
+    is_acting: bool  # whether its environment answers its turn
 
     @property
     def is_finished(self) -> bool:
@@ -90,7 +90,7 @@ class Acted(NamedTuple):
     sample_id: SampleId
     begun_s: float
     ended_s: float
-    is_finished: bool  # by the reply: no turn follows, and the environment has not failed
+    is_finished: bool  # whether the reply finished it: no turn follows, without a failure
 
 
 class Wait(NamedTuple):
@@ -113,10 +113,10 @@ class StepRecord:
     acted: list[Acted] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     stop_s: float = 0.0  # from the end of generation until everything unfinished is parked
-    time_s: float = 0.0  # of the whole rollout
-    groups: GroupEvents = field(default_factory=GroupEvents)  # known at the end
+    time_s: float = 0.0  # duration of the whole rollout
+    groups: GroupEvents = field(default_factory=GroupEvents)  # filled at the end
     _began: float = field(init=False)
-    _asked_s: dict[SampleId, float] = field(init=False, default_factory=dict)  # of acting samples
+    _asked_s: dict[SampleId, float] = field(init=False, default_factory=dict)  # start of acting
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -168,7 +168,7 @@ class StepRecord:
 
     def ask(self, sample_ids: Iterable[SampleId]) -> None:
         """Record that these samples wait for their environment from now on, or since before the
-        step; for samples that were in it with a turn, `take_back` does.
+        step; `take_back` does this for samples with a turn in the step.
         """
         self._asked_s |= dict.fromkeys(sample_ids, self.now_s)
 
@@ -179,7 +179,7 @@ class StepRecord:
         self.acted.append(Acted(sample_id, self._asked_s.pop(sample_id), self.now_s, is_finished))
 
     def end(self, groups: GroupEvents) -> None:
-        """Record what became of groups, and that the rollout ends now."""
+        """Record the events of groups, and that the rollout ends now."""
         self.groups = groups
         self.time_s = self.now_s
         self.acted += [Acted(*each, self.time_s, False) for each in self._asked_s.items()]

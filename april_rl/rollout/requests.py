@@ -28,14 +28,14 @@ class Request(NamedTuple):
 
     sample_id: SampleId
     prompt_token_ids: tuple[int, ...]  # [P]
-    start: int  # tokens that the sample has behind its prompt
-    max_tokens: int  # what remains of the response budget, or of that of the turn
+    start: int  # tokens of the sample after its prompt
+    max_tokens: int  # what remains of the response budget, or of the turn's limit
     seed: int
     parts: tuple[Sequence[int], ...] = ()  # tokens of each span so far; [start] in total
     sampling: Sampling | None = None  # None: the engine's temperature and all tokens
-    context_start: int = 0  # where the policy begins to read, in the prompt and these parts
+    context_start: int = 0  # where the policy begins to read, in prompt and parts together
     stop: tuple[str, ...] = ()  # texts that end the turn
-    num_routed: int = 0  # first tokens of what the policy reads whose experts are known
+    num_routed: int = 0  # how many of the first tokens that the policy reads have known experts
 
     @property
     def token_ids(self) -> list[int]:
@@ -56,15 +56,15 @@ class Requests(NamedTuple):
 
     run_seed: int
     prompt_ids: Sequence[int] = ()  # [n]
-    indices: Sequence[int] = ()  # of each sample in its group [n]
+    indices: Sequence[int] = ()  # index of each sample in its group [n]
     # [n][P]; siblings share one tuple, and pickle writes shared objects once.
     prompt_token_ids: Sequence[tuple[int, ...]] = ()
-    max_tokens: Sequence[int] = ()  # that each sample may get at most [n]
+    max_tokens: Sequence[int] = ()  # tokens that each sample may still get [n]
     parts: Sequence[tuple[Sequence[int], ...]] = ()  # tokens of each sample, by span [n]
     context_starts: Sequence[int] = ()  # where the policy begins to read [n]; empty: all 0
-    stops: Sequence[tuple[str, ...]] = ()  # texts that end the turn of each [n]; empty: none
-    num_routed: Sequence[int] = ()  # first tokens whose experts are known [n]; empty: all 0
-    sampling: Sampling | None = None  # for all of them; None: as in training
+    stops: Sequence[tuple[str, ...]] = ()  # texts that end the turn of each sample [n]; empty: none
+    num_routed: Sequence[int] = ()  # number of first tokens with known experts [n]; empty: all 0
+    sampling: Sampling | None = None  # sampling of all requests; None: as in training
 
     def each(self) -> list[Request]:
         """Return a request for each sample, in their order."""

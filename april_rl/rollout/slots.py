@@ -42,7 +42,7 @@ class Slots:
         self._offered.add(engine)
 
     def withdraw(self, engine: int) -> None:
-        """Do not let `choose` return `engine` from now on."""
+        """Exclude `engine` from `choose` from now on."""
         self._offered.discard(engine)
 
     def add(self, engine: int, *, tokens: float) -> None:
@@ -60,7 +60,7 @@ class Slots:
         return self._in_flight[engine] < self._slots[engine] and engine in self._offered
 
     def choose(self, *, last_engine: int | None, siblings: int | None) -> int | None:
-        """Return the engine for a sample; None when no engine on offer has room.
+        """Return the engine for a sample; None when no offered engine has room.
 
         A free slot is preferred to a queue; then the engine that had the sample last, which may
         keep its KV cache; then the engine of its siblings, which has their prompt; then the engine

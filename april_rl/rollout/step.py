@@ -15,9 +15,9 @@ from april_rl.rollout.record import EngineTick, StepRecord
 from april_rl.rollout.stop_rule import is_limit_reached, must_wait, no_signal_error
 from april_rl.types import Completion, Reply, Score
 
-# With fewer, waiting long groups leave slots empty (docs/experiments.md).
+# With fewer, long groups that wait leave slots empty (docs/experiments.md).
 _FEWEST_LIVE, _FEWEST_LIVE_BATCHES = 40, 3
-# In a row and per engine. Two are under way on each when a sample is sent.
+# Consecutive idle ticks of each engine. Two are under way on each when a sample is sent.
 _MANY_IDLE_TICKS = 4
 
 
@@ -27,22 +27,22 @@ class StepRules:
 
     num_groups: int  # N: groups that a step trains
     group_size: int  # G
-    refill: bool  # false: a step starts C samples only (one-shot)
+    refill: bool  # False: a step starts only C samples (one-shot)
     max_staleness: int  # largest age of a token in training, in steps
-    finish_stale: bool  # wait for groups that would become too old; else mask their tokens
+    finish_stale: bool  # whether to wait for groups that would become too old, or mask tokens
     max_rejected_groups: int  # groups that a step may lose; 0: no limit
     requests: RequestRules
     abort_timeout_s: float
     tick_timeout_s: float
-    deterministic: bool  # wait for all scores before continuing
+    deterministic: bool  # whether to wait for all scores before continuing
 
     def max_live(self, num_slots: int) -> int:
         """Return how many groups may be open or ready: half of what can be trained within the
         staleness cap, or what keeps `num_slots` samples in flight if that is more.
 
-        With more, steps would take turns: one waits for groups that are due while others become
-        ready, and the next ones train those at once, short responses all. It also keeps a slow
-        reward from letting a run open prompts without end.
+        With more, steps would alternate: one waits for groups that are due while others become
+        ready, and the next ones train those at once, all of them short responses. The limit also
+        keeps a run with a slow reward from opening ever more prompts.
         """
         most = self.num_groups * (self.max_staleness + 1)
         needed = num_slots // self.group_size + self.num_groups
@@ -69,7 +69,7 @@ class Step:
         prompts: PromptSource,
         may_open: bool,
     ) -> None:
-        """Take what a step works with; `record` has its policy version and C, and gets its events.
+        """Take the parts of a step; `record` has its policy version and C, and gets its events.
         Nothing happens before `generate`.
         """
         self._rules = rules
@@ -83,7 +83,7 @@ class Step:
         # Samples that the step may still start; a lost group gives its samples back.
         self._allowance = math.inf if rules.refill else record.num_slots
         self._generated_tokens = 0
-        self._num_idle_ticks = 0  # since an engine computed something
+        self._num_idle_ticks = 0  # ticks since an engine computed something
 
     def generate(self, on_progress: Callable[[int, float], None] | None) -> None:
         """Generate and score until there are enough groups or nothing is left to do. Call
@@ -113,7 +113,7 @@ class Step:
         self._record.stop_s = self._record.now_s - began_s
         if stalled:
             raise EngineStalledError(
-                f"engine {stalled[0]} did not give its samples back within "
+                f"engine {stalled[0]} did not return its samples within "
                 f"{timeout_s:g} s; they are parked with the tokens "
                 "they had before this step"
             )
@@ -158,8 +158,8 @@ class Step:
         self._dispatch.launch()
 
     def _open_until(self, num_samples: float) -> None:
-        """Open groups, as far as allowed, until enough samples wait for an engine, or for the first
-        words of their environment.
+        """Open groups, as far as allowed, until enough samples wait for an engine or for the
+        first message of their environment.
         """
         num_beginning = self._buffer.num_beginning
         while self._dispatch.num_waiting + num_beginning < num_samples and self._may_open_another():
@@ -202,8 +202,8 @@ class Step:
 
     @property
     def _has_lost_samples(self) -> bool:
-        """Return whether every engine said again and again that it has nothing to compute, although
-        it has not given back all samples. They are parked at the end of the step.
+        """Return whether every engine has repeatedly reported that it has nothing to compute,
+        although it has not returned all samples. They are parked at the end of the step.
         """
         return self._num_idle_ticks >= _MANY_IDLE_TICKS * self._dispatch.num_engines
 
@@ -226,8 +226,8 @@ class Step:
         return self._dispatch.num_waiting > 0 and not self._has_lost_samples
 
     def _take_replies(self, *, wait_s: float) -> None:
-        """Take in the scores and replies known after `wait_s`; with `deterministic`, those to
-        everything that was sent, and to what is sent because of them.
+        """Take in the scores and replies known after `wait_s`; with `deterministic`, wait for
+        all replies to everything that was sent, and to everything that is sent because of them.
         """
         if not self._rules.deterministic:
             self._settle(self._outside.collect(wait_s))
@@ -247,5 +247,5 @@ class Step:
             self._dispatch.add_turn(group)
             turns = group.sample(reply.sample_id.index).completions
             if turns and turns[-1].policy_version == self._record.policy_version:
-                self._allowance += 1  # the step has started this sample already
+                self._allowance += 1  # the step has already started this sample
         self._groups.send()

@@ -12,11 +12,11 @@ from april_rl.errors import RunError
 
 @dataclass(slots=True, kw_only=True)
 class Lost:
-    """Groups that a step has lost; those lost to scores that came before it count, too."""
+    """Groups that a step has lost, including those lost by scores that came before it."""
 
-    rejected: int = 0  # by the filter
-    dropped: int = 0  # because a reward, environment or engine failed
-    last_failure: str = ""  # why the last one was dropped
+    rejected: int = 0  # groups that the filter rejected
+    dropped: int = 0  # groups that were dropped because a reward, environment or engine failed
+    last_failure: str = ""  # why the last group was dropped
 
     @property
     def total(self) -> int:
@@ -28,7 +28,7 @@ class NoSignalError(RunError):
 
 
 def is_limit_reached(limit: int, lost: Lost) -> bool:
-    """Return whether a step has lost as many groups as it may; `limit` 0 means no limit."""
+    """Return whether a step has lost as many groups as allowed; `limit` 0 means no limit."""
     return 0 < limit <= lost.total
 
 

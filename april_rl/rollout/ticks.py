@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from april_rl.types import Completion, Experts, FinishReason, SampleId
 
-# Finish reasons; a completion travels with the index of its own.
+# Finish reasons; a completion is sent with an index into this list.
 _REASONS: tuple[FinishReason | None, ...] = (None, *get_args(FinishReason))
 
 
@@ -95,7 +95,7 @@ class Tick:
     preempted_samples: int = 0  # times a running request lost its KV cache to another
     preempted_tokens: int = 0  # tokens whose KV cache was lost by that
     kv_cache_frac: float = 0.0  # largest share of the KV cache in use
-    failed_attempts: int = 0  # requests that went wrong, and were tried again or given up
+    failed_attempts: int = 0  # requests that failed, and were tried again or given up
 
 
 class TickWork(NamedTuple):

@@ -24,10 +24,10 @@ from april_rl.supervision.interrupts import blocked_for_children
 _MIB = 1 << 20
 # Batches and completions pass through the object store; weights never do.
 _MIN_STORE_BYTES = 256 * _MIB
-_BATCHES = 2  # the one being trained, and what is still referenced of the one before
+_BATCHES = 2  # the one being trained, and the references left to the one before
 _SHARED_MEMORY = "/dev/shm"  # where Ray keeps its objects
 _PLACEMENT_TIMEOUT_S = 120.0
-_CONNECT_TIMEOUT_S = 10.0  # to the address of a running cluster
+_CONNECT_TIMEOUT_S = 10.0  # time limit for connecting to a running cluster
 
 
 class StartError(RunError):
@@ -44,7 +44,7 @@ class Node:
 
     ip: str
     id: str  # Ray's
-    room: int  # workers that fit when nothing else runs there
+    room: int  # workers that fit when nothing else runs on the node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class WorkerLocation:
     """Node and process in which Ray started a worker."""
 
     node_ip: str
-    node_id: str  # Ray's: two nodes may share a machine
-    gpu: str  # id that Ray assigned; empty on CPU
+    node_id: str  # Ray's id: two nodes may share a machine
+    gpu: str  # the id that Ray assigned; empty on CPU
 
 
 def object_store_bytes(batch_tokens: int, *, available: int) -> int:
@@ -71,21 +71,21 @@ def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -
     StartError when Ray does not start, for example within its 30 seconds on a busy machine.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Do not hide GPUs from workers that reserve none: Ray would warn that it is going to.
+    # Ray must not hide GPUs from workers that reserve none: it would warn that it is going to.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if address is not None:
         join(address)
         return
-    # With Ray's default, 15, every other process of the machine would get the CPU before the
-    # engine and the learner: the rewards, and all other programs that run there.
+    # With Ray's default, 15, every other process on the machine, such as the rewards, would get the
+    # CPU before the engine and the learner.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Ray would start an idle Python process for each core of the machine. The workers have
-    # environments of their own, so none of them would ever be used.
+    # Ray would start an idle Python process for each core of the machine. None would ever be used,
+    # because the workers have environments of their own.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     try:
         with blocked_for_children():
             _init_here(num_workers=num_workers, batch_tokens=batch_tokens)
-    except Exception as error:  # Ray raises no other type when its processes start too slowly
+    except Exception as error:  # Ray raises only this type when its processes start too slowly
         reason = " ".join(str(error).split())
         raise StartError(
             f"Ray did not start on this machine ({reason}). {start_advice(reason)}"
@@ -116,7 +116,7 @@ def join(address: str) -> None:
         return
     if address != "auto":
         _check_listening(address)
-    # By default Ray tries twenty times for up to 40 s, for clusters that are still starting.
+    # By default Ray tries twenty times for up to 40 s, in case the cluster is still starting.
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -169,9 +169,9 @@ def stop_ray() -> None:
             if kind not in ("gcs_server", "raylet"):
                 process.kill()
     ray.shutdown(wait_for_processes=True)
-    # When Ray's head process is gone, shutdown kills the raylet, and its agents would stay.
+    # When Ray's head process is gone, shutdown kills the raylet but not its agents.
     for raylet, process in descendants:
-        if not raylet.is_running():  # the raylet of a cluster that was only joined still runs
+        if not raylet.is_running():  # it still runs if this process only joined the cluster
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
@@ -253,15 +253,14 @@ class Placement:
 
 
 def rank_order(locations: Sequence[WorkerLocation]) -> list[int]:
-    """Return the indices of `locations` by rank: by node, on a node by GPU, on CPU as they are.
-
-    Workers of one engine or one shard group have consecutive ranks, so they are neighbours on the
-    machine.
+    """Return the indices of `locations` by rank: sorted by node and by GPU within a node; on CPU
+    in the given order. Workers of one engine or one shard group have consecutive ranks, so they
+    are neighbours on the machine.
     """
 
     def key(index: int) -> tuple[object, ...]:
         where = locations[index]
-        gpu = int(where.gpu) if where.gpu.isdigit() else 0  # a name instead: sorted as text
+        gpu = int(where.gpu) if where.gpu.isdigit() else 0  # other ids are sorted as text
         return (_address_key(where.node_ip), where.node_id, gpu, where.gpu, index)
 
     return sorted(range(len(locations)), key=key)

@@ -16,11 +16,11 @@ from april_rl.runtime.lockstep import Fingerprint, check_lockstep
 from april_rl.runtime.workers import Workers
 from april_rl.types import Completion
 
-# What `abort` may take at most once workers have failed: the others give back what they have.
+# Longest duration of `abort` after workers have failed: the others return what they have.
 _AFTER_FAILURE_S = 3.0
-_REPORT_FROM_S = 10.0  # Ctrl-C gives less time than this, and no one waits for a report then
+_REPORT_FROM_S = 10.0  # Ctrl-C leaves less time than this, and then no one waits for a report
 
-_Results = Mapping["ray.ObjectRef[Any]", Any]  # of calls that have ended
+_Results = Mapping["ray.ObjectRef[Any]", Any]  # results of calls that have ended
 
 
 class WeightVersionError(RunError):
@@ -59,7 +59,7 @@ class StepTimer:
 class _Call(NamedTuple):
     """The same call to every rank of one engine."""
 
-    first: ray.ObjectRef[Any]  # a Tick, or the completions of an abort
+    first: ray.ObjectRef[Any]  # returns a Tick, or the completions of an abort
     others: list[ray.ObjectRef[Fingerprint]]
 
     @property
@@ -76,9 +76,9 @@ class RayEngines:
         self._engines = workers.engines
         self._deterministic = deterministic
         self._ticks: list[deque[_Call]] = [deque() for _ in self._engines]
-        # Results of the oldest tick of every engine: the awaited ones, with their engine, and the
-        # ones that have come while other ranks have not answered. Kept up to date at each tick, so
-        # that its cost does not grow with the number of engines.
+        # Results of the oldest tick of every engine: the awaited ones with their engine, and the
+        # ones that arrived before other ranks answered. They are kept up to date at each tick, so
+        # that the cost does not grow with the number of engines.
         self._awaited: dict[ray.ObjectRef[Any], int] = {}
         self._results: dict[ray.ObjectRef[Any], Any] = {}
         self._step_timer = StepTimer()
@@ -158,7 +158,7 @@ class RayEngines:
             completions += self._check(engine, call, results[call.first], results=results)
         if stalled and timeout_s >= _REPORT_FROM_S:
             self._watchdog.write_report(
-                f"engine {stalled[0]} did not give its samples back within {timeout_s:g} s"
+                f"engine {stalled[0]} did not return its samples within {timeout_s:g} s"
             )
         self._step_timer.clear()
         return completions, stalled

@@ -1,6 +1,6 @@
 """A run in one process (runtime.ray=false): the worker's methods are called directly.
 
-For a debugger, a notebook and a first look. Nothing watches the worker: a call that hangs, hangs.
+For a debugger, a notebook and a first look. No watchdog ends a call that hangs.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 from april_rl.errors import RunError
 from april_rl.types import Completion
 
-Fingerprint = tuple[bytes, ...]  # a digest of each completion, in their order
+Fingerprint = tuple[bytes, ...]  # a digest of each completion, in order
 
 
 class LockstepError(RunError):

@@ -1,5 +1,5 @@
 """Set-up of a worker's process: its threads, its end together with its parent, and shared memory
-that does not outlive it; what to do when Ray's own processes do not start.
+that does not outlive it. Also advice for Ray processes that do not start.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import signal
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_MAPS = Path("/proc/self/maps")  # of Linux: address, mode, offset, device, inode, path
+_MAPS = Path("/proc/self/maps")  # a file of Linux with address, mode, offset, device, inode, path
 _SHARED_MEMORY = Path("/dev/shm")
-# vLLM's reduction between ranks on CPU, its message queues, and the locks of multiprocessing.
+# Memory of vLLM's reduction on CPU, of its message queues, and of multiprocessing's locks.
 _SHARED_NAMES = re.compile(r".*-cpushm_\d+|psm_\w+|sem\.mp-\w+")
 
 
@@ -38,7 +38,7 @@ def end_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() == 1:  # the parent ended before the call
+    if os.getppid() == 1:  # the parent had ended before the call
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -52,7 +52,7 @@ def unlink_shared_memory() -> int:
     if not _MAPS.exists():
         return 0
     lines = [line.split(maxsplit=5) for line in _MAPS.read_text().splitlines()]
-    # By inode: a lock is created under another name than its final one.
+    # Compare inodes: a lock is created under another name than its final one.
     mapped = {int(line[4]) for line in lines if line[-1].startswith(f"{_SHARED_MEMORY}/")}
     with os.scandir(_SHARED_MEMORY) as entries:
         names = [e.path for e in entries if _SHARED_NAMES.fullmatch(e.name) and e.inode() in mapped]

@@ -42,8 +42,8 @@ def send_weights(
 
 
 def send_adapter(learner: Learner, engine: Engine, beat: Heartbeat, *, version: int) -> int:
-    """Load the adapters into the engine, and before them the frozen weights, if it lost them in its
-    sleep; return the bytes.
+    """Load the adapters into the engine, and before them the frozen weights if it lost them
+    during sleep; return the bytes.
     """
     num_bytes = 0
     if not engine.keeps_weights:

@@ -111,7 +111,7 @@ class Worker:
             self._store = dist.TCPStore(host, port, world_size, is_master=False)  # type: ignore[attr-defined]
         timeout = timedelta(seconds=timeout_s)
         self._store.set_timeout(timeout)
-        # FSDP's meshes and vLLM make their own groups with torch's default timeout, which would end
+        # FSDP and vLLM make their own process groups with torch's default timeout, which would end
         # a waiting worker after 10 or 30 minutes.
         distributed_c10d.default_pg_timeout = timeout
         distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
@@ -140,7 +140,7 @@ class Worker:
 
     @records_activity
     def send_first_adapter(self) -> None:
-        """Have all of the engine's samples begin with the adapter, which is still zero; a
+        """Make all samples of the engine begin with the adapter, which is still zero; a
         collective.
         """
         send_adapter(self._learner, self.engine, self.heartbeat, version=0)
@@ -276,7 +276,7 @@ class WorkerActor(Worker):
 
     @records_activity
     def build_engine(self, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool) -> None:
-        """Start vLLM; nothing in shared memory keeps a name, so that a kill leaves nothing."""
+        """Start vLLM, and unlink its shared memory, so that a kill leaves nothing."""
         super().build_engine(engine, sleeps=sleeps, keeps_parked=keeps_parked)
         unlink_shared_memory()
 
@@ -291,8 +291,8 @@ def _node_ip() -> str:
 def _use_network_of_ray() -> None:
     """Make gloo use the network interface of this node's address in the Ray cluster.
 
-    By default it takes the address of the host name, which on many machines is one that no other
-    machine can reach (127.0.1.1).
+    By default it uses the address of the host name, which on many machines is not reachable from
+    others (127.0.1.1).
     """
     ip = _node_ip()
     for name, addresses in psutil.net_if_addrs().items():

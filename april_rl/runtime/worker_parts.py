@@ -27,10 +27,10 @@ class WorkerSettings:
 
     config: TrainConfig
     device: str  # cpu or cuda (ROCm's torch calls its devices cuda too)
-    threads: int  # of torch on CPU
-    max_model_len: int  # tokens of a prompt and its response in the engine
+    threads: int  # torch's threads on CPU
+    max_model_len: int  # longest prompt with its response in the engine
     max_num_seqs: int  # requests that the engine computes together
-    stop_tokens: tuple[int, ...]  # that end a turn
+    stop_tokens: tuple[int, ...]  # tokens that end a turn
 
 
 def build_learner(

@@ -1,4 +1,4 @@
-"""All workers together: how they start as Ray actors, and how the controller drives them."""
+"""All workers together: how they start as Ray actors, and how the controller calls them."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Workers:
     ) -> None:
         """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need.
 
-        `watchdog` waits for every call to them. `batch_tokens` is the maximum that a step trains.
+        `watchdog` waits forevery call to them. `batch_tokens` is the maximum that a step trains.
         """
         self.layout, self.watchdog = layout, watchdog
         self._lora, self._engine = settings.config.lora, settings.config.engine
-        self._polls: list[Any] = []  # to "what have you written", under way
-        self.policy_version = 0  # of the weights that were synced last
+        self._polls: list[Any] = []  # calls under way that ask what has been written
+        self.policy_version = 0  # version of the weights that were synced last
         start_ray(num_workers=layout.num_workers, address=address, batch_tokens=batch_tokens)
         self._placement = Placement(
             num_workers=layout.num_workers,
@@ -53,7 +53,7 @@ class Workers:
             use_gpu=layout.device == "cuda",
         )
         env = {"TOKENIZERS_PARALLELISM": "false", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        env["PYTHONPATH"] = os.pathsep.join(_own_folders())  # of a loss of the user's
+        env["PYTHONPATH"] = os.pathsep.join(_own_folders())  # for the user's own loss
         if settings.threads:
             env |= thread_environment(settings.threads)
         if layout.device == "cuda":
@@ -68,7 +68,7 @@ class Workers:
                 scheduling_strategy=strategy,
             ).remote(settings)
             for strategy in self._placement.strategies()
-        ]  # by rank, once they have started
+        ]  # in the order of ranks, once they have started
 
     def start(self, plan: Plan, *, on_stage: Callable[[str], None]) -> None:
         """Form the process group, load the learner and start the engines as planned. Raise as
@@ -104,7 +104,7 @@ class Workers:
         self.actors = [self.actors[index] for index in rank_order(self._all("location"))]
         self.watchdog.watch(self.actors)
         world_size = len(self.actors)
-        # Longer than the watchdog waits: it names the worker at fault, a collective does not.
+        # The watchdog waits less: it names the worker at fault, which a collective does not.
         timeout_s = 2 * self.watchdog.call_timeout_s
         [address] = self.watchdog.results([self.actors[0].listen.remote(world_size)])
         self.watchdog.results(
@@ -121,7 +121,7 @@ class Workers:
         return [self.actors[first : first + size] for first in range(0, len(self.actors), size)]
 
     def kv_cache_tokens(self) -> int:
-        """Return how many tokens fit the KV caches of all engines, once they have started."""
+        """Return how many tokens fit the KV caches of all engines after their start."""
         calls = [ranks[0].kv_cache_tokens.remote() for ranks in self.engines]
         return sum(self.watchdog.results(calls))
 
@@ -174,11 +174,11 @@ class Workers:
     def close(self) -> None:
         """End every worker, and Ray if it was started here, without waiting for a worker."""
         try:
-            self.watchdog.kill_workers()  # also the stopped workers, which Ray cannot end
+            self.watchdog.kill_workers()  # this also ends stopped workers, which Ray cannot end
             if ray.is_initialized():
-                for actor in self.actors:  # the watchdog may not watch them yet
+                for actor in self.actors:  # the watchdog may not be watching them yet
                     ray.kill(actor, no_restart=True)
-                # Ray removes it when the run ends; without its head process this call would hang.
+                # Ray removes it at the run's end; without its head process this call would hang.
                 if self.watchdog.ray_head.is_listening():
                     self._placement.remove()
         finally:

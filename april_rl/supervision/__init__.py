@@ -1,1 +1,3 @@
-"""Supervision: notices that a worker died, hangs or has no memory left, and says where it stood."""
+"""Supervision: detects workers that died, hang or have no memory left, and reports where they
+stopped.
+"""

@@ -96,7 +96,7 @@ class _RemoteNode:
 
     def __init__(self, node_id: str, processes: dict[int, WorkerProcess]) -> None:
         self.ranks = list(processes)
-        # Restarted when it dies: without it, its workers would seem to make no progress.
+        # Ray restarts it when it dies: without it, its workers would seem to make no progress.
         actor = ray.remote(NodeMonitor).options(
             num_cpus=0,
             max_restarts=-1,

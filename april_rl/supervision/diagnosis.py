@@ -66,14 +66,14 @@ class ClusterSnapshot:
         return [rank for rank, status in enumerate(self.statuses) if status.is_dead]
 
     def blocking_ranks(self) -> list[int]:
-        """Return the ranks that the others wait for: the dead ones, else the stopped ones, else the
-        ones that are behind the others in the same call.
+        """Return the ranks that the others wait for: the dead ones, else the stopped ones, else
+        those behind the others in the same call.
         """
         stopped = [rank for rank, status in enumerate(self.statuses) if status.is_stopped]
         return self.dead_ranks() or stopped or self._ranks_behind()
 
     def who_waits(self) -> str:
-        """Return who waits for whom as a phrase; empty when that is unknown."""
+        """Describe who waits for whom; empty when that is unknown."""
         blocking = self.blocking_ranks()
         waiting = [
             rank
@@ -129,7 +129,7 @@ def call_error(
 
 
 def memory_error(snapshot: ClusterSnapshot, rank: int | None, reason: str) -> WorkerMemoryError:
-    """Return the error for a lack of memory; `reason` is what Ray, torch or the kernel report."""
+    """Return the error for a lack of memory; `reason` is the report of Ray, torch or the kernel."""
     usage = ""
     if rank is not None and snapshot.statuses:
         usage = f" It held up to {snapshot.peak_rss_bytes[rank] / GIB:.2f} GiB"

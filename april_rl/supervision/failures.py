@@ -1,4 +1,4 @@
-"""Errors of workers, and how an error of Ray is read."""
+"""Errors of workers, and how to read an error of Ray."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WorkerStalledError(EngineStalledError):
     """A worker hangs, and with it its engine and every worker that waits for it."""
 
 
-# By the method that ran out of memory.
+# Remedies by the method that ran out of memory.
 _MEMORY_ADVICE = {
     "build_learner": "Raise runtime.num_workers, choose a smaller model.path, or set "
     "learner.offload",
@@ -42,11 +42,11 @@ _MEMORY_ADVICE = {
 _OTHER_MEMORY_ADVICE = (
     "Lower learner.max_tokens or engine.kv_cache_gib, or use a machine with more memory"
 )
-# Of the messages of torch's allocators, Ray's memory monitor and libc.
+# Words from the messages of torch's allocators, Ray's memory monitor and libc.
 _MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
 
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")  # Ray colours its tracebacks for terminals
-# Parts of Ray's message about a dead process that help no one: guesses, and its internal names.
+# Parts of Ray's message about a dead process that do not help: guesses, and its internal names.
 _RAY_NOISE = re.compile(
     r" Some common causes include:.*|^\t(class_name|actor_id|namespace): .*\n", re.M
 )
@@ -59,7 +59,7 @@ class CallFailure:
     message: str  # the worker's traceback, or Ray's message
     summary: str  # one line of it
     is_out_of_memory: bool
-    is_death: bool  # the process has ended
+    is_death: bool  # whether the process has ended
 
 
 def read_failure(error: RayError) -> CallFailure:

@@ -1,5 +1,5 @@
-"""A worker's record of what it is doing, in shared memory. Other processes read it without the
-worker's help: also while it is busy, stopped or hung, and after it has died.
+"""A worker's record of its activity, in shared memory. Other processes read it without the worker's
+help, even if it is busy, stopped, hung or dead.
 
 The memory has no name in any file system, so nothing is left of it once the last process that has
 it open is gone.
@@ -26,7 +26,8 @@ from april_rl.supervision.host_memory import oom_counter, oom_kills
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Beats of all calls; of the current call: its beats, its start, whether it is running, its name.
+# Beats of all calls; then for the current call its beats, its start, whether it is running, its
+# name.
 _RECORD = struct.Struct("<QQd?32s")
 _SIZE = mmap.PAGESIZE
 # Ray, vLLM, torch and pebble do not use this signal. Its handler is C code, so it also answers
@@ -41,9 +42,10 @@ class WorkerProcess:
     node_id: str  # Ray's
     host: str
     pid: int
-    start_ticks: str  # when the process started: the kernel may give its pid to another one later
-    heartbeat_fd: int  # of the worker's process
-    stacks_fd: int  # of the worker's process; STACKS_SIGNAL writes the stacks of all threads to it
+    start_ticks: str  # when the process started, because the kernel may reuse its pid
+    heartbeat_fd: int  # file descriptor in the worker's process
+    # File descriptor in the worker's process; on STACKS_SIGNAL it writes all threads' stacks there.
+    stacks_fd: int
     oom_counter: str  # the file on its node that counts out-of-memory kills around the worker
     oom_kills: int  # the value of that counter when the watchdog began to watch
 
@@ -56,7 +58,7 @@ class Activity:
     call: str = ""  # the method that is running, or that ran last; empty: none so far
     is_running: bool = False
     call_beats: int = 0  # signs of progress in this call
-    call_s: float = 0.0  # since this call began
+    call_s: float = 0.0  # duration of this call so far
 
 
 class ProcessStat(NamedTuple):
@@ -131,7 +133,7 @@ class Heartbeat:
 
 
 class HasHeartbeat(Protocol):
-    """A worker that records what it is doing."""
+    """A worker that records its activity."""
 
     heartbeat: Heartbeat
 
@@ -163,7 +165,7 @@ class HeartbeatReader:
         self._stacks = Path(f"/proc/{process.pid}/fd/{process.stacks_fd}")
 
     def activity(self) -> Activity:
-        """Return what the worker wrote last; a field may be one beat old."""
+        """Return the last record of the worker; a field may be one beat old."""
         beats, call_beats, started, is_running, call = _RECORD.unpack_from(self._memory)
         return Activity(
             beats=beats,
@@ -180,7 +182,7 @@ class HeartbeatReader:
         return 0
 
     def stacks_from(self, offset: int) -> str:
-        """Return the stacks written behind byte `offset`; empty when the process has died."""
+        """Return the stacks written after byte `offset`; empty when the process has died."""
         with suppress(OSError):
             return self._stacks.read_bytes()[offset:].decode(errors="replace")
         return ""

@@ -27,7 +27,7 @@ class WorkerMemory:
     node_id: str
     device_bytes: int  # total memory of its GPU; 0 on CPU
     free_bytes: int  # free memory of its GPU; 0 on CPU
-    host_free_bytes: int  # of its node, which it shares with the node's other workers
+    host_free_bytes: int  # free memory of its node, which the node's other workers share
 
 
 class _FileNames(NamedTuple):
@@ -36,19 +36,19 @@ class _FileNames(NamedTuple):
     limit: str
     used: str
     kills: str
-    reclaimable: str  # a line of the statistics file
+    reclaimable: str  # name of a line in the statistics file
 
 
 _STATISTICS = "memory.stat"
-# Linux documentation: admin-guide/cgroup-v2 and cgroup-v1/memory.
+# The names are from the Linux documentation, admin-guide/cgroup-v2 and cgroup-v1/memory.
 _V2 = _FileNames("memory.max", "memory.current", "memory.events", "inactive_file")
 _V1 = _FileNames(
     "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file"
 )
-_KILLS = "oom_kill"  # a line of the file that counts them
+_KILLS = "oom_kill"  # name of a line in the file that counts kills
 _GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
-# torch reads the first of these that is set.
+# torch reads the first of these variables that is set.
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _ROUNDED = "pinned_max_round_threshold_mb"  # larger allocations are not rounded up
 _EXPANDABLE = "expandable_segments:True"

@@ -24,9 +24,9 @@ import psutil
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 EXIT_STATUS = 128 + signal.SIGINT
-_PATIENCE_S = 7.0  # deadline when no checkpoint has to be written
-_AGAIN_S = 0.1  # by then the `__del__` that swallowed an exception has ended
-_SAME_SIGNAL_S = 1.0  # `timeout` signals the process and its group: count that once
+_PATIENCE_S = 7.0  # time to end when no checkpoint has to be written
+_AGAIN_S = 0.1  # by then the `__del__` that swallowed the exception has ended
+_SAME_SIGNAL_S = 1.0  # `timeout` signals the process and its group, which counts once
 
 
 class Interrupts:
@@ -38,7 +38,7 @@ class Interrupts:
         self._hours, self._ends_s = 0.0, math.inf
         self._patience_s = _PATIENCE_S
         self._is_held = False
-        self._is_swallowed = False  # by a `__del__`: what the last signal raised
+        self._is_swallowed = False  # whether a `__del__` swallowed the exception of the last signal
         self._timer: threading.Timer | None = None
         self._report = sys.unraisablehook
         sys.unraisablehook = self._note_unraisable
@@ -85,7 +85,7 @@ class Interrupts:
             self._timer.start()
 
     def disarm(self) -> None:
-        """Cancel the timer: what follows may take its time."""
+        """Cancel the timer, so that the following code may take its time."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -16,7 +16,7 @@ def worker_memory(*, device: str) -> Metrics:
     """Return memory/* of this worker and its machine: over all workers, the largest.
 
     On a GPU, call it while the engine is awake. `gpu_peak_bytes` is the most that torch has held
-    since the last call; `gpu_used_frac` is what is taken of the GPU now, by every process.
+    since the last call; `gpu_used_frac` is the share of the GPU that all processes use now.
     """
     host = host_memory()
     found = {

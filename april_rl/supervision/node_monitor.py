@@ -1,5 +1,5 @@
-"""Watches the worker processes of one machine from outside: whether they live, what they do, their
-memory and stacks. Kills what is left of them at the end.
+"""Watch the worker processes of one machine from outside: whether they live, their activity,
+memory and stacks. At the end kill those that are left.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORKERS_END_S = 0.5
 _CHILDREN_END_S = 1.0
 _POLL_S = 0.05
 _DEAD, _STOPPED = "ZX", "T"  # states in /proc/<pid>/stat
-NO_REPLY = "?"  # a process state: the node does not answer
+NO_REPLY = "?"  # state of a process on a node that does not answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,9 @@ class ProcessStatus:
     state: str  # the letter in /proc/<pid>/stat; empty: the process is dead; or NO_REPLY
     rss_bytes: int  # resident memory; 0 when the process is dead
     activity: Activity
-    node_memory: HostMemory  # of the node, or of the container or job on it; 0: unknown
-    oom_kills: int  # processes around it that the kernel killed for lack of memory, while watched
+    node_memory: HostMemory  # memory of the node, or of the container or job on it; 0: unknown
+    # Processes near it that the kernel killed for lack of memory while the watchdog watched.
+    oom_kills: int
 
     @property
     def is_dead(self) -> bool:
@@ -77,8 +78,8 @@ class NodeMonitor:
     def collect_traces(self, wait_s: float) -> list[WorkerTrace]:
         """Return stacks and log tail of each worker within about `wait_s`.
 
-        Lets a stopped process continue, since only then it can write its stacks; they show where it
-        was stopped.
+        A stopped process is continued, since only then can it write its stacks; they show where
+        it was stopped.
         """
         asked = [watched.request_stacks() for watched in self._watched]
         deadline = time.monotonic() + wait_s
@@ -87,7 +88,7 @@ class NodeMonitor:
             time.sleep(_POLL_S)
             missing = {i for i in missing if not self._watched[i].has_stacks()}
         if any(asked):
-            time.sleep(2 * _POLL_S)  # a long dump is written thread by thread
+            time.sleep(2 * _POLL_S)  # a long dump is written thread by thread, so wait for more
         return [WorkerTrace(stacks=w.stacks(), log_tail=w.log_tail()) for w in self._watched]
 
     def find_processes(self) -> None:
@@ -110,7 +111,7 @@ class _WatchedProcess:
 
     def __init__(self, process: WorkerProcess) -> None:
         self._pid, self._start_ticks = process.pid, process.start_ticks
-        # The count to start from comes with the process: Ray may restart this monitor.
+        # The initial count comes with the process, because Ray may restart this monitor.
         self._oom_counter, self._oom_kills = Path(process.oom_counter), process.oom_kills
         self._heartbeat: HeartbeatReader | None = None
         self._log, self._offset = "", 0
@@ -173,7 +174,8 @@ class _WatchedProcess:
     def processes(self) -> list[tuple[psutil.Process, bool]]:
         """Return the process and its children, which may outlive it; True marks a child."""
         with suppress(psutil.NoSuchProcess, OSError):
-            if read_stat(self._pid).start_ticks == self._start_ticks:  # else the pid was reused
+            # Otherwise the pid was reused.
+            if read_stat(self._pid).start_ticks == self._start_ticks:
                 worker = psutil.Process(self._pid)
                 children = [(child, True) for child in worker.children(recursive=True)]
                 return [(worker, False), *children]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from april_rl.supervision.node_monitor import ProcessStatus
 
-# When the controller itself was suspended for an hour, its workers were not watched for an hour.
+# If the controller was suspended for an hour, its workers were not watched for an hour.
 _MAX_ELAPSED_S = 3.0
 
 

@@ -1,4 +1,5 @@
-"""Whether Ray's head process (gcs_server) is still there: whether anything listens at its address.
+"""Check whether Ray's head process (gcs_server) still exists, that is, whether a process listens at
+its address.
 
 When it is gone, Ray tries to reach it for a minute and then ends every process of the cluster, the
 controller too, from C++: nothing can be saved or reported any more.
@@ -14,9 +15,9 @@ from typing import Any
 
 import ray
 
-# One per check. A head process that is restarted within them keeps its cluster.
+# Pauses between checks. A head process that is restarted within them keeps its cluster.
 _MAX_REFUSALS = 5
-_CONNECT_TIMEOUT_S = 0.1  # the kernel accepts for a busy process too
+_CONNECT_TIMEOUT_S = 0.1  # enough, since the kernel accepts connections for a busy process too
 
 
 def _ray_address() -> str:
@@ -26,13 +27,13 @@ def _ray_address() -> str:
 class RayHead:
     """The process that Ray needs to start, place and end anything.
 
-    Only refused connections count: the kernel of its machine refuses when no process listens. A
-    head process that is busy or stopped is still connected to, and a network may be slow.
+    Only refused connections count: the kernel of its machine refuses when no process listens.
+    Connections to a busy or stopped head process still succeed, and a network may be slow.
     """
 
     def __init__(self, find_address: Callable[[], str] = _ray_address) -> None:
         self._find_address = find_address
-        self._has_answered = False  # refusals count only where something once listened
+        self._has_answered = False  # a refusal counts only if something listened before
         self._num_refusals = 0  # consecutive
 
     @property

@@ -37,7 +37,7 @@ class Restarts:
         self._left, self._most = most, most
         self._lives_on = True
         self._run: Run | None = None  # None before it is built
-        self._began_at = 0  # policy version at which it was built
+        self._began_at = 0  # policy version at which the run was built
         self._failed_s: float | None = None  # time of the last failure
 
     def lives(self) -> Iterator[str | None]:

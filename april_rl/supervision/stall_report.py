@@ -1,4 +1,6 @@
-"""The report on failed workers, stall_report.txt: who waits for whom, and what each worker does."""
+"""The report on failed workers, stall_report.txt: who waits for whom, and the activity of each
+worker.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def report_text(
 
 def _table(snapshot: ClusterSnapshot) -> str:
     if not snapshot.processes:
-        return "nothing is known of the workers: the failure came before they had started"
+        return "the state of the workers is unknown: the failure came before they had started"
     rows = [_ROW.format(*_HEADER)]
     for rank, (process, status) in enumerate(
         zip(snapshot.processes, snapshot.statuses, strict=True)

@@ -32,10 +32,10 @@ from april_rl.supervision.ray_head import RayHead
 from april_rl.supervision.stall_report import report_text
 
 T = TypeVar("T")
-_CHECK_S = 1.0  # between two checks of all workers
-_HEAD_CHECK_S = 0.9  # a little less: a wait may end a moment early
+_CHECK_S = 1.0  # pause between two checks of all workers
+_HEAD_CHECK_S = 0.9  # a little less than the pause, because a wait may end a moment early
 _STOPPED_S = 4.0  # a process that a signal has stopped for this long counts as hung
-_SETTLE_S = 1.0  # after a failed call, until the death of the process that caused it shows
+_SETTLE_S = 1.0  # time after a failed call in which the death that caused it becomes visible
 _STACKS_S = 2.0
 
 
@@ -64,7 +64,7 @@ class Watchdog:
         self._stall_limit = _Limit("runtime.stall_timeout_s", stall_timeout_s)
         self._call_limit = _Limit("6 · runtime.stall_timeout_s", call_timeout_s)
         self._actors: list[Any] = []
-        self._ranks: dict[object, int] = {}  # by Ray's actor id
+        self._ranks: dict[object, int] = {}  # rank by Ray's actor id
         self._checked_at = self._head_checked_at = time.monotonic()
         self._monitor, self._progress = ClusterMonitor([]), ProgressTimer(0)
         self.ray_head = RayHead()
@@ -150,9 +150,10 @@ class Watchdog:
         """End the process of every worker and its children, even in the middle of a call."""
         self._monitor.find_processes()
         try:
-            for actor in self._actors if ray.is_initialized() else ():  # a call would restart Ray
+            # A call would start Ray again.
+            for actor in self._actors if ray.is_initialized() else ():
                 ray.kill(actor, no_restart=True)
-        finally:  # also when Ray raises, or the user interrupts
+        finally:  # this runs also when Ray raises or the user interrupts
             self._monitor.kill_processes()
 
     def _collect_ended(
@@ -198,7 +199,7 @@ class Watchdog:
     def _check_ray_head(self) -> None:
         """Once a second, raise when Ray's head process has ended.
 
-        `results_within` does not ask: what workers still have to give arrives without Ray's head.
+        `results_within` skips this check, because results of workers arrive without Ray's head.
         """
         if time.monotonic() - self._head_checked_at < _HEAD_CHECK_S:
             return

@@ -27,7 +27,7 @@ class UnknownBuiltinError(RunError, ValueError):
 
 
 def resolve(path: str, *, key: str = "path") -> str:
-    """Return the file or folder of a `builtin:` path; return other strings unchanged.
+    """Return the file or folder of a `builtin:` path, and other strings unchanged.
 
     Raise UnknownBuiltinError naming the setting `key`.
     """

@@ -1,4 +1,4 @@
-"""A tracker, and what it is started with."""
+"""A tracker, and its settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from april_rl.metrics import Histogram
 from april_rl.tracking.labels import RunLabels
 
-Name = str  # one of TrackingBackend
+Name = str  # a value of TrackingBackend
 Mode = Literal["online", "offline", "disabled"]  # of W&B
 
 SAMPLE_COLUMNS = (
@@ -30,14 +30,14 @@ class BackendSettings:
     run_dir: Path
     config: Mapping[str, object]
     wandb_id: str = ""  # the W&B run to continue
-    first_step: int | None = None  # of a resumed run
+    first_step: int | None = None  # first step of a resumed run
 
 
 class Backend(Protocol):
     """A tracker: records the metrics of steps, and tables of samples."""
 
-    id: str  # with it a later process continues the run; empty where nothing needs one
-    can_replace: bool  # whether a resumed run may send a step again: the new one is shown alone
+    id: str  # with it a later process continues the run; empty if the tracker needs no id
+    can_replace: bool  # whether a resumed run may send a step again and only the new one is shown
 
     def log(
         self, step: int, values: Mapping[str, float], histograms: Mapping[str, Histogram]
@@ -48,4 +48,6 @@ class Backend(Protocol):
         """Record a table with SAMPLE_COLUMNS."""
 
     def finish(self, error: BaseException | None = None) -> None:
-        """End the record of the run within seconds, also without a network; `error` ended it."""
+        """End the record of the run within seconds, also without a network; `error` is what
+        ended the run.
+        """

@@ -17,11 +17,11 @@ from april_rl.tracking.samples_file import SampleRecord
 
 Tell = Callable[[str], None]
 
-_MAX_SAMPLES = 64  # in a table
+_MAX_SAMPLES = 64  # samples in a table
 
 
 class BackendError(RunError):
-    """A tracker was asked for that is not installed."""
+    """A requested tracker is not installed."""
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class Backends:
         *,
         is_repeated: bool = False,
     ) -> None:
-        """Record the metrics of a step; one that was sent before the run was resumed goes to
-        trackers that can replace it.
+        """Record the metrics of a step. A step that was sent before the run was resumed goes
+        only to trackers that can replace it.
         """
         self._each(lambda backend: backend.log(step, values, histograms), is_repeated=is_repeated)
 

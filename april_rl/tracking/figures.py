@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from april_rl.tracking.samples_file import SampleRecord
 
-_SHOWN_CHARACTERS = 400  # of a prompt or a response
+_SHOWN_CHARACTERS = 400  # characters shown of a prompt or a response
 
 
 def decimals(digits: int) -> Callable[[float], str]:
@@ -88,7 +88,9 @@ def step_line(step: int, values: Mapping[str, float], *, left_s: float | None) -
 
 
 def courses(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values whose course is drawn: reward, truncated share, and every evaluated set."""
+    """Return the values whose history is drawn: reward, truncated share, and every evaluated
+    set.
+    """
     keys = {"reward": "reward/mean", "truncated": "rollout/truncated_frac"}
     keys |= {f"{name} avg@k": f"eval/{name}/avg_at_k" for name in _evaluated_sets(values)}
     return {label: values[key] for label, key in keys.items() if key in values}
@@ -134,7 +136,7 @@ def telling(records: Sequence[SampleRecord]) -> list[SampleRecord]:
 
 
 def ages_text(ages: Iterable[tuple[int, int]]) -> str:
-    """Return the tokens of each age, of completions with their ages, as text."""
+    """Return the number of tokens of each age as text, from completions with their ages."""
     tokens_of: Counter[int] = Counter()
     for age, tokens in ages:
         tokens_of[age] += tokens

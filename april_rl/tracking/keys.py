@@ -2,8 +2,8 @@
 read this table.
 
 A `*` stands for one part that the run decides: an age, a data source, a reward function, an
-evaluation set. Frozen keys are what dashboards, scripts and a resumed run may rely on: more may be
-added, none removed.
+evaluation set. Dashboards, scripts and resumed runs may rely on frozen keys: keys may be added,
+but none removed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _STALENESS = _stage(
         "versions_mean | versions | policy versions that sampled tokens of one response, mean",
         "masked_tokens | tokens | response tokens beyond rollout.max_staleness, without weight",
         "age_mean_len_* | steps | age_mean of the responses of up to 1/8, 1/4, 1/2, 1 × the budget",
-        "off_policy_token_frac_len_* | share | off-policy tokens by length of response, likewise",
+        "off_policy_token_frac_len_* | share | off-policy tokens by length, as in age_mean_len_*",
     ),
 )
 
@@ -112,13 +112,13 @@ _ENVIRONMENT = _stage(
     frozen=(),
     more=(
         "turns_mean | turns | mean turns of the trained samples that have an environment",
-        "contexts_mean | contexts | mean conversations of these: 1 where each continues to the end",
+        "contexts_mean | contexts | mean contexts of these: 1 if each continues to the end",
         "observation_tokens_mean | tokens | mean of what environments added to these samples",
         "step_s | s | mean time that an environment took to answer",
         "empty_slots_frac | share | slots without a sample to take, while as many samples wait for "
         "their environment; over the whole rollout",
         "calls | calls | calls that environments made by Context.once",
-        "repeated_calls | calls | calls made again, because no one knew whether they had ended",
+        "repeated_calls | calls | calls made again, because it was unknown whether they had ended",
         "errors | samples | environments that failed for good; their groups are dropped",
         "timeouts | calls | calls that took longer than environment.step_timeout_s",
         "deaths | processes | processes with environments that ended or were killed",
@@ -180,7 +180,7 @@ _LEDGER = _stage(
         "ready | groups | groups complete and scored that wait to be trained",
         "trained | groups | groups trained since the run began",
         "rejected | groups | groups without a signal since the run began",
-        "dropped | groups | groups lost to a failed reward, environment or engine so far",
+        "dropped | groups | groups lost so far to a failed reward, environment or engine",
     ),
 )
 
@@ -196,7 +196,7 @@ _TIME = _stage(
     ),
     more=(
         "evaluation_s | s | evaluation of all held-out sets",
-        "run_s | s | the run so far, before a resume too; since its last row for a resume",
+        "run_s | s | duration of the run so far, including the time before a resume",
         "tracking_s | s | recording the step before: metrics.jsonl, terminal, trackers",
     ),
 )
@@ -262,7 +262,7 @@ _OTHERS = (
         "restart",
         frozen=(),
         more=(
-            "count | restarts | restarts after a lost worker so far",
+            "count | restarts | restarts so far after a lost worker",
             "lost_s | s | training time lost by the restarts",
         ),
     ),
@@ -280,7 +280,7 @@ _HISTOGRAMS = _stage(
     ),
 )
 
-TRAINED_TOKENS, RUN_TIME = "throughput/trained_tokens_total", "time/run_s"  # axes beside the step
+TRAINED_TOKENS, RUN_TIME = "throughput/trained_tokens_total", "time/run_s"  # axes besides the step
 FIRST_LOOK = (  # what a dashboard shows first
     *("reward/mean", "eval/*/avg_at_k", "rollout/response_tokens_mean"),
     *("rollout/generated_tokens_per_s", "staleness/off_policy_token_frac"),

@@ -22,7 +22,7 @@ class RunLabels:
     """The labels of a run in a list of runs, and the command line that they come from."""
 
     name: str
-    group: str = ""  # runs that differ by their seed only have the same
+    group: str = ""  # equal for runs that differ only by their seed
     tags: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
 
@@ -57,7 +57,9 @@ class _Setting(NamedTuple):
     is_removed: bool
 
     def shown_among(self, keys: Sequence[str]) -> str:
-        """Return the setting with as few parts of its key as set it apart from the other `keys`."""
+        """Return the setting with as few parts of its key as distinguish it from the other
+        `keys`.
+        """
         parts = self.key.split(".")
         names = [".".join(parts[-number:]) for number in range(1, len(parts) + 1)]
         ends = [f".{key}" for key in keys if key != self.key]
@@ -73,7 +75,8 @@ def _settings(override: str) -> Iterator[_Setting]:
     if key.partition(".")[0].partition("/")[0] in _NO_PART_OF_A_NAME:
         return
     inner = value[1:-1]
-    if value.startswith("{") and not set("{[") & set(inner):  # several settings of one section
+    # The override sets several settings of one section.
+    if value.startswith("{") and not set("{[") & set(inner):
         for pair in inner.split(","):
             name, _, of_name = pair.partition(":")
             yield _Setting(f"{key}.{name.strip()}", of_name.strip(), is_removed=False)
@@ -82,7 +85,9 @@ def _settings(override: str) -> Iterator[_Setting]:
 
 
 def versions() -> Mapping[str, str]:
-    """Return the versions of what a run computes with, and the commit of a checkout."""
+    """Return the versions of the libraries that a run computes with, and the commit of a
+    checkout.
+    """
     found = {"commit": _commit(Path(__file__).parent)}
     for package in _PACKAGES:
         try:

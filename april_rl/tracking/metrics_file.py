@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a step; what plots, reports, tests and a resumed run read."""
+"""metrics.jsonl: one JSON object a step, which plots, reports, tests and a resumed run read."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class MetricsFile:
         self._file = self._path.open("a", encoding="utf-8")
 
     def close(self) -> None:
-        """Nothing can be appended afterwards; a file without a step is taken away again."""
+        """Close the file, and remove it if it has no step; nothing can be appended afterwards."""
         if self._file.closed:
             return
         self._file.close()
@@ -83,8 +83,8 @@ class MetricsFile:
 
 
 def _truncate(path: Path, first_step: int) -> tuple[dict[str, float | None], int]:
-    """Remove the rows from `first_step` on, and one that was not written to its end; return the
-    last row that stays, and the step of the last one there was.
+    """Remove the rows from `first_step` on, and an incomplete last row; return the last row that
+    stays, and the step of the last one that was there.
     """
     kept: list[str] = []
     kept_row: dict[str, float | None] = {}
@@ -94,7 +94,7 @@ def _truncate(path: Path, first_step: int) -> tuple[dict[str, float | None], int
             row = json.loads(line)
             step = row["step"]
         except ValueError:
-            break  # the process ended in the middle of it
+            break  # the process ended while it wrote this line
         forgotten_step = step
         if step < first_step:
             kept.append(line)
@@ -110,7 +110,9 @@ def _replace(path: Path, lines: Iterable[str]) -> None:
 
 
 def _line(step: int, values: Mapping[str, float | None]) -> str:
-    """Return a row as a line: the step, then the keys by stage; what is not finite becomes null."""
+    """Return a row as a line: the step, then the keys by stage; values that are not finite
+    become null.
+    """
     row: dict[str, float | None] = {"step": step}
     for key in sorted(values.keys() - {"step"}, key=keys.sort_key):
         value = values[key]
@@ -119,9 +121,8 @@ def _line(step: int, values: Mapping[str, float | None]) -> str:
 
 
 def read_metrics(path: Path) -> list[dict[str, float | None]]:
-    """The objects of a metrics.jsonl in the order they were written.
-
-    Raises ValueError naming the file and the line when a line is not a JSON object with a step.
+    """Return the objects of a metrics.jsonl in the order they were written. Raises ValueError
+    naming the file and the line when a line is not a JSON object with a step.
     """
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -138,8 +139,8 @@ def read_metrics(path: Path) -> list[dict[str, float | None]]:
 
 
 class Axes:
-    """Axes beside the step: trained tokens and seconds since a run began. A resumed run counts on
-    from its last row.
+    """Axes besides the step: trained tokens and seconds since a run began. A resumed run
+    continues from its last row.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from april_rl.types import Completion, FinishReason, Parts, Sample, ScoredGroup
 
-_CONTEXT_TOKENS = 16  # more than a character or a word's space is spread over
+_CONTEXT_TOKENS = 16  # more tokens than a character or a word's space can have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +31,12 @@ class SampleRecord:
     reward: float
     advantage: float
     finish_reason: FinishReason
-    num_tokens: int  # of the response
+    num_tokens: int  # tokens of the response
     ages: tuple[tuple[int, int], ...]  # (age, tokens) of each completion, oldest first
     source: str
-    reward_parts: Parts = ()  # of several reward functions
+    reward_parts: Parts = ()  # values of several reward functions
     ends: tuple[int, ...] = ()  # characters of the response at the end of each of `ages`
-    # With an environment: ("policy" or "environment", text) of each turn and what was said to it.
+    # With an environment: ("policy" or "environment", text) of each turn and of each reply to it.
     conversation: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -52,7 +52,9 @@ class SampleRecord:
         ends: tuple[int, ...] = (),
         conversation: tuple[tuple[str, str], ...] = (),
     ) -> Self:
-        """The record of a finished sample; `policy_version` is the version that trains it."""
+        """Return the record of a finished sample; `policy_version` is the version that trains
+        it.
+        """
         assert sample.finish_reason is not None, sample.id
         return cls(
             prompt_id=sample.prompt.id,
@@ -127,8 +129,9 @@ def _ends(sample: Sample, response: str, decode: Callable[[Sequence[int]], str])
     """Return the characters of the response at the end of each completion; none for a response of
     one piece.
 
-    Each piece is decoded once, behind some tokens before it: without these a character that two
-    pieces share, or the space before a word, would count differently than in the whole response.
+    Each piece is decoded once together with some tokens before it. Otherwise a character that
+    two pieces share, or the space before a word, would count differently than in the whole
+    response.
     """
     token_ids = sample.token_ids
     lengths = accumulate(len(each.token_ids) for each in sample.completions if each.token_ids)
@@ -145,20 +148,21 @@ def _ends(sample: Sample, response: str, decode: Callable[[Sequence[int]], str])
 class EvaluationRecord:
     """One response to a held-out prompt as it is written."""
 
-    prompt_id: int  # place in the set, from 0
-    index: int  # of the k samples of the prompt
+    prompt_id: int  # position in the set, from 0
+    index: int  # index among the k samples of the prompt
     prompt: str
     response: str
     answer: str
-    stated: str | None  # the answer that the response states; None: none, or nothing reads it
+    # The answer that the response states; None: there is none, or no function reads it.
+    stated: str | None
     reward: float | None  # None: the reward failed
     finish_reason: FinishReason
-    num_tokens: int  # of the response
+    num_tokens: int  # tokens of the response
     source: str
 
 
 def write_samples(folder: Path, step: int, records: Iterable[SampleRecord]) -> Path:
-    """The file written into `folder`: one JSON object a sample. Raises OSError."""
+    """Write one JSON object a sample into `folder`, and return the path. Raises OSError."""
     return _write(folder / f"step_{step:05d}.jsonl", map(_plain, records))
 
 

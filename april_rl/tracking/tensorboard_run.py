@@ -17,7 +17,7 @@ _SHOWN_SAMPLES = 8
 class TensorboardRun:
     """Event files of a run; `tensorboard --logdir outputs` shows all runs below outputs."""
 
-    id = ""  # found again by its folder
+    id = ""  # the run is found by its folder
     can_replace = True
 
     def __init__(self, settings: BackendSettings) -> None:

@@ -23,14 +23,14 @@ from april_rl.tracking import figures
 from april_rl.tracking.figures import duration
 from april_rl.tracking.samples_file import SampleRecord
 
-# Jupyter sets it for what a notebook starts. A notebook shows the pseudo-terminal of `!command`,
-# but moves no cursor.
+# Jupyter sets it for programs that a notebook starts. A notebook shows the pseudo-terminal of
+# `!command`, but does not move the cursor.
 _NOTEBOOK = "JPY_PARENT_PID"
 _BARS = "▁▂▃▄▅▆▇█"
 _HEADING_EVERY = 20  # lines
-_REPEAT = 6  # a phase prints a line after `patience_s`, then every 6 · `patience_s`
+_REPEAT = 6  # a phase prints a line after `patience_s`, and then every 6 · `patience_s`
 _LOG_WIDTH = 100  # columns of a sample in a log
-_PACE_STEPS = 20  # the time left is estimated from the mean time of the latest steps
+_PACE_STEPS = 20  # the time left is estimated from the mean of this many latest steps
 
 
 def can_redraw(console: Console) -> bool:
@@ -53,7 +53,7 @@ class Phase:
     started_s: float = field(default_factory=time.monotonic)
 
     def advance(self, done: int, note: str = "") -> None:
-        """Show that `done` of `total` are there by now, with `note` beside it."""
+        """Show that `done` of `total` are complete, with `note` next to it."""
         self.done = done
         self.note = note
 
@@ -67,8 +67,8 @@ class Phase:
 class View:
     """Prints steps, evaluations, messages and samples, a line each.
 
-    On a terminal, a panel below shows the phase under way and how the figures developed. In a log,
-    a phase that takes long prints a line now and then.
+    On a terminal, a panel below shows the present phase and the history of the figures. In a
+    log, a long phase prints a line now and then.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class View:
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
-        """Show the phase while the context is open; of nested phases the panel shows the inner."""
+        """Show the phase while the context is open; the panel shows the innermost phase."""
         phase, is_over = Phase(name, total), threading.Event()
         self._phases.append(phase)
         if self._live is None:
@@ -124,7 +124,9 @@ class View:
             self._print(f"{step:>6}  {line}", style="green")
 
     def evaluation(self, num_done: int, values: Mapping[str, float]) -> None:
-        """Print a line for each set that was evaluated outside training; `num_done` sets are."""
+        """Print a line for each set that was evaluated outside training; `num_done` sets are
+        complete.
+        """
         self._remember(num_done, values)
         for line in figures.evaluation_lines(values):
             self._print(line, style="green")
@@ -139,7 +141,7 @@ class View:
             self._print(figures.sample_text(step, record, width=width))
 
     def close(self) -> None:
-        """Leave the panel as it is and give the cursor back."""
+        """Leave the panel on the screen and restore the cursor."""
         if self._live is not None:
             self._live.stop()
 
@@ -157,7 +159,7 @@ class View:
 
     def _print(self, text: str, style: str = "") -> None:
         if self._terminal is None:
-            # One write, so that lines of two threads do not mix.
+            # Written in one call, so that lines of two threads do not mix.
             print(text + "\n", end="", flush=True)
         else:
             self._terminal.print(Text(text, style=style))

@@ -1,4 +1,6 @@
-"""The one exit for metrics: terminal, metrics.jsonl, trackers, samples. Stages only return them."""
+"""The only exit for metrics: terminal, metrics.jsonl, trackers, samples. Stages only return
+them.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +80,9 @@ class Tracker:
         self._run_dir = run_dir
         self._save_samples_every = tracking.save_samples_every
         self._num_steps = num_steps
-        self._tracking_s = 0.0  # since the last row
+        self._tracking_s = 0.0  # seconds since the last row
         self._has_begun = False
-        self.phases = deque[EndedPhase](maxlen=100)  # the last ones
+        self.phases = deque[EndedPhase](maxlen=100)  # the last ended phases
         with self._writing():
             run_dir.mkdir(parents=True, exist_ok=True)
             if first_step is None:
@@ -114,7 +116,7 @@ class Tracker:
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
-        """The phase shown while the context is open; `total` None: no known end."""
+        """Show the phase while the context is open; `total` None: its end is unknown."""
         began_ns = time.time_ns()
         with self._view.phase(name, total) as phase:
             yield phase
@@ -166,7 +168,9 @@ class Tracker:
         return step <= self._metrics_file.forgotten_step
 
     def wants_samples(self, step: int) -> bool:
-        """Return whether `samples` of this step are written or shown; else spare their texts."""
+        """Return whether `samples` of this step are written or shown; otherwise their texts are
+        not made.
+        """
         return self._saves_samples(step) or self._shows_samples(step)
 
     def _shows_samples(self, step: int) -> bool:
@@ -182,7 +186,7 @@ class Tracker:
     def samples(
         self, step: int, records: Sequence[SampleRecord], timeline: Timeline | None = None
     ) -> None:
-        """Write all samples of the step and its timeline, show a few, each when it is due."""
+        """Write all samples of the step and its timeline, and show a few, each if it is due."""
         if self._saves_samples(step):
             with self._count_time(), self._writing():
                 write_samples(self._run_dir / "samples", step, records)
@@ -231,8 +235,8 @@ class Tracker:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn what the disk refuses into one message; before the run begins, it names the setting
-        that gives another folder.
+        """Turn an error of the disk into one message; before the run begins, it names the
+        setting for another folder.
         """
         try:
             yield
@@ -260,8 +264,8 @@ def check_unused(run_dir: Path) -> None:
 
 
 def forget_steps(run_dir: Path, first_step: int) -> None:
-    """Remove samples and timelines of `first_step` and of later ones: of steps that were not saved,
-    or of a branch that the run has left.
+    """Remove samples and timelines from `first_step` on: their steps were not saved, or belong
+    to an abandoned branch.
     """
     for folder in ("samples", "timeline"):
         for path in (run_dir / folder).glob("*step_*.json*"):

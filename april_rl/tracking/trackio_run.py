@@ -14,13 +14,13 @@ from april_rl.tracking import keys
 from april_rl.tracking.backend import SAMPLE_COLUMNS, BackendSettings
 from april_rl.tracking.labels import versions
 
-_PAGE = "http://127.0.0.1:7860/"  # of `trackio show`
+_PAGE = "http://127.0.0.1:7860/"  # where `trackio show` serves its page
 
 
 class TrackioRun:
     """A run in trackio's folder (TRACKIO_DIR), named by its overrides and its run directory."""
 
-    id = ""  # found again by its name
+    id = ""  # the run is found by its name
     can_replace = False
 
     def __init__(self, settings: BackendSettings, *, tell: Callable[[str], None]) -> None:
@@ -56,7 +56,7 @@ class TrackioRun:
         self._run.log({"samples": table}, step=step)
 
     def finish(self, error: BaseException | None = None) -> None:  # noqa: ARG002
-        """Write what is left."""
+        """Write the remaining records."""
         with redirect_stdout(io.StringIO()):
             trackio.finish()  # type: ignore[no-untyped-call]
 

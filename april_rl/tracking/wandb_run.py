@@ -14,7 +14,7 @@ from april_rl.tracking.labels import versions
 
 _INIT_TIMEOUT_S = 20.0  # how long a server may take to answer at the start
 _FINISH_TIMEOUT_S = 20.0  # how long uploads may take at the end; what is left can be synced later
-_FLUSH_S = 1.0  # what kill -9 may cost of an offline run; W&B's default is 15
+_FLUSH_S = 1.0  # what an offline run may lose by kill -9; W&B's default is 15
 _FINISHED, _FAILED, _KILLED = 0, 1, 255  # the exit codes that W&B shows as these states
 
 
@@ -60,13 +60,13 @@ def _exit_code(error: BaseException | None) -> int:
 
 
 def start_wandb(settings: BackendSettings, *, tell: Callable[[str], None]) -> WandbRun:
-    """Return a run with its files in RUN/wandb, which continues `wandb_id` where that is given.
-    The reason that keeps an online run offline is reported once.
+    """Return a run with its files in RUN/wandb; it continues `wandb_id` if that is given. If an
+    online run is recorded offline, the reason is reported once.
     """
     wandb.setup(wandb.Settings(silent=True))
     if settings.wandb_mode == "online":
         try:
-            # Asked without a prompt: a question in front of a live view would never be seen.
+            # No prompt is allowed: behind a live view a question would never be seen.
             if not wandb.login(prompt=False):
                 raise wandb.errors.UsageError("no API key, run `wandb login`")
             return _begin(settings, "online")

@@ -12,13 +12,13 @@ from april_rl.errors import RunError
 from april_rl.trl.engine import has_packed_weights
 
 _VERSION = "1.16"
-# What of TRL is used besides its public arguments: all of it in this package.
+# Private parts of TRL that this package uses.
 _PRIVATE = (
     *("_generate_single_turn", "_generate_and_score_completions", "_tokenize_prompts"),
     *("_load_optimizer_and_scheduler", "_save_checkpoint", "_last_loaded_step", "_metrics"),
     "_step",
 )
-# Sampling that looks at all tokens of a completion; `stop` and min_tokens can be continued.
+# Sampling that depends on all tokens of a completion; `stop` and min_tokens can be continued.
 _WHOLE_RESPONSE = (
     *("vllm_structured_outputs_regex", "structured_outputs"),
     *("presence_penalty", "frequency_penalty"),
@@ -30,7 +30,7 @@ class TrlError(RunError):
 
 
 def check_trainer(trainer: GRPOTrainer, factor: float) -> None:
-    """Raise TrlError for what is not supported."""
+    """Raise TrlError for an unsupported trainer."""
     if not trl.__version__.startswith(f"{_VERSION}."):
         raise TrlError(f"trl must be {_VERSION}, whose internals this uses; got {trl.__version__}")
     args = trainer.args

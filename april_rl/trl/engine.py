@@ -60,7 +60,7 @@ class _Running:
 
 
 class TrlEngine:
-    """TRL's vLLM, in ticks, as a `SingleEngine`, with nothing but vLLM's public methods.
+    """TRL's vLLM, in ticks, as a `SingleEngine`, by vLLM's public methods alone.
 
     Samples that are parked are prefilled again.
     """
@@ -71,7 +71,8 @@ class TrlEngine:
         self.policy_version = 0
         self._queue: deque[Request] = deque()
         self._running: dict[str, _Running] = {}
-        self._finished: list[Completion] = []  # not returned yet, as when a tick is interrupted
+        # Completions not returned yet, for example when a tick is interrupted.
+        self._finished: list[Completion] = []
         self._num_requests = 0
 
     @property
@@ -81,7 +82,9 @@ class TrlEngine:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Have weights and KV cache on the device, with vllm_enable_sleep_mode too."""
+        """Keep weights and KV cache on the device during the context, also with
+        vllm_enable_sleep_mode.
+        """
         own = self._vllm
         if not own.enable_sleep_mode:
             yield
@@ -159,7 +162,8 @@ class TrlEngine:
             "top_k": own.top_k,
             "min_p": 0.0 if own.min_p is None else own.min_p,
             "logprobs": own.logprobs,
-            "detokenize": bool(own.generation_kwargs.get("stop")),  # TRL decodes by itself
+            # TRL decodes by itself otherwise.
+            "detokenize": bool(own.generation_kwargs.get("stop")),
             **own.generation_kwargs,
             "structured_outputs": _structured_outputs(own),
             "max_tokens": request.max_tokens,
@@ -171,7 +175,7 @@ class TrlEngine:
 
 
 def _structured_outputs(own: VLLMGeneration) -> StructuredOutputsParams | None:
-    """Return what TRL restricts the tokens to."""
+    """Return TRL's restriction of the tokens."""
     if own.structured_outputs_regex is not None:
         return StructuredOutputsParams(regex=own.structured_outputs_regex)
     given = own.generation_kwargs.get("structured_outputs")

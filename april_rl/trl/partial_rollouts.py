@@ -1,8 +1,8 @@
 """Partial rollouts for TRL's `GRPOTrainer` (1.16).
 
-TRL asks for completions of the prompts that its sampler drew. Here a step returns the groups that
-are ready, of the same stream of prompts, and their rows take the place of TRL's before it reads
-them. Rewards, advantages and loss stay TRL's; its importance sampling weighs tokens by the policies
+TRL asks for completions of the prompts that its sampler drew. Here a step returns the ready
+groups from the same stream of prompts, and their rows replace TRL's before it reads them.
+Rewards, advantages and loss stay TRL's; its importance sampling weighs tokens by the policies
 that sampled them.
 """
 
@@ -31,7 +31,8 @@ from april_rl.types import Sample, ScoredGroup
 
 _NEVER_S = 1e9
 _TICK_STEPS = 8
-_LARGEST = ("age_max", "rollout_s")  # logged as maxima over the processes, others as means
+# Logged as maxima over the processes; others are logged as means.
+_LARGEST = ("age_max", "rollout_s")
 
 
 def with_partial_rollouts(
@@ -130,9 +131,10 @@ class PartialRollouts:
         self._factor = factor
         self._engine = TrlEngine(trainer)
         self._begin(num_taken=0)
-        self._batch: list[ScoredGroup] = []  # the last one
-        self._is_restored = False  # the batch is a checkpoint's, where it was not trained whole
-        self._samples: list[Sample] = []  # of the batch, until TRL has their tokens
+        self._batch: list[ScoredGroup] = []  # the last batch
+        # Whether the batch comes from a checkpoint that had not trained all of it.
+        self._is_restored = False
+        self._samples: list[Sample] = []  # samples of the batch, until TRL has their tokens
 
     @property
     def is_training(self) -> bool:
@@ -178,8 +180,8 @@ class PartialRollouts:
         return [[*s.token_ids] for s in samples], [[*s.behaviour_logprobs] for s in samples]
 
     def save(self) -> None:
-        """Write what is parked, ready or not trained whole into the checkpoint that TRL is about to
-        write; return when every process has.
+        """Write the groups that are parked, ready or not trained whole into the checkpoint that
+        TRL is about to write; return when every process has done so.
         """
         trainer = self._trainer
         folder = Path(
@@ -209,11 +211,11 @@ class PartialRollouts:
             raise TrlError(
                 f"{folder} was saved by {saved[0]} processes with {saved[1]} prompts of a batch in "
                 f"each; this run has {num_processes} with {self._rules.num_groups}: resume with "
-                "the same, since the rows are shared out by them"
+                "the same, because the rows are distributed by them"
             )
         self._engine.policy_version = state["policy_version"]
-        self._engine.abort()  # the rest of an interrupted rollout of this process
-        self._trainer._step = 0  # else TRL would continue in the batch that was interrupted
+        self._engine.abort()  # drop the rest of an interrupted rollout of this process
+        self._trainer._step = 0  # otherwise TRL would continue in the interrupted batch
         self._begin(num_taken=state["num_taken"])
         self._collector.restore(state["collector"])
         self._batch = [restore_ready_group(group) for group in state["batch"]]

@@ -18,7 +18,9 @@ class Rows:
     """Prompts of this process in the order of TRL's sampler, ahead of its data loader."""
 
     def __init__(self, trainer: GRPOTrainer, *, num_groups: int, num_taken: int = 0) -> None:
-        """A batch has `num_groups` prompts in each process; `num_taken` of its prompts are over."""
+        """A batch has `num_groups` prompts in each process; `num_taken` prompts were taken
+        before.
+        """
         self._trainer, self._num_groups = trainer, num_groups
         self._indices = self._endless()
         for _ in range(num_taken):
@@ -46,7 +48,7 @@ class Rows:
         return row
 
     def _endless(self) -> Iterator[int]:
-        """Yield what TRL's sampler draws for this process, without its repetitions."""
+        """Yield the prompts that TRL's sampler draws for this process, without its repetitions."""
         trainer = self._trainer
         of_batch = self._num_groups * trainer.accelerator.num_processes
         first = self._num_groups * trainer.accelerator.process_index

@@ -17,7 +17,7 @@ from april_rl.planning.sizes import EngineSizes
         ("cuda", 4, (), 16),
         ("cuda", 8, (), 8),
         ("cuda", 16, (), 8),  # on two machines
-        ("cuda", 1, (), 16),  # not all 64
+        ("cuda", 1, (), 16),  # the run takes at most 16 of the 64 cores
         ("cuda", 8, ("runtime.threads=3",), 3),
     ],
 )

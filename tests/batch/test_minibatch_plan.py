@@ -17,14 +17,14 @@ few_or_many = st.lists(st.integers(1, BUDGET), min_size=1, max_size=60) | st.lis
 
 
 def cost(length: int, hidden_size: int) -> int:
-    """In units of 1/(6 · hidden_size), which makes it a whole number."""
+    """Return the cost in units of 1/(6 · hidden_size), which makes it a whole number."""
     return length * (length + 6 * hidden_size)
 
 
 def fill(
     lengths: Sequence[int], num_bins: int, *, max_tokens: int, hidden_size: int
 ) -> Bins | None:
-    """Each sequence, the longest first, into the cheapest of the bins that have room for it."""
+    """Put each sequence, the longest first, into the cheapest bin with room for it."""
     bins: Bins = [[] for _ in range(num_bins)]
     costs, room = np.zeros(num_bins), np.full(num_bins, max_tokens)
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -69,7 +69,7 @@ def test_no_micro_batch_costs_less_than_a_later_one_of_any_rank(lengths, num_ran
 
 
 def draw(distribution: str, num_sequences: int) -> list[int]:
-    """Lengths of 257 to 16,640 tokens."""
+    """Draw lengths of 257 to 16,640 tokens."""
     rng = np.random.default_rng(0)
     lengths = {
         "uniform": rng.uniform(1, 16384, num_sequences),

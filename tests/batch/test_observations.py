@@ -59,7 +59,7 @@ def test_contexts_are_sequences_of_their_own_and_one_response():
     assert row.advantages[predicting].tolist() == [3, 3, -2, -2]
 
 
-def test_experts_are_those_of_each_token_and_the_last_of_a_context_has_none():
+def test_each_token_has_its_own_experts_and_the_last_of_a_context_has_none():
     """Fails when they are shifted, or another context's."""
     sample = Sample(PROMPT, 0)
     for version, tokens, said, known in (

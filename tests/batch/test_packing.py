@@ -90,7 +90,7 @@ def pack(
 
 
 def loss_weights_of(row: MicroBatch) -> dict[tuple[int, ...], list[float]]:
-    """Loss weights of each response of a row, by its tokens."""
+    """Return the loss weights of each response of a row, in the order of its tokens."""
     ends = np.cumsum(row.response_lengths)[:-1]
     tokens = np.split(row.labels[row.response_mask], ends)
     weights = np.split(row.loss_weights[row.response_mask], ends)
@@ -244,7 +244,7 @@ def test_weights_fall_with_age_and_end_at_the_cap(plan):
 @quick
 @given(PLANS)
 def test_all_ranks_make_the_same_number_of_passes_within_the_budget(plan):
-    """Fails when a rank without work gets no dummy row (FSDP would wait for ever), or a row is
+    """Fails when a rank without work gets no dummy row (FSDP would wait forever), or a row is
     filled beyond the budget.
     """
     batch, groups = pack(plan)
@@ -314,7 +314,7 @@ def pass_cost(bins: list[list[list[int]]], lengths: list[int]) -> float:
 
 
 def naive_plan(lengths: list[int], *, num_ranks: int, max_tokens: int) -> list[list[list[int]]]:
-    """Sequences dealt to the ranks in turn, each rank's rows filled in order of arrival."""
+    """Deal the sequences to the ranks in turn, and fill each rank's rows in order of arrival."""
     ranks: list[list[list[int]]] = [[[]] for _ in range(num_ranks)]
     for i in range(len(lengths)):
         rows = ranks[i % num_ranks]

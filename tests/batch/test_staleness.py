@@ -18,7 +18,7 @@ PARKING = Setup(num_groups=4, group_size=4, alpha=2.5, budget=80, length_of=logn
 
 
 def bucket_of(length: int, budget: int) -> str:
-    """The smallest of the four shares of the budget that the response does not exceed."""
+    """Return the smallest of the four shares of the budget that the response does not exceed."""
     for share, name in ((8, "to_1_8"), (4, "to_1_4"), (2, "to_1_2")):
         if share * length <= budget:
             return name

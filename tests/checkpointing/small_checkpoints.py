@@ -7,7 +7,7 @@ from april_rl.checkpointing.manifest import record
 
 
 def write(root: Path, step: int, *, content: bytes = b"weights" * 100, **about: object) -> Path:
-    """A checkpoint with one file that a worker has hashed and one that nobody has."""
+    """Write a checkpoint with one file that a worker has hashed and one without a hash."""
     partial = begin(root, step)
     (partial / "learner").mkdir()
     shard = partial / "learner" / "rank_00000.safetensors"

@@ -57,7 +57,7 @@ def test_an_interrupted_save_leaves_the_earlier_checkpoint(tmp_path, monkeypatch
 
 
 def test_a_resumed_run_replaces_the_checkpoint_of_the_same_step(tmp_path):
-    """A run that went on from step 2 comes by step 4 again. Fails when the rename is refused."""
+    """A run that continued from step 2 comes by step 4 again. Fails when the rename is refused."""
     write(tmp_path, 4, content=b"first")
     path = write(tmp_path, 4, content=b"second")
     assert (path / "learner" / "rank_00000.safetensors").read_bytes() == b"second"
@@ -65,7 +65,7 @@ def test_a_resumed_run_replaces_the_checkpoint_of_the_same_step(tmp_path):
 
 
 def test_a_checkpoint_without_one_of_its_files_does_not_get_its_name(tmp_path):
-    """Fails when a folder is announced from which nobody can go on."""
+    """Fails when a folder is announced from which no one can continue."""
     partial = begin(tmp_path, 1)
     (partial / "config.yaml").write_text("name: test\n")
     with pytest.raises(CheckpointError, match=r"lacks run\.json, without which"):
@@ -83,7 +83,7 @@ def test_the_checkpoint_that_latest_names_is_never_pruned(tmp_path):
 
 
 def test_later_checkpoints_of_a_branch_that_a_run_leaves_are_set_aside(tmp_path):
-    """Fails when `auto` goes on with them, prune counts them, or they are lost unasked."""
+    """Fails when `auto` continues with them, prune counts them, or they are lost unasked."""
     for step in (20, 90, 100):
         write(tmp_path, step)
     left = names(set_aside_later(tmp_path / "step_20"))
@@ -111,7 +111,8 @@ def test_a_run_does_not_resume_from_an_abandoned_branch_in_its_folder(tmp_path):
         CheckpointError, match=r"belongs to a branch that .*run has left: resume it in"
     ):
         load(str(left), tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"run\.json"):  # it is taken; it has no run's state
+    # The file is accepted, but it holds no run's state.
+    with pytest.raises(CheckpointError, match=r"run\.json"):
         load(str(left), tmp_path / "another run")
 
 

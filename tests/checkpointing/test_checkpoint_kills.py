@@ -1,4 +1,6 @@
-"""A run is killed while it saves, prunes or goes back: what it finds when it starts again."""
+"""A run is killed while it saves, prunes or goes back: the checkpoints that it finds at its next
+start.
+"""
 
 import os
 import shutil
@@ -25,7 +27,7 @@ class Killed(BaseException):
 
 
 def kill_at_call(monkeypatch, number: int) -> None:
-    """Let the `number`-th call that changes the disk, or makes it durable, be the last one."""
+    """Kill the process at the `number`-th call that changes the disk or makes it durable."""
     left = number
 
     def killed_at_the_nth(real):
@@ -52,8 +54,9 @@ def write_and_prune(root: Path, step: int, content: bytes) -> None:
     prune(root, keep_last=3, keep_best=0)
 
 
-# What a run does with its checkpoints, and the content of the one to go on from when it is done: a
-# stop saves step 30 again; the run goes back to step 20, where step 30 is saved a third time.
+# What a run does with its checkpoints, and the content of the checkpoint that it should continue
+# from when it is done: a stop saves step 30 again; the run goes back to step 20, where step 30 is
+# saved a third time.
 HISTORY = [
     (lambda root: write_and_prune(root, 10, b"10"), b"10"),
     (lambda root: write_and_prune(root, 20, b"20"), b"20"),
@@ -111,7 +114,7 @@ def content_of(path: Path | None) -> bytes | None:
 
 
 def load_folder(root: Path) -> Path | None:
-    """The checkpoint that a run goes on from that starts after the kill; its files are as written.
+    """Return the checkpoint that a run continues from after the kill; its files are unchanged.
     As a run does, it sets later ones aside.
     """
     recover(root)

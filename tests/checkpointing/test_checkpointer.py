@@ -119,7 +119,7 @@ def test_a_checkpoint_appears_only_when_every_worker_has_written(setup):
         seen.append(latest(run.root) is not None)
         if seen[-1]:
             break
-        time.sleep(0.01)  # a thread writes meanwhile
+        time.sleep(0.01)  # meanwhile a thread writes
     assert seen[:2] == [False, False]
     assert seen[-1]
 
@@ -206,7 +206,7 @@ def test_a_worker_that_writes_less_than_it_said_fails_the_checkpoint(setup):
 
 
 def test_the_run_knows_which_checkpoint_it_would_resume(setup):
-    """Fails when a restart is told another than the one that got its name last."""
+    """Fails when a restart gets another checkpoint than the one that got its name last."""
     run = setup()
     assert run.checkpointer.last is None
     run.save(2)

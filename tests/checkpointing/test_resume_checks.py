@@ -1,4 +1,4 @@
-"""Which checkpoints a run refuses to go on from: by their run, and by its model."""
+"""Checkpoints from which a run refuses to continue: because of their run, or their model."""
 
 from dataclasses import fields, replace
 from pathlib import Path

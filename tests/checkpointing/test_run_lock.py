@@ -1,4 +1,4 @@
-"""A run owns its directory; a second one is refused, and a dead owner fools nobody."""
+"""A run owns its directory; a second one is refused, and a dead owner is recognised."""
 
 import errno
 import json
@@ -41,7 +41,7 @@ HOUR_NS = 3600 * 10**9
 
 
 class Clock:
-    """Time that passes while somebody sleeps, and what others do meanwhile."""
+    """Time that passes during sleep, and what other processes do meanwhile."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -64,7 +64,7 @@ def clock(monkeypatch):
 
 
 def no_locks(monkeypatch, number=errno.ENOSYS):
-    """Make every file system one that has no flock."""
+    """Make every file system one without flock."""
 
     def flock(*_):
         raise OSError(number, os.strerror(number))
@@ -73,7 +73,7 @@ def no_locks(monkeypatch, number=errno.ENOSYS):
 
 
 def renews(path: Path, clock: Clock, by_ns: int = 0) -> Callable[[], None]:
-    """Let an owner renew with a clock that is `by_ns` ahead."""
+    """Make an owner renew with a clock that is `by_ns` ahead."""
 
     def renew() -> None:
         now = int(clock.now // RENEW_S * RENEW_S * 10**9) + by_ns + 10**18
@@ -200,7 +200,7 @@ def test_a_lock_of_another_kernel_or_mount_is_not_seen_here(clock, tmp_path, ker
 def test_a_file_system_without_locks_is_said_once_and_the_time_of_the_file_decides(
     clock, monkeypatch, tmp_path, capsys, number
 ):
-    """Fails when nothing can start there, when two runs can, or when a dead one stays for ever."""
+    """Fails when nothing can start there, when two runs can, or when a dead one stays forever."""
     no_locks(monkeypatch, number)
     path = tmp_path / FILE
     with own(tmp_path):
@@ -238,7 +238,7 @@ def test_an_owner_that_hung_and_lost_its_directory_leaves_the_file_of_the_next(t
     assert json.loads(path.read_text()) == ELSEWHERE
 
 
-def test_an_owner_that_ends_as_it_is_looked_at_is_none(monkeypatch, tmp_path):
+def test_an_owner_that_ends_during_the_check_does_not_count(monkeypatch, tmp_path):
     """Fails with a traceback when the file goes between two looks at it."""
     path = tmp_path / FILE
     fstat = os.fstat

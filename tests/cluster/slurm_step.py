@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-_PR_SET_CHILD_SUBREAPER = 36  # what a task leaves behind becomes a child of this process
+_PR_SET_CHILD_SUBREAPER = 36  # processes that a task leaves behind become children of this process
 _WITH_A_VALUE = ("-w", "-x")
 
 

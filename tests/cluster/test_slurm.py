@@ -90,7 +90,7 @@ def requeued(folder: Path, *, status: int, is_finished: bool | None, **variables
 def test_a_job_is_requeued_if_its_run_stopped_in_order_and_is_not_finished(
     tmp_path, status, is_finished, expected
 ):
-    """Fails when a run that cannot start is requeued for ever, or a stopped one is not."""
+    """Fails when a run that cannot start is requeued forever, or a stopped one is not."""
     assert requeued(tmp_path, status=status, is_finished=is_finished) == expected
 
 
@@ -146,7 +146,7 @@ def test_a_job_on_two_nodes_stops_at_its_signal_and_finishes_when_it_is_requeued
     wait_until(lambda: job.has_trained(process), within_s=240)
     started = psutil.Process(process.pid).children(recursive=True)
     for task in started:
-        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
             if not any("slurm" in word for word in task.cmdline()):
                 task.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=240)

@@ -19,11 +19,11 @@ class Hub:
     """Files of the server, and the requests it received."""
 
     url: str = ""
-    role: str = "write"  # of the token
-    repositories: dict[str, bool] = field(default_factory=dict)  # name: is it private
+    role: str = "write"  # role of the token
+    repositories: dict[str, bool] = field(default_factory=dict)  # name: whether it is private
     branches: set[str] = field(default_factory=set)
     commits: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # branch, header
-    files: dict[str, bytes] = field(default_factory=dict)  # of the last commit, by path
+    files: dict[str, bytes] = field(default_factory=dict)  # files of the last commit, by path
     large: dict[str, bytes] = field(default_factory=dict)  # by sha256
     asked: list[str] = field(default_factory=list)
 
@@ -106,7 +106,7 @@ def serve(hub: Hub) -> Iterator[Hub]:
             path = self.path.partition("?")[0]
             hub.asked.append(f"{self.command} {path}")
             is_known = self.headers.get("Authorization") == f"Bearer {TOKEN}"
-            if is_known or self.command == "PUT":  # the address of a large file is its own right
+            if is_known or self.command == "PUT":  # the address of a large file needs no token
                 status, answer = hub.answer(self.command, path, body)
             else:
                 status, answer = 401, {"error": "Invalid username or password."}

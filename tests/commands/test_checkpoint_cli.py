@@ -65,7 +65,7 @@ def test_abandoned_checkpoints_are_listed_counted_and_removed_when_asked(tmp_pat
         "step_2.abandoned",
         "step_3.abandoned",
     ]
-    assert total == "checkpoints: 1, abandoned: 2, 0.0 MiB in all"
+    assert total == "checkpoints: 1, abandoned: 2, 0.0 MiB in total"
     assert checkpoint.main(["prune", str(tmp_path)]) == 0
     assert not capsys.readouterr().out
     assert checkpoint.main(["prune", str(tmp_path), "keep_abandoned=0"]) == 0

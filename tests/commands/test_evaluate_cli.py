@@ -31,7 +31,7 @@ TINY = "+recipe=tiny_cpu"
 
 
 def set_report(averages: list[float], *, k: int = 4, folder: str = "/data") -> SetReport:
-    """Rows of {folder}/aime.jsonl, one for each average."""
+    """Return a report with rows of {folder}/aime.jsonl, one for each average."""
     prompts = tuple(
         PromptValues(
             source=f"{folder}/aime.jsonl:{row}",
@@ -216,7 +216,9 @@ def test_the_report_agrees_with_the_samples(
 
 
 def earlier_evaluation(sums: Path) -> SetReport:
-    """Twelve prompts of `sums`, three samples each, at another temperature."""
+    """Return an evaluation of twelve prompts of `sums`, three samples each, at another
+    temperature.
+    """
     averages = [prompt % 4 / 3 for prompt in range(12)]
     report = set_report(averages)
     prompts = [
@@ -254,7 +256,7 @@ def samples_of(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def check_difference(printed: str, before: SetReport, after: Path) -> None:
-    """The figures printed and written are those of the samples of the same prompts."""
+    """Check that the printed and written figures equal those of the samples of the same prompts."""
     by_prompt: dict[str, list[float]] = {}
     for record in samples_of(after, "plain"):
         by_prompt.setdefault(record["prompt"], []).append(record["reward"])

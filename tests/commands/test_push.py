@@ -124,7 +124,7 @@ def test_a_dry_run_prints_the_card_and_the_files_without_a_token(hub: Hub, tmp_p
     done = push(hub, str(export), "lab/math-4b", "--dry-run", token=None)
     assert done.returncode == 0, done.stderr
     assert "Not measured at step 10." in done.stdout
-    assert "base_model" not in done.stdout  # a local folder is nothing of the hub
+    assert "base_model" not in done.stdout  # a local folder does not exist on the hub
     assert done.stdout.splitlines()[-1].split() == ["800", "model.safetensors"]
     assert hub.asked == []
 
@@ -209,7 +209,8 @@ def test_a_refusal_of_the_hub_is_reported_before_the_upload(
 
 def test_a_hub_out_of_reach_is_one_message(tmp_path: Path) -> None:
     export = make_export(tmp_path / "run")
-    done = push(Hub(url="http://127.0.0.1:9"), str(export), "lab/math")  # where nothing listens
+    # A port where nothing listens.
+    done = push(Hub(url="http://127.0.0.1:9"), str(export), "lab/math")
     assert done.returncode == 1
     assert done.stderr.startswith("error: http://127.0.0.1:9 cannot be reached: ")
     assert done.stderr.count("\n") == 1

@@ -20,7 +20,7 @@ sys.meta_path.insert(0, WithoutTheLab())
 
 
 def ran(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command in which nothing can import the lab, nor can a process that it starts."""
+    """Run a command in which nothing can import the lab, nor can a process that it starts."""
     (folder / "hidden").mkdir(exist_ok=True)
     (folder / "hidden" / "sitecustomize.py").write_text(HIDDEN)
     variables = environment()

@@ -95,7 +95,9 @@ def test_without_a_recipe_the_missing_setting_is_named_with_a_way_out() -> None:
 
 
 def settings_in(path: Path) -> Iterator[tuple[str, object]]:
-    """Every key that a file of `configs/` sets, with its value; its folder is its section."""
+    """Return every key that a file of `configs/` sets, with its value; its folder is its
+    section.
+    """
     section = path.relative_to(config_dir()).parent.as_posix()
     tree = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(tree, dict)
@@ -130,13 +132,15 @@ class Reads(ast.NodeVisitor):
     def __init__(self, tree: ast.Module) -> None:
         self.keys: set[str] = set()
         self._classes = {section.__name__: name for name, section in SECTIONS.items()}
-        self._names: dict[str, str] = {}  # of a variable: section, or "" for a whole configuration
-        for node in [*ast.walk(tree)] * 2:  # what an argument is may be learned after its use
+        # By variable: its section, or "" for a whole configuration.
+        self._names: dict[str, str] = {}
+        # Twice, because a call may teach what an argument is after its use.
+        for node in [*ast.walk(tree)] * 2:
             self._learn(node)
         self.visit(tree)
 
     def _learn(self, node: ast.AST) -> None:
-        """Which names of the module stand for a configuration or a section."""
+        """Find out which names of the module stand for a configuration or a section."""
         if isinstance(node, ast.arg) and node.annotation is not None:
             self._visit_annotation(node.arg, node.annotation)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -165,7 +169,7 @@ class Reads(ast.NodeVisitor):
         return isinstance(node, ast.Attribute) and node.attr.strip("_") == "config"
 
     def _section(self, node: ast.expr) -> str | None:
-        """The section that an expression stands for."""
+        """Return the section that an expression stands for."""
         if not isinstance(node, ast.Name | ast.Attribute):
             return None
         known = self._names.get(ast.unparse(node))

@@ -14,7 +14,7 @@ FIRST_NAME = re.compile(r"`(-{0,2}[\w.-]+)")
 
 
 def rows() -> list[dict[str, str]]:
-    """The rows of the page's tables, cells by column."""
+    """Return the rows of the page's tables, cells by column."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [dict(zip(("here", *NAMES), row, strict=True)) for row in cells if row[0] != "here"]

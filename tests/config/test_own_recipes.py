@@ -1,4 +1,4 @@
-"""Recipes of a person's own: in any folder (`--config-dir`), and without a set of their parent."""
+"""A user's own recipes: in any folder (`--config-dir`), and without a set of their parent."""
 
 import sys
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_the_settings_that_a_run_leaves_can_be_read_when_null_removed_one(
         ("tiny_tools_cpu", "environment.function", ""),
         ("tiny_agent_cpu", "environment.agent", ""),
         ("tiny_cpu", "data.instruction", ""),
-        ("tiny_cpu", "data.answer_pattern", None),  # null is a value of its own here
+        ("tiny_cpu", "data.answer_pattern", None),  # here null is a value of its own
     ],
 )
 def test_null_empties_a_text_of_the_recipe(tmp_path: Path, recipe, key, value) -> None:

@@ -33,7 +33,7 @@ _WORKERS = {"one": 1, "eight": 8}
 
 
 def header(name: str) -> str:
-    """The comment at the head of a recipe, in one line."""
+    """Return the comment at the head of a recipe, in one line."""
     lines = recipes()[name].read_text(encoding="utf-8").splitlines()
     head = [line.lstrip("# ") for line in lines if line.startswith("#")]
     return " ".join(head)
@@ -169,7 +169,7 @@ def test_every_run_of_a_sweep_is_a_checked_configuration(recipe: str, sweep: str
 
 
 def runs_of(composed: DictConfig) -> list[list[str]]:
-    """The overrides of each run, by Hydra's own sweeper."""
+    """Return the overrides of each run, computed by Hydra's own sweeper."""
     params = [f"{key}={values}" for key, values in composed.hydra.sweeper.params.items()]
     [runs] = BasicSweeper.split_arguments(
         OverridesParser.create().parse_overrides(params), max_batch_size=None

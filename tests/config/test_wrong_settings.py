@@ -15,7 +15,7 @@ RECIPES = (
 HELP = "python -m april_rl.train --cfg job prints every setting"
 
 WRONG = [
-    # a name that is not there
+    # a name that does not exist
     ("trainer.num_step=3", "trainer.num_step is not a setting; did you mean trainer.num_steps?"),
     ("+trainer.num_step=3", "trainer.num_step is not a setting; did you mean trainer.num_steps?"),
     ("++rollout.groupsize=4",
@@ -58,7 +58,7 @@ WRONG = [
      "back; remove it"),
     ("rehearsal.accept=[one_update]", "rehearsal.accept is not a setting any more: give gpu_gib, "
      "mean_response_tokens and accept to python -m april_rl rehearse; remove it"),
-    # a choice that is not there
+    # a choice that does not exist
     ("+recipe=mine.yaml", "there is no recipe mine.yaml; a recipe of yours is "
      "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),
     ("recipe=tiny_cp", f"there is no recipe tiny_cp; did you mean tiny_cpu? {RECIPES}"),
@@ -70,7 +70,7 @@ WRONG = [
      "there is no algorithm dapoo; did you mean dapo? Known: cispo, dapo, dppo, dr_grpo, grpo, "
      "gspo, ppo"),
     ("+sweep=alphaa", "there is no sweep alphaa; did you mean alpha? Known: alpha"),
-    # a value of another kind
+    # a value of another type
     ("trainer.num_steps=abc", "trainer.num_steps must be a whole number, got abc"),
     ("trainer.num_steps=2.5", "trainer.num_steps must be a whole number, got 2.5"),
     ("trainer.num_steps=null", "trainer.num_steps must be a whole number, got null"),
@@ -90,7 +90,7 @@ WRONG = [
      "trainer.num_minibatches, ..., got 3"),
     ("reward.args=3", "reward.args must be a mapping such as {name: value}, or {}, got 3"),
     ("evaluation.sets=x", "evaluation.sets must be a mapping such as {name: value}, or {}, got x"),
-    # what cannot be read
+    # a text that cannot be read
     ("data.answer_pattern=(unclosed", "the value of data.answer_pattern cannot be read: (unclosed. "
      "Put it into two kinds of quotes, 'data.answer_pattern=\"(unclosed\"'"),
     ("trainer.num_steps", "trainer.num_steps has no value: write trainer.num_steps=VALUE"),

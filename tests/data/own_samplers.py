@@ -2,7 +2,7 @@
 
 
 class Backwards:
-    """The last prompt first, and those again whose groups failed."""
+    """Draw the last prompt first, and draw prompts again whose groups failed."""
 
     def __init__(self, num_prompts, seed, *, again=True):
         self.num_prompts, self.seed, self.again = num_prompts, seed, again

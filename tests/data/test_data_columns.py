@@ -13,7 +13,7 @@ from april_rl.data.tokenizer import Tokenizer
 
 
 def answers(tmp_path, *rows, **settings):
-    """The answers of a file with these rows."""
+    """Return the answers of a file with these rows."""
     path = tmp_path / "data.jsonl"
     texts = [json.dumps({"prompt": f"one {n}", **row}) for n, row in enumerate(rows)]
     path.write_text("\n".join(texts))
@@ -39,13 +39,13 @@ BAD_PATHS = {
 
 
 @pytest.mark.parametrize("kind", BAD_PATHS)
-def test_a_path_through_what_has_no_fields_says_so(tmp_path, kind):
+def test_a_path_through_a_value_without_fields_says_so(tmp_path, kind):
     value, expected = BAD_PATHS[kind]
     with pytest.raises(DataError, match=expected):
         answers(tmp_path, {"extra": value}, answer_column="extra.gold.answer")
 
 
-def test_a_list_whose_answers_are_one_is_that_answer(tmp_path):
+def test_a_list_of_equal_answers_is_that_answer(tmp_path):
     """As Skywork-OR1, whose ground_truth is JSON text of a list."""
     golds = ['["12\\\\text{ cm}"]', '["7", " 7"]', ["7", "7"], [3], "[1, 4]", '["x", 1]', "[x]"]
     rows = [{"reward_model": {"ground_truth": gold}} for gold in golds]

@@ -13,7 +13,7 @@ from april_rl.data.errors import DataError
 from april_rl.data.prompts import load_prompts
 from april_rl.data.tokenizer import Tokenizer
 
-# As Qwen2.5: calls of an assistant are written as JSON, whose arguments are a mapping.
+# Like Qwen2.5, it writes an assistant's calls as JSON, whose arguments are a mapping.
 CALLS = CHAT.replace(
     "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}",
     "{{ m.content }}{% for call in m.tool_calls %}<tool_call>{{ call.function.name }} "
@@ -33,7 +33,7 @@ RESULT = message("tool", "2", name="add", tool_call_id="c1")
 
 
 def load(tmp_path, *prompts, chat_template=CALLS, suffix=".jsonl", columns=None, **settings):
-    """The prompts of a file with one row for each conversation."""
+    """Return the prompts of a file with one row for each conversation."""
     path = tmp_path / f"data{suffix}"
     rows = [{"prompt": prompt, "answer": "2", **(columns or {})} for prompt in prompts]
     if suffix == ".parquet":
@@ -47,9 +47,9 @@ def load(tmp_path, *prompts, chat_template=CALLS, suffix=".jsonl", columns=None,
 
 REFUSED = {
     "the solution": ([ASKED, message("assistant", "So 2.")], "ends with .* assistant.*hold the an"),
-    "a system alone": ([message("system", "Be brief.")], "asks nothing: .*of the system"),
-    "a system last": ([ASKED, message("system", "Be brief.")], "asks nothing: .*of the system"),
-    "no user": ([CALLED, RESULT], "asks nothing"),
+    "a system alone": ([message("system", "Be brief.")], "has no question: .*of the system"),
+    "a system last": ([ASKED, message("system", "Be brief.")], "has no question: .*of the system"),
+    "no user": ([CALLED, RESULT], "has no question"),
     "another role": ([message("human", "1 + 1?")], r"message 1 has the role 'human'.*assistant"),
     "an empty turn": ([ASKED, message("assistant", ""), ASKED], "message 2, of the assistant, is"),
     "an empty question": ([message("user", " ")], "message 1, of the user, is empty"),
@@ -72,7 +72,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_conversation_that_is_no_question_is_refused_with_its_row(kind, tmp_path):
+def test_a_conversation_without_a_question_is_refused_with_its_row(kind, tmp_path):
     prompt, expected = REFUSED[kind]
     with pytest.raises(DataError, match=rf"data\.jsonl:2: data\.prompt_column=prompt .*{expected}"):
         load(tmp_path, [ASKED], prompt)
@@ -109,7 +109,7 @@ def test_the_name_of_a_tool_reaches_the_template(tmp_path):
     assert "<tool_response>add=c1:2" in prompt.text
 
 
-def test_what_a_template_leaves_out_is_refused(tmp_path):
+def test_messages_that_a_template_leaves_out_are_refused(tmp_path):
     """Fails when an assistant that called a tool becomes an empty turn."""
     with pytest.raises(DataError, match=r"data\.jsonl:2: .*leaves out tool_calls \(message 2\)"):
         load(tmp_path, [ASKED], [ASKED, CALLED, RESULT], chat_template=CHAT)
@@ -145,7 +145,7 @@ def test_rows_that_differ_in_a_call_only_are_different(tmp_path):
     assert (len(table), table.num_duplicates) == (2, 1)
 
 
-def test_a_column_of_tools_or_images_that_is_not_read_is_told(tmp_path):
+def test_an_unread_column_of_tools_or_images_is_reported(tmp_path):
     columns = {"tools": [{"name": "add"}], "images": ["a.png"], "image_id": None, "level": 1}
     images, tools = load(tmp_path, [ASKED], columns=columns).notes
     assert "column tools is not read" in tools

@@ -21,7 +21,7 @@ def load(path, **settings):
 
 
 def write(tmp_path, *values, name="data.jsonl"):
-    """A file with a row for each value, which is JSON text: its answer and its level."""
+    """Write a file with a row for each value, which is JSON text: its answer and its level."""
     path = tmp_path / name
     rows = [
         f'{{"prompt": "one {n}", "answer": {value}, "gold": "1", "level": {value}}}'
@@ -61,7 +61,7 @@ def test_whole_numbers_in_a_struct_keep_their_digits_too(tmp_path):
     assert answers == ["9007199254740993", "0.5"]
 
 
-def test_a_large_power_of_ten_gets_no_digits_that_nobody_wrote(tmp_path):
+def test_a_large_power_of_ten_gets_no_invented_digits(tmp_path):
     assert load(write(tmp_path, "1e30"))[0].answer == "1e+30"
     assert load(write(tmp_path, "27.0"))[0].answer == "27"
 

@@ -122,7 +122,7 @@ def test_a_single_data_set_is_not_a_mixture(tmp_path, tokenizer):
     ],
     ids=["answer", "prompt", "order"],
 )
-def test_a_file_that_has_changed_is_refused_when_a_run_goes_on(tmp_path, tokenizer, changed):
+def test_a_file_that_has_changed_is_refused_when_a_run_continues(tmp_path, tokenizer, changed):
     """Fails when only the number of prompts is compared."""
 
     def stream():
@@ -158,13 +158,13 @@ def test_a_fingerprint_depends_on_rows_only_not_on_files_or_chunks(tmp_path, tok
 def test_a_second_start_finds_the_tokens_of_the_first(tmp_path, tokenizer, store, monkeypatch):
     path = jsonl(tmp_path / "data.jsonl", ROWS)
     first = list(load(path, tokenizer))
-    assert len(list(store.iterdir())) == 1  # and nothing unfinished
+    assert len(list(store.iterdir())) == 1  # no unfinished table is left
     with monkeypatch.context() as without:
         without.setattr(tokenized, "open_source", None)
         second = load(path, tokenizer)
         assert list(second) == first
         assert (second.num_rows, second.num_duplicates) == (4, 1)
-        assert len(load(path, tokenizer, limit=2)) == 3  # another limit takes the same table
+        assert len(load(path, tokenizer, limit=2)) == 3  # the same table serves another limit
         (tmp_path / "moved.jsonl").write_bytes((tmp_path / "data.jsonl").read_bytes())
         moved = load(str(tmp_path / "moved.jsonl"), tokenizer)
         assert moved[0].source == f"{tmp_path}/moved.jsonl:1"
@@ -250,7 +250,9 @@ def test_a_mixture_reads_each_source_with_its_own_settings(tmp_path, tokenizer):
 
 
 def write_like_dapo(path, num_rows, num_distinct):
-    """Rows in the schema of DAPO-Math-17k: a list with one message, the answer in a struct."""
+    """Write rows in the schema of DAPO-Math-17k: a list with one message, the answer in a
+    struct.
+    """
     number = np.arange(num_rows) % num_distinct
     content = pa.array([f"one two {n} three " * 12 for n in range(num_distinct)]).take(number)
     role = pa.array(["user"]).take(np.zeros(num_rows, dtype=np.int64))

@@ -46,8 +46,8 @@ REFUSED = {
     "zero scores 1": ("coin_flip", {}, "gives 1 to the wrong answer '0'"),
     "no such task": ("sums", {}, "no such task; there are ab, acre"),
     "a mixture": ("composite", {}, "no such task"),
-    "no such setting": ("products", {"digits": 3}, "refuses its settings.*digits"),
-    "bad value": ("products", {"max_digits": -1}, "refuses its settings.*max_digits"),
+    "no such setting": ("products", {"digits": 3}, "rejects its settings.*digits"),
+    "bad value": ("products", {"max_digits": -1}, "rejects its settings.*max_digits"),
     "a seed": ("products", {"seed": 1}, r"args\.seed=1 has no effect"),
     "another split": ("products", {"split": "dev"}, "splits train and test, got split=dev"),
 }

@@ -15,7 +15,7 @@ from april_rl.data.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
 
 def without_start_token():
-    """A tokenizer that adds no special tokens."""
+    """Return a tokenizer that adds no special tokens."""
     tokenizer = hf_tokenizer()
     tokenizer.backend_tokenizer.post_processor = None
     return tokenizer
@@ -24,7 +24,7 @@ def without_start_token():
 def tokenize(
     tmp_path, *prompts, chat_template=CHAT, backend=None, limit=100, has_agent=False, **settings
 ):
-    """The prompts of a file with one row of each."""
+    """Return the prompts of a file with one row for each text."""
     path = tmp_path / "data.jsonl"
     rows = [{"prompt": prompt, "answer": str(n)} for n, prompt in enumerate(prompts)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -144,7 +144,7 @@ BAD_SETTINGS = {
 
 
 @pytest.mark.parametrize("name", BAD_SETTINGS)
-def test_what_the_template_cannot_take_is_one_message(name, tmp_path):
+def test_messages_that_the_template_refuses_give_one_error(name, tmp_path):
     prompts, settings, expected = BAD_SETTINGS[name]
     with pytest.raises(DataError, match=expected) as error:
         tokenize(tmp_path, *prompts, **settings)
@@ -177,7 +177,7 @@ def without_unknown_token():
     return tokenizer
 
 
-def test_prompts_that_the_model_cannot_read_are_told_with_an_example(tmp_path):
+def test_prompts_that_the_model_cannot_read_are_reported_with_an_example(tmp_path):
     table = tokenize(tmp_path, "one two", "one zwei two drei", template=Template.plain)
     assert table.notes == (
         f"{tmp_path / 'data.jsonl'}: 25% of the tokens of these prompts are unknown to the model, "
@@ -187,7 +187,7 @@ def test_prompts_that_the_model_cannot_read_are_told_with_an_example(tmp_path):
     assert table[:1].notes == table.notes
 
 
-def test_a_few_unknown_tokens_or_no_token_for_them_are_not_told(tmp_path):
+def test_a_few_unknown_tokens_or_no_token_for_them_are_not_reported(tmp_path):
     few = ["one " * 30, "one zwei"]
     assert tokenize(tmp_path, *few, template=Template.plain).notes == ()
     assert tokenize(tmp_path, "zwei drei", backend=without_unknown_token).notes == ()

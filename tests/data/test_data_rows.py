@@ -25,7 +25,7 @@ class ReadRow(NamedTuple):
 
 
 def load(path, *, key="data.path", columns=(), **settings):
-    """Every row, as a set with these settings reads it."""
+    """Return every row, as a set with these settings reads it."""
     chosen = PromptSetConfig(path=str(path), **settings)
     with TemporaryDirectory() as folder:
         raw = open_source(chosen, key=key, seed=0, folder=Path(folder))

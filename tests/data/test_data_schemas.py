@@ -21,7 +21,7 @@ DOCUMENT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)]
 SETTINGS = next(block for block in BLOCKS if "gsm8k" in block)
 ASKED_ANOTHER_WAY = next(block for block in BLOCKS if "prompt_pattern" in block)
-# Of the first row: the beginning of the question, and the answer.
+# The beginning of the question and the answer of the first row.
 FIRST = {
     "dapo_math_17k": ("Solve the following math problem step by step. The last line", "10"),
     "deepscaler": (r"What is $\frac{1}{3}+\frac{1}{6}$?", r"\frac{1}{2}"),
@@ -44,7 +44,7 @@ TOKENIZER = Tokenizer(hf_tokenizer(), path="models/words")
 
 
 def read(name, chosen):
-    """The prompts that these settings make of our rows in the schema `name`."""
+    """Return the prompts that these settings make of our rows in the schema `name`."""
     chosen.path = str(FIXTURES / f"{name}.jsonl")
     return load_prompts(chosen, TOKENIZER, key="data.path", max_prompt_tokens=500)
 

@@ -41,7 +41,7 @@ def test_every_epoch_and_every_seed_has_a_different_order():
 
 
 @given(st.integers(1, 20), st.integers(0, 70), st.integers(0, 100), st.integers(0, 99))
-def test_a_restored_stream_goes_on_exactly(num_prompts, before, elsewhere, seed):
+def test_a_restored_stream_continues_exactly(num_prompts, before, elsewhere, seed):
     source = stream(num_prompts, seed)
     take(source, before)
     state = source.save()
@@ -110,7 +110,7 @@ def test_another_source_does_not_change_the_order_within_a_source():
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
-def test_a_restored_mixture_goes_on_exactly(before, elsewhere):
+def test_a_restored_mixture_continues_exactly(before, elsewhere):
     sizes, weights = {"a": 4, "b": 9}, {"a": 2.5, "b": 1}
     source, other = mixture(sizes, weights), mixture(sizes, weights)
     take(source, before)

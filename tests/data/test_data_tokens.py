@@ -1,4 +1,4 @@
-"""Tokens around a prompt: the one that begins it, and those that end a turn."""
+"""Tokens around a prompt: the one at its beginning, and those that end a turn."""
 
 import json
 
@@ -24,7 +24,7 @@ MUTE = CHAT.replace("{% if add_generation_prompt %}assistant{% endif %}", "")
 
 
 def read_tokens(tmp_path, prompt, backend, **settings):
-    """The tokens of one prompt, as words."""
+    """Return the tokens of one prompt as words."""
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps({"prompt": prompt, "answer": "1"}))
     chosen = PromptSetConfig(path=str(path), **settings)
@@ -34,7 +34,7 @@ def read_tokens(tmp_path, prompt, backend, **settings):
 
 
 def with_tokens(single):
-    """A tokenizer that puts these tokens around a text ($A)."""
+    """Return a tokenizer that puts these tokens around a text ($A)."""
     tokenizer = hf_tokenizer()
     names = [word for word in ("<bos>", "<eos>", "system") if word in single]
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
@@ -74,12 +74,14 @@ def test_a_prompt_that_ends_with_an_end_token_is_refused(tmp_path, kind):
         read_tokens(tmp_path, "one", make(), **settings)
 
 
-def test_a_prompt_that_an_environment_goes_on_with_may_end_its_turn(tmp_path):
+def test_a_prompt_that_an_environment_continues_may_end_its_turn(tmp_path):
     assert read_tokens(tmp_path, "one", hf_tokenizer(), environment=True) == "user one <eos>"
 
 
 def write(tmp_path, *, named, chat_template=None):
-    """A base model's tokenizer, whose text ends with another token than a turn of its template."""
+    """Write a base model's tokenizer, whose text ends with another token than a turn of its
+    template.
+    """
     tokenizer = hf_byte_tokenizer(chat_template) if chat_template else hf_byte_tokenizer()
     tokenizer.add_special_tokens({"eos_token": AddedToken("<|endoftext|>", special=True)})
     tokenizer.save_pretrained(tmp_path)
@@ -90,7 +92,7 @@ def write(tmp_path, *, named, chat_template=None):
 
 
 def test_a_base_model_stops_where_its_chat_template_ends_a_turn(tmp_path):
-    """As Qwen3-4B-Base. Fails when a response goes on after its turn, to its budget."""
+    """As Qwen3-4B-Base. Fails when a response continues after its turn, to its budget."""
     path, ids = write(tmp_path, named=["<|endoftext|>"])
     assert stop_token_ids(path) == [ids["<|endoftext|>"]]
     assert stop_token_ids(path, is_chat=True) == sorted(ids.values())

@@ -31,7 +31,7 @@ def draws_of(sampler, count):
     return [sampler.draw() for _ in range(count)]
 
 
-def test_a_prompt_of_which_nothing_is_known_is_never_skipped():
+def test_an_unknown_prompt_is_never_skipped():
     assert sorted(draws_of(ByPassRate(7, 0), 7)) == list(range(7))
 
 
@@ -78,7 +78,7 @@ def test_rewards_of_another_range_are_scaled():
 
 
 @given(st.integers(1, 12), st.integers(0, 40), st.integers(0, 30), st.booleans())
-def test_a_restored_stream_knows_what_it_knew(count, before, elsewhere, is_own):
+def test_a_restored_stream_keeps_its_knowledge(count, before, elsewhere, is_own):
     name = "own_samplers:Backwards" if is_own else "pass_rate"
     source, other = stream(name, count), stream(name, count)
     for taken in [source.take() for _ in range(before)][::2]:

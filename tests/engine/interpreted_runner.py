@@ -1,4 +1,4 @@
-"""vLLM's Model Runner V2, which is that of GPUs, on CPU: by Triton's interpreter."""
+"""vLLM's Model Runner V2, the one for GPUs, on CPU by Triton's interpreter."""
 
 import os
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ def use_runner_of_gpus() -> None:
     from april_rl.engine import device
 
     def as_it_is(self: object, core: object, *, temperature: float) -> None:
-        """Leave vLLM's sampler."""
+        """Keep vLLM's sampler."""
 
     device.CpuDevice.attach = as_it_is  # type: ignore[method-assign,assignment]
     device.CpuDevice.with_seed = device.AcceleratorDevice.with_seed  # type: ignore[method-assign,assignment]

@@ -28,7 +28,7 @@ def build(path: Path) -> VllmEngine:
         path,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=16,
-        max_batched_tokens=32,  # less than the long prompts: they are prefilled in parts
+        max_batched_tokens=32,  # the long prompts are longer and are prefilled in parts
         temperature=TEMPERATURE,
     )
 
@@ -57,7 +57,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def engines(learner_group: None, folders: dict[str, Path]) -> dict[str, VllmEngine]:  # noqa: ARG001
-    """Both engines live as long as the module: ending one destroys vLLM's groups of the other."""
+    """Both engines live as long as the module, because ending one destroys vLLM's groups of the
+    other.
+    """
     return {kind: build(folders[kind]) for kind in ("tied", "untied")}
 
 
@@ -91,7 +93,7 @@ def finish(engine: VllmEngine, requests: list[Request], *, slots: int = 16) -> l
 def reference_logprobs(
     model: PreTrainedModel, prompt: Sequence[int], response: Sequence[int]
 ) -> torch.Tensor:
-    """float32 log-probabilities of the response at the sampling temperature, [R]."""
+    """Return float32 log-probabilities of the response at the sampling temperature, [R]."""
     ids = torch.tensor([[*prompt, *response]])
     with torch.no_grad():
         logits = model(ids).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
@@ -99,7 +101,7 @@ def reference_logprobs(
 
 
 def mean_mismatch(folder: Path, completions: list[Completion], length: int = 6) -> float:
-    """Mean |engine - transformers| in nats over all tokens."""
+    """Return the mean of |engine - transformers| in nats over all tokens."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     differences = [
         reference_logprobs(model, prompt_ids(c.sample_id.prompt_id, length), c.token_ids)
@@ -146,7 +148,7 @@ def test_long_prompts_are_prefilled_in_parts_and_once(
     tick = engine.advance(requests, slots=8, max_steps=10_000)
     assert tick.prefilled_tokens == 800
     again = engine.advance(requests, slots=8, max_steps=10_000)
-    assert again.prefilled_tokens == 8 * (100 - 96)  # whole blocks of 32 are in the prefix cache
+    assert again.prefilled_tokens == 8 * (100 - 96)  # the prefix cache has whole blocks of 32
     assert mean_mismatch(folders["tied"], list(tick.finished), 100) < 0.02
 
 
@@ -237,7 +239,7 @@ def test_each_request_is_sampled_with_its_own_temperature_and_top_p(engine: Vllm
     )
     assert all(logprob == 0 for completion in greedy for logprob in completion.logprobs)
     same = [a.token_ids == b.token_ids for a, b in zip(greedy, coldest, strict=True)]
-    assert sum(same) >= 6  # in bfloat16 the first two may be equally probable
+    assert sum(same) >= 6  # in bfloat16 the two best tokens may be equally probable
     assert finish(engine, [request(i) for i in range(8)]) == before != greedy
 
 

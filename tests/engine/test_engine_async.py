@@ -47,7 +47,7 @@ def expected(folder: Path) -> Iterator[dict[SampleId, Completion]]:
     engine = build(folder, is_async=False)
     finished = engine.advance(requests(), slots=SLOTS, max_steps=10_000).finished
     yield {completion.sample_id: completion for completion in finished}
-    del engine  # not before: its end takes the process groups of every engine
+    del engine  # only now, because its end takes the process groups of every engine with it
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def engine(folder: Path, expected: object) -> VllmEngine:  # noqa: ARG001 - afte
 
 
 def requests(so_far: dict[SampleId, Completion] | None = None) -> list[Request]:
-    """The samples, or those of `so_far`, from where they stopped."""
+    """Return requests for the samples, or for those of `so_far` from where they stopped."""
     asked = [SampleId(i, 0) for i in range(NUM_SAMPLES)] if so_far is None else [*so_far]
     return [request(sample_id, (so_far or {}).get(sample_id)) for sample_id in asked]
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from april_rl.engine.vllm_engine import VllmEngine
 
 SLOTS, BUDGET, STEPS = 4, 44, 9
-PROMPTS = {  # by prompt id; both are longer than the 32 tokens of a block, one than a step's 64
+# By prompt id; both are longer than a block (32 tokens), and one is longer than a step (64).
+PROMPTS = {
     prompt_id: tuple(5 + (prompt_id * 31 + i * 7) % 80 for i in range(length))
     for prompt_id, length in ((0, 60), (1, 90))
 }
@@ -98,16 +99,16 @@ def _faults(parts: list[Completion], folders: list[Path], *, is_kept: bool) -> l
     token_ids = [*PROMPTS[sample_id.prompt_id], *(t for part in parts for t in part.token_ids)]
     found, expected, start = [], [], 0
     for part, folder in zip(parts, folders, strict=True):
-        if not part.token_ids:  # it had no slot
+        if not part.token_ids:  # the sample had no slot
             continue
         end = len(PROMPTS[sample_id.prompt_id]) + part.start + len(part.token_ids) - 1
         if part.experts is None or part.experts.num_tokens != end - start:
             return [f"{sample_id}: {part.experts and part.experts.num_tokens}, not {end - start}"]
         rows = np.asarray(part.experts.numbers).reshape(end - start, 3, 2)
-        found.append(np.sort(rows[:, [0, 2]], axis=-1))  # the layer between has no experts
+        found.append(np.sort(rows[:, [0, 2]], axis=-1))  # the layer between them has no experts
         expected.append(choices_of(folder, token_ids)[start:end])
         start = end
-    if is_kept:  # the second model reads what the first one has computed
+    if is_kept:  # the second model continues from what the first one computed
         found, expected = found[:1], expected[:1]
     differ = (np.concatenate(found) != np.concatenate(expected)).any(axis=(1, 2))
     return [f"{sample_id}: token {number}" for number in np.flatnonzero(differ)]
@@ -164,7 +165,7 @@ def test_missing_experts_are_an_error_that_names_the_sample(tmp_path):
     ],
     ids=["prefilled again", "kept, a step ahead", "full cache"],
 )
-def test_reported_experts_are_those_of_the_model_that_sampled_the_next_token(
+def test_reported_experts_come_from_the_model_that_sampled_the_next_token(
     tmp_path, settings, num_preempted
 ):
     """Fails when a token has another's experts or none, or gets those of the newer model when a

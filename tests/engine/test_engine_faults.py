@@ -156,7 +156,7 @@ def test_a_response_that_the_engine_fails_once_is_sampled_again(engine, planted,
 def test_a_group_whose_response_always_fails_is_dropped_with_the_reason(
     engine, planted, real_run, kind, reason, said
 ):
-    """Its siblings and the other groups go on. Fails when it is rewarded, or tried for ever."""
+    """Its siblings and the other groups continue. Fails when it is rewarded, or tried forever."""
     fault = {
         "nan": without_numbers,
         "empty": ended_by(engine, FinishReason.STOP),
@@ -173,7 +173,7 @@ def test_a_group_whose_response_always_fails_is_dropped_with_the_reason(
 
 
 def test_an_engine_that_fails_everything_ends_the_run_with_the_reason(planted, real_run):
-    """As with broken weights. Fails when it is tried for ever, or equal rewards are made of it."""
+    """As with broken weights. Fails when it is tried forever, or equal rewards are made of it."""
     planted(without_numbers)
     said = (
         r"dropped because a reward, environment or engine failed.*log-probabilities are not finite"
@@ -229,7 +229,7 @@ def test_a_request_that_does_not_end_is_ended_at_its_limit(engine, monkeypatch):
 
 
 def test_a_request_whose_tokens_never_come_does_not_hold_up_the_others(planted, real_run):
-    """It is parked at the end of each step, and goes on when tokens come. Fails when a step waits
+    """It is parked at the end of each step, and continues when tokens come. Fails when a step waits
     for it, or its group is lost.
     """
     lost = planted(lambda _: None, only=SampleId(0, 1), times=5)
@@ -239,7 +239,7 @@ def test_a_request_whose_tokens_never_come_does_not_hold_up_the_others(planted, 
     assert 0 in {s.group.prompt.id for collection in collections for s in collection.groups}
 
 
-def test_an_engine_that_owes_a_response_and_computes_nothing_reports_it(engine, planted):
+def test_an_idle_engine_with_an_unfinished_response_is_reported(engine, planted):
     """RayEngines ends a run whose ticks come without a step (`runtime.stall_timeout_s`). Fails when
     a request that vLLM has forgotten counts as a step.
     """

@@ -131,7 +131,7 @@ def test_new_weights_sample_the_rest_and_no_new_prompt_reads_an_old_cache(engine
     first = park(engine, prompts, steps=20)
     load(engine, folders["later"])
     fresh = whole(engine, [request(i, length=80) for i in range(50, 54)])
-    # The same prompts under other ids: with the old blocks they would begin with an old cache.
+    # The same prompts with other ids: with the old blocks they would start from an old cache.
     twins = [
         Request(
             sample_id=SampleId(900 + i, 0),
@@ -178,7 +178,7 @@ def test_the_cache_holds_as_many_tokens_as_the_memory_plan_counts(engine, folder
 @pytest.mark.parametrize("others", [[], [9]])
 def test_state_is_given_up_when_only_others_are_asked_for(engine, others):
     """A step that asks for nothing keeps all. Fails when samples that moved to another engine hold
-    their memory for ever, or a step without a rollout forgets every sample.
+    their memory forever, or a step without a rollout forgets every sample.
     """
     first = park(engine, [request(i) for i in range(4)], steps=25)
     park(engine, [request(i) for i in others], steps=25)
@@ -189,7 +189,7 @@ def test_state_is_given_up_when_only_others_are_asked_for(engine, others):
 
 def test_parked_samples_give_way_when_their_memory_is_needed(engine, folders):
     """Fails when running samples wait for blocks that idle ones hold."""
-    held: list[Request] = []  # asked for at every step, but behind those that get the slots
+    held: list[Request] = []  # requested at every step, but after those that get the slots
     for base in range(0, 60, 4):
         prompts = [request(base + i, length=90) for i in range(4)]
         engine.advance([*prompts, *held], slots=4, max_steps=30)

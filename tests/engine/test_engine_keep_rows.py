@@ -1,4 +1,4 @@
-"""Parked samples in vLLM's Model Runner V2, which is that of GPUs: here by Triton's interpreter."""
+"""Parked samples in vLLM's Model Runner V2, the one for GPUs, run by Triton's interpreter."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -16,15 +16,19 @@ BUDGET = 10
 class Found(NamedTuple):
     """Counts of parked samples by the way they continued."""
 
-    prefilled_tokens: int  # when they went on, with the same weights loaded again
+    # Tokens that were prefilled when they continued, with the same weights loaded again.
+    prefilled_tokens: int
     num_kept: int
-    is_as_if_nothing_had_happened: bool  # token by token and log-probability by log-probability
-    num_others: int  # that finished while samples were parked
-    num_idle: int  # of those, after the others
+    # Whether tokens and log-probabilities equal those of an undisturbed run.
+    is_as_if_nothing_had_happened: bool
+    num_others: int  # samples that finished while others were parked
+    num_idle: int  # parked samples that still had their rows after the others
 
 
 def run(folder: Path) -> Found:
-    """Park three of four slots' worth and go on; park them again and fill all slots with others."""
+    """Park three of four slots' worth and continue; park them again and fill all slots with
+    others.
+    """
     use_runner_of_gpus()
     import test_engine_keep as keep
     from small_engine import small_engine

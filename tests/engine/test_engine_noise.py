@@ -44,7 +44,7 @@ def test_neighbouring_draws_are_independent(neighbour: str) -> None:
     second = (
         draw(seeds, positions + 1) if neighbour == "next position" else draw(seeds + 1, positions)
     )
-    num_tokens = 5  # the frequent ones, so that every cell is well filled
+    num_tokens = 5  # only the frequent tokens, so that every cell is well filled
     is_frequent = (first < num_tokens) & (second < num_tokens)
     pairs = first[is_frequent] * num_tokens + second[is_frequent]
     frequent = PROBABILITIES[:num_tokens] / PROBABILITIES[:num_tokens].sum()

@@ -1,12 +1,12 @@
-"""The C norms against RMSNorm as it is defined, in float32."""
+"""Compare the C norms with RMSNorm by its definition, in float32."""
 
 import pytest
 import torch
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 EPSILON = 1e-6
-# Relative errors of one rounding to bfloat16: to the nearest value, or, as vLLM's kernels for CPUs
-# without AVX-512 do, towards zero.
+# Relative errors of one rounding to bfloat16: to the nearest value, or towards zero, as vLLM's
+# kernels do on CPUs without AVX-512.
 HALF_ULP = 2.0**-8
 ROUNDING = {
     torch.float32: 1e-5,

@@ -75,7 +75,7 @@ def arguments(*, lora: LoraConfig | None = None, **settings: Any) -> EngineArgs:
         ({"kv_cache_headroom": 0.1}, {"watermark": 0.1}),
         ({"async_scheduling": True}, {"async_scheduling": True}),
         ({"max_batched_tokens": 32}, {"max_num_batched_tokens": 32}),
-        ({"max_batched_tokens": 8}, {"max_num_batched_tokens": 16}),  # a token of each sample
+        ({"max_batched_tokens": 8}, {"max_num_batched_tokens": 16}),  # one token of each sample
         ({"cuda_graphs": False}, {"enforce_eager": True}),
         ({"gpu_memory_utilization": 0.3}, {"gpu_memory_utilization": 0.3}),
         ({"tensor_parallel_size": 2}, {"tensor_parallel_size": 2}),
@@ -167,12 +167,16 @@ def sampled_with_guesses(folder: Path) -> tuple[Tick, Tick]:
 
 
 def prompt_ids(index: int) -> tuple[int, ...]:
-    """More than a block; the same four over and over, so that there is something to guess by."""
+    """Return more than a block: the same four tokens over and over, so that there is something
+    to guess by.
+    """
     return tuple(3 + (7 * index + 5 * (i % 4)) % 90 for i in range(PROMPT_TOKENS))
 
 
 def distributions(folder: Path, completions: tuple[Completion, ...]) -> Iterator[torch.Tensor]:
-    """Log-probabilities [R, V] of each response by transformers, float32, at the temperature."""
+    """Return log-probabilities [R, V] of each response by transformers, float32, at the
+    temperature.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for completion in completions:
         prompt = prompt_ids(completion.sample_id.prompt_id)
@@ -182,8 +186,9 @@ def distributions(folder: Path, completions: tuple[Completion, ...]) -> Iterator
 
 
 def differences(folder: Path, tick: Tick) -> tuple[torch.Tensor, torch.Tensor]:
-    """For every sampled token: engine - transformers in nats, and its log-probability plus the
-    entropy it was drawn with: zero on average where tokens have the distribution of the model.
+    """Return two differences for every sampled token: engine - transformers in nats, and its
+    log-probability plus the entropy it was drawn with. The second is zero on average if tokens
+    have the distribution of the model.
     """
     mismatches, surprises = [], []
     found = distributions(folder, tick.finished)

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 SLOTS, PROMPT_TOKENS, LONGEST = 16, 20, 200
 NUM_SAMPLES = 48
 BLOCK_TOKENS, BLOCK_BYTES = 32, 32 * 2 * 2 * 2 * 32 * 2  # tokens · layers · (k, v) · heads · ...
-NEEDED_BLOCKS = SLOTS * 3  # about what the slots want at the mean length
+NEEDED_BLOCKS = SLOTS * 3  # about what the slots need at the mean length
 SMALL_CACHE_GIB = NEEDED_BLOCKS / 3 * BLOCK_BYTES / 2**30
 
 
@@ -41,7 +41,7 @@ class Watched(NamedTuple):
 
 
 def watch(folder: Path, *, headroom: float) -> Watched:
-    """An engine whose scheduler's outputs are written down outside of what counts them."""
+    """Return an engine whose scheduler's outputs are recorded independently of its own counters."""
     engine = small_engine(
         folder,
         dtype=ComputeDtype.float32,
@@ -86,7 +86,7 @@ def pressed(folder: Path) -> Watched:
 
 
 def requests() -> list[Request]:
-    """Responses of very different lengths, each with a prompt of its own."""
+    """Return requests for responses of very different lengths, each with its own prompt."""
     draw = random.Random(0)
     return [
         Request(
@@ -113,14 +113,14 @@ def test_counters_match_the_scheduler(pressed):
     steps.clear()
     ticks, finished = all_ticks(engine)
     preemptions = sum(step.preempted for step in steps)
-    assert preemptions > 20  # the cache is too small: there is something to count
+    assert preemptions > 20  # the cache is too small for the slots, so there is something to count
     assert sum(tick.preempted_samples for tick in ticks) == preemptions
     assert sum(tick.engine_steps for tick in ticks) == len(steps)
     assert sum(tick.slot_steps for tick in ticks) == sum(step.running for step in steps)
     assert sum(tick.context_token_steps for tick in ticks) == sum(
         step.context_tokens for step in steps
     )
-    # Each prefill, and each repeated one, samples a token with its last step.
+    # The last step of each prefill, first or repeated, samples a token.
     generated = sum(tick.generated_tokens for tick in ticks)
     assert generated == sum(request.max_tokens for request in requests())
     assert sum(tick.prefilled_tokens for tick in ticks) == sum(

@@ -18,7 +18,7 @@ AIME = Sampling(temperature=0.6, top_p=0.8)
 
 
 def float64_nucleus(logits: np.ndarray, *, temperature: float, top_p: float) -> np.ndarray:
-    """The probabilities of Holtzman et al. 2020, section 3.1, token by token."""
+    """Return the probabilities of Holtzman et al. 2020, section 3.1, token by token."""
     scaled = logits.astype(np.float64) / temperature
     probabilities = np.exp(scaled - scaled.max())
     probabilities /= probabilities.sum()
@@ -34,7 +34,7 @@ def float64_nucleus(logits: np.ndarray, *, temperature: float, top_p: float) -> 
 def sampler(
     samplings: list[Sampling | None], positions: np.ndarray | None = None
 ) -> CounterSampler:
-    """On a batch with a row for each sampling; row i has the seed i."""
+    """Return a sampler on a batch with a row for each sampling; row i has the seed i."""
     requests = {}
     for row, sampling in enumerate(samplings):
         arguments = {SEED: row} | ({SAMPLING: sampling} if sampling else {})
@@ -49,7 +49,7 @@ def sampler(
 def forward(
     samplings: list[Sampling | None], logits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, log-probabilities) [B] of one step."""
+    """Return (tokens, log-probabilities) [B] of one step."""
     output = sampler(samplings).forward(logits.clone(), None)
     return output.sampled_token_ids[:, 0], output.logprobs_tensors.logprobs[:, 0]
 

@@ -21,7 +21,7 @@ POLICY = Path(april_rl.tiny.__file__).parent / "policy"
         ("abcd", ["x", "abcde"], 4, None),
         ("abcd", ["cd"], 1, 4),
         ("abcd", ["x", "b"], 3, 2),
-        ("abcd", ["cd", "b"], 4, 2),  # the first of several, with tokens behind it
+        ("abcd", ["cd", "b"], 4, 2),  # the first of several texts, with tokens after it
         ("abcd", ["bc", "abcde"], 4, 3),
         ("aé", ["é"], 1, 3),  # two tokens
         ("aéb", ["é"], 3, 3),
@@ -37,7 +37,7 @@ def test_the_token_that_completes_a_text_is_the_last(tmp_path, said, texts, num_
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_a_turn_ends_at_a_text_also_when_it_was_parked_in_between():
-    """With a step ahead of the text under way. Fails when tokens behind it are returned, or the
+    """With a step ahead of the text under way. Fails when tokens after it are returned, or the
     engine waits for more.
     """
     tokenizer = load_tokenizer(str(POLICY))

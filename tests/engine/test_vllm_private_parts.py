@@ -198,7 +198,7 @@ def test_a_part_that_is_gone_or_changed_fails_by_its_name() -> None:
 
 
 def imported_names() -> Iterator[str]:
-    """Names that the package imports from vLLM, beside its documented interface."""
+    """Return the names that the package imports from vLLM, besides its documented interface."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(tree_of(path)):
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""

@@ -1,4 +1,4 @@
-"""Episodes of agents that talk to the policy, and a policy that says what a test wants."""
+"""Episodes of agents that talk to the policy, and a policy that says what a test needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents for tests; the first word of the question says what they do."""
+"""Agents for tests; the first word of the question selects the behaviour."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def run(client, row, _seed):
 
 
 async def talk(client, rest):
-    """Two requests; the reward is the length of what was said."""
+    """Make two requests; the reward is the length of the answers."""
     messages = [{"role": "user", "content": rest}]
     first = await say(client, messages)
     messages += [first, {"role": "user", "content": "more"}]
@@ -35,7 +35,7 @@ async def talk(client, rest):
 
 
 async def rewrite(client, _rest):
-    """The second request forgets the first, the third goes on from the second."""
+    """Forget the first request in the second one, and continue from the second in the third."""
     await say(client, [{"role": "user", "content": "first"}])
     messages = [{"role": "user", "content": "second"}]
     messages += [await say(client, messages), {"role": "user", "content": "more"}]
@@ -43,7 +43,7 @@ async def rewrite(client, _rest):
 
 
 async def wish(client, rest):
-    """A request with the wishes of the question; refused ones are read back as the reward 3."""
+    """Make a request with the parameters in the question; if it is refused, the reward is 3."""
     try:
         await say(client, [{"role": "user", "content": "a"}], **json.loads(rest))
     except BadRequestError:
@@ -53,7 +53,7 @@ async def wish(client, rest):
 
 
 async def stopped(client, rest):
-    """What it reads of an answer, in characters; the answer stays what it read."""
+    """Count the characters of an answer that the agent reads, which a stop text cuts."""
     messages = [{"role": "user", "content": "a"}]
     message = await say(client, messages, **json.loads(rest))
     again = {"role": "assistant", "content": f"{message.content}</code>\n"}
@@ -82,7 +82,7 @@ async def stream(client, _rest):
 
 
 async def twice(client, _rest):
-    """Two requests at a time: two conversations."""
+    """Make two requests at once: two conversations."""
     first, second = await asyncio.gather(
         say(client, [{"role": "user", "content": "a"}]),
         say(client, [{"role": "user", "content": "b"}]),
@@ -91,7 +91,7 @@ async def twice(client, _rest):
 
 
 async def late(client, _rest):
-    """Two requests when there is room for one: the other one is refused; the reward counts."""
+    """Make two requests when there is room for one: the other one is refused; the reward counts."""
     both = await asyncio.gather(
         say(client, [{"role": "user", "content": "a"}]),
         say(client, [{"role": "user", "content": "b"}]),
@@ -102,7 +102,7 @@ async def late(client, _rest):
 
 
 async def subagent(client, _rest):
-    """One with a tool is asked in between."""
+    """Ask a subagent with a tool in between."""
     messages = [{"role": "user", "content": "main"}]
     messages.append(await say(client, messages))
     helped = await say(client, [{"role": "user", "content": "sub"}], tools=[WEATHER])
@@ -127,7 +127,7 @@ async def _note(path):
 
 
 async def examples(client, _rest):
-    """Few-shot, with the newer name of a system message."""
+    """Send few-shot examples, with the newer name of a system message."""
     messages = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": "one"},
@@ -151,7 +151,7 @@ async def scoring(client, _rest):
 
 
 async def odd(client, _rest):
-    """Bodies that no client of Python writes."""
+    """Send bodies that no Python client writes."""
     url, headers = (
         f"{client.base_url}chat/completions",
         {"Authorization": f"Bearer {client.api_key}"},
@@ -172,7 +172,7 @@ async def odd(client, _rest):
 
 
 async def loop(client, _rest):
-    """Asks for ever."""
+    """Ask forever."""
     messages = [{"role": "user", "content": "a"}]
     while True:
         messages += [await say(client, messages), {"role": "user", "content": "b"}]
@@ -198,7 +198,7 @@ async def words(client, _rest):
 
 
 async def huge(client, _rest):
-    """A body that is too long."""
+    """Send a body that is too long."""
     url = f"{client.base_url}chat/completions"
     headers = {"Authorization": f"Bearer {client.api_key}"}
     async with httpx.AsyncClient() as http:
@@ -209,7 +209,7 @@ async def huge(client, _rest):
         response = await http.post(url, content=b"{}", headers={"Authorization": "Bearer no"})
         assert response.status_code == 401
         assert (await http.get(f"{client.base_url}models")).status_code == 401
-        for depth in (100, 100_000):  # read by JSON, and not
+        for depth in (100, 100_000):  # one that JSON can read, and one that it cannot
             deep = b'{"messages": [{"role": "user", "content": "a", "x": %b%b}]}'
             body = deep % (b"[" * depth, b"]" * depth)
             response = await http.post(url, content=body, headers=headers)
@@ -259,7 +259,7 @@ async def told(client, _row, seed, *, extra):
 
 
 def main() -> None:
-    """As a command: two requests, then the reward; or a complaint."""
+    """Run as a command: two requests, then the reward; or a complaint."""
     row = json.loads(os.environ["APRIL_RL_ROW"])
     client = OpenAI()
     messages = [{"role": "user", "content": row["prompt"]}]

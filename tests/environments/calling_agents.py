@@ -20,7 +20,7 @@ async def say(client, messages, **wishes):
 
 
 async def tool(client, _rest):
-    """Reads calls of a tool, answers them, and rewards the last answer."""
+    """Read calls of a tool, answer them, and reward the last answer."""
     messages = [{"role": "user", "content": "weather?"}]
     for _ in range(3):
         message = await say(client, messages, tools=[WEATHER])
@@ -35,7 +35,7 @@ async def tool(client, _rest):
 
 
 async def way_back(client, _rest):
-    """Calls a tool, asks a sub-agent, and goes back to the conversation with the call."""
+    """Call a tool, ask a sub-agent, and return to the conversation with the call."""
     messages = [{"role": "user", "content": "weather?"}]
     called = await say(client, messages, tools=[WEATHER])
     (call,) = called.tool_calls

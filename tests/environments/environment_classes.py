@@ -19,7 +19,9 @@ from april_rl.environments.protocol import StepResult
 
 
 class Told:
-    """Does what the turn says; the answer of the data names a file that gets a line per call."""
+    """Environment that does what the turn says; the data's answer names a file that gets a line
+    per call.
+    """
 
     def load(self, context):
         self.context = context
@@ -73,7 +75,7 @@ class Told:
 
 
 class Kept(Told):
-    """The same, with snapshots; `send` is a call that is made once."""
+    """Environment like Told, but with snapshots; `send` is a call that is made once."""
 
     async def step(self, turn):
         result = await super().step(turn)
@@ -102,7 +104,7 @@ class SnapshotOnly(Told):
 
 
 class Clerk:
-    """Has its letters sent once; a turn says what goes wrong."""
+    """Environment that sends each letter once; a turn says what goes wrong."""
 
     def load(self, context):
         self.context = context
@@ -118,7 +120,9 @@ class Clerk:
 
 
 class SlowClerk:
-    """Sends a letter that takes too long the first time, and another one after it."""
+    """Environment that sends a letter that takes too long the first time, and another one after
+    it.
+    """
 
     def load(self, context):
         self.once = context.once
@@ -157,7 +161,7 @@ async def send(letters, text, call):
 
 
 class Forgetful:
-    """Says something else each time."""
+    """Environment that answers differently each time."""
 
     num_made = 0
 
@@ -171,7 +175,7 @@ class Forgetful:
 
 
 class Meeting:
-    """Two episodes in one process, neither of which goes on before the other is there."""
+    """Two episodes in one process, each of which waits for the other one."""
 
     barrier = threading.Barrier(2)
 
@@ -200,7 +204,7 @@ class NeedsArgument:
 
 
 class Variables:
-    """Notes the variables of its process, and those of a program."""
+    """Environment that notes the variables of its process and of a program."""
 
     def reset(self, row, seed):
         self.notes = Path(row["answer"])
@@ -213,7 +217,7 @@ class Variables:
 
 
 class Plain:
-    """The same with a `step` that is not a coroutine."""
+    """Environment like Told, with a `step` that is not a coroutine."""
 
     def reset(self, row, seed):
         pass

@@ -17,7 +17,7 @@ from april_rl.outside.mailbox import Mailbox
 from april_rl.types import Completion, FinishReason, Observation, Prompt, Reply, Sample
 
 EOS = 1
-_NOWHERE = Path("/nowhere")  # for environments that make no calls
+_NOWHERE = Path("/nowhere")  # for environments without calls
 
 
 @cache

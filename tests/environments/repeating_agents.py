@@ -14,14 +14,14 @@ async def say(client):
 
 
 async def retry(client, _rest):
-    """A client that loses patience asks again and gets the same answer."""
+    """Ask again like a client that has lost patience, and get the same answer."""
     impatient = client.with_options(timeout=0.3, max_retries=50)
     first = await say(impatient)
     return float(len(first))
 
 
 async def abandoned(client, _rest):
-    """Gives up itself, and asks the same later: nobody has read the answer."""
+    """Give up by itself, and ask the same question later, whose answer no client has read."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(say(client), 0.3)
     await asyncio.sleep(1.0)
@@ -29,15 +29,15 @@ async def abandoned(client, _rest):
 
 
 async def again(client, _rest):
-    """The same three times, two of them together, for different answers."""
+    """Ask the same question three times, two of them together, and get different answers."""
     first = await say(client)
     both = await asyncio.gather(say(client), say(client))
     return float(len({first, *both}))
 
 
 async def parallel(client, row, _seed):
-    """Six questions at a time, which arrive in the other order when it is started again; rewarded
-    for each answer that repeats its question.
+    """Ask six questions at once, which arrive in reverse order after a restart; the reward
+    counts answers that repeat their question.
     """
     note = Path(row["answer"])
     places = range(6) if not note.exists() else range(5, -1, -1)
@@ -53,7 +53,7 @@ async def parallel(client, row, _seed):
 
 
 async def impatient(client, _row, _seed):
-    """Asks two things at a time and gives one of them up before it is answered."""
+    """Ask two questions at once, and give one of them up before it is answered."""
     kept = asyncio.ensure_future(say(client))
     await asyncio.sleep(0.3)
     with contextlib.suppress(TimeoutError):
@@ -65,7 +65,7 @@ async def impatient(client, _row, _seed):
 
 
 async def odd(client, row, _seed):
-    """Asks something else when it is started again."""
+    """Ask a different question after a restart."""
     note = Path(row["answer"])
     messages = [{"role": "user", "content": f"again {note.exists()}"}]
     note.touch()

@@ -1,4 +1,4 @@
-"""Agents for tests that look at the server itself, beside a client."""
+"""Agents for tests that look at the server itself, without a client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ async def say(client):
 
 
 async def where(client, _row, _seed):
-    """Rewarded where the server listens at 127.0.0.2 and not at 127.0.0.1."""
+    """Return a reward if the server listens at 127.0.0.2 and not at 127.0.0.1."""
     await say(client)
     try:
         await asyncio.open_connection("127.0.0.1", client.base_url.port)
@@ -22,7 +22,7 @@ async def where(client, _row, _seed):
 
 
 async def betray(client, row, _seed):
-    """Writes down its access."""
+    """Write down the access data."""
     Path(row["answer"]).write_text(f"{client.base_url} {client.api_key}")
     await say(client)
     return 1.0

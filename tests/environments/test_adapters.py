@@ -75,7 +75,7 @@ def text_of(observation):
     return byte_tokenizer().show_text(observation.token_ids)
 
 
-def test_the_model_is_told_of_the_tools_and_the_columns_of_reset_are_asked_for():
+def test_the_model_sees_the_tools_and_the_columns_of_reset_are_requested():
     found = describe(config_of("Counter"))
     assert [tool["function"]["name"] for tool in found.tools] == [
         "fail",
@@ -133,7 +133,7 @@ def test_functions_are_tools_and_give_no_reward(name, tmp_path):
         ("undescribed", "the tool undescribed needs a type hint for each argument and a docstring"),
     ],
 )
-def test_what_cannot_be_a_tool_is_refused(name, sentence):
+def test_an_object_that_cannot_be_a_tool_is_refused(name, sentence):
     with pytest.raises(EnvironmentFailedError, match=sentence):
         describe(config_of(name))
 
@@ -159,7 +159,7 @@ REPLIES = {
 
 
 @pytest.mark.parametrize("turn", REPLIES)
-def test_errors_of_tools_and_calls_that_cannot_be_read_are_told_to_the_policy(turn, tmp_path):
+def test_the_policy_reads_errors_of_tools_and_of_unreadable_calls(turn, tmp_path):
     with pool(config_of("Counter"), tmp_path) as environments:
         sample = hear(environments, ask(target=3))
         observation = answer(environments, say(sample, turn))
@@ -196,7 +196,7 @@ def test_a_class_of_skyrl_gym_plays(tmp_path):
         assert answer(environments, say(sample, "20")) == Observation((), True, 1.0)
 
 
-def test_what_cannot_be_described_or_called_is_refused():
+def test_tools_that_cannot_be_described_or_called_are_refused():
     with pytest.raises(EnvironmentFailedError, match=r"tool_classes:Undescribed: .*docstring"):
         describe(config_of("Undescribed"))
     with pytest.raises(EnvironmentFailedError, match="there is no module nowhere"):

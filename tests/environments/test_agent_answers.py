@@ -1,4 +1,4 @@
-"""Whether a request of an agent goes on from the answer before it, message by message."""
+"""Whether a request of an agent continues from the answer before it, message by message."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_field_that_an_agent_adds_to_an_answer_begins_a_context(field):
     assert additions("No", *ASKED, assistant("No", **{field: "x"}), MORE) is None
 
 
-def test_other_tools_begin_a_context_although_the_messages_go_on():
+def test_other_tools_begin_a_context_although_the_messages_continue():
     before = CompletionRequest.of_chat({"messages": ASKED})
     answer = response_of(Turn("No", "No"), before, name="x", number=1)
     messages = [*ASKED, assistant("No"), MORE]

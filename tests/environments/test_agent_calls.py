@@ -66,7 +66,7 @@ def test_arguments_of_calls_are_mappings(arguments, read):
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", json.dumps("text")])
-def test_arguments_that_are_no_json_object_are_refused(arguments):
+def test_arguments_that_are_not_a_json_object_are_refused(arguments):
     call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
     message = {"role": "assistant", "tool_calls": [call]}
     with pytest.raises(RefusedError, match="a message: weather is called with"):

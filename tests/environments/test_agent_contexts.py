@@ -22,7 +22,7 @@ def as_prompt(text: str) -> str:
     return tokenizer().chat_text([{"role": "user", "content": text}])
 
 
-def test_a_limit_of_a_request_ends_its_turn_and_the_conversation_goes_on(tmp_path):
+def test_a_limit_of_a_request_ends_its_turn_and_the_conversation_continues(tmp_path):
     with agents(tmp_path) as pool:
         asked = question("short")
         first = answer(pool, asked)
@@ -40,7 +40,7 @@ def test_a_limit_of_a_request_ends_its_turn_and_the_conversation_goes_on(tmp_pat
         assert answer(pool, cut) == second
 
 
-def test_a_text_goes_on_behind_what_was_sampled_but_not_behind_its_end(tmp_path):
+def test_a_text_continues_after_its_sampled_tokens_but_not_after_its_end(tmp_path):
     """A policy that was served reads no token that ends a text, and the text of a `stop` once."""
     with agents(tmp_path) as pool:
         sample = question("text")
@@ -55,7 +55,7 @@ def test_a_text_goes_on_behind_what_was_sampled_but_not_behind_its_end(tmp_path)
     assert (reply.is_final, reply.reward, reply.failure) == (True, 41.0, "")
 
 
-def test_a_chat_goes_on_behind_the_text_that_ended_its_turn(tmp_path):
+def test_a_chat_continues_after_the_text_that_ended_its_turn(tmp_path):
     with agents(tmp_path) as pool:
         sample = question('stopped {"stop": ["</code>"]}')
         sample = with_turn(sample.with_span(answer(pool, sample)), encode("one</code>"))

@@ -22,7 +22,7 @@ from april_rl.environments.protocol import EnvironmentFailedError
 COMMAND = f"{sys.executable} {agent_programs.__file__}"
 
 
-def test_what_is_trained_is_the_conversation_as_it_was_sampled(tmp_path):
+def test_the_conversation_is_trained_as_it_was_sampled(tmp_path):
     with agents(tmp_path) as pool:
         sample, reply = play(pool, question("talk hello"), "one", "three")
     messages = [
@@ -77,7 +77,7 @@ def test_an_unchanged_client_gets_what_it_expects_or_a_clear_error(tmp_path, tex
 )
 def test_a_client_that_loses_patience_asks_again_and_gets_the_one_answer(tmp_path, text, wait_s):
     """The sample may be parked over weight syncs; its client gives up after 0.3 s each time. Fails
-    when the request counts twice, or the answer is lost that nobody has read.
+    when the request counts twice, or the answer is lost that no one has read.
     """
     with agents(tmp_path) as pool:
         sample = question(text)
@@ -97,7 +97,7 @@ def test_the_same_request_again_gets_another_answer(tmp_path):
 FAILURES = {
     "broken": "KeyError: 'a column is missing'",
     "leave": "the agent raised SystemExit(3)",
-    "silent": "ended before it asked the policy anything",
+    "silent": "ended before its first request to the policy",
     "hang": "no answer within environment.step_timeout_s",
     "fail": "a tool is missing",
     "words": "returned 'much', expected a number",
@@ -105,20 +105,20 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("text", FAILURES)
-def test_an_agent_that_fails_is_a_reason_and_no_reward(tmp_path, text):
+def test_an_agent_that_fails_gives_a_reason_and_no_reward(tmp_path, text):
     with agents(tmp_path, step_timeout_s=2.0) as pool:
         _, reply = play(pool, question(text), "abc")
     assert FAILURES[text] in reply.failure
     assert reply.reward == 0.0
 
 
-def test_a_fault_behind_the_last_turn_is_no_reward(tmp_path):
+def test_a_fault_after_the_last_turn_gives_no_reward(tmp_path):
     with agents(tmp_path, max_turns=1) as pool:
         _, reply = play(pool, question("scoring"), "abc")
     assert "a bug behind the last turn" in reply.failure
 
 
-def test_an_agent_that_never_ends_is_told_when_its_budget_is_used_up(tmp_path):
+def test_an_agent_that_never_ends_gets_an_error_when_its_budget_is_used_up(tmp_path):
     with agents(tmp_path, max_turns=3) as pool:
         sample, reply = play(pool, question("loop"), *"abcdef")
     assert len(sample.completions) == 3
@@ -142,7 +142,7 @@ def test_a_tool_with_a_side_effect_is_called_once_by_an_agent_that_is_built_agai
     assert len(notes.read_text().splitlines()) == 2
 
 
-def test_calls_of_tools_are_those_of_the_model(tmp_path):
+def test_calls_of_tools_are_read_in_the_form_of_the_model(tmp_path):
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
     with agents(tmp_path) as pool:
         sample, reply = play(pool, question("tool"), call, "it rains")
@@ -298,7 +298,7 @@ def test_arguments_and_the_seed_of_the_prompt_reach_a_function(tmp_path):
         ),
     ],
 )
-def test_what_is_no_agent_is_refused_before_training(settings, complaint):
+def test_a_function_that_is_not_an_agent_is_refused_before_training(settings, complaint):
     with pytest.raises(EnvironmentFailedError, match=complaint) as caught:
         describe(EnvironmentConfig(**settings))
     assert str(caught.value).startswith(f"environment.agent={settings['agent']}: ")

@@ -78,7 +78,7 @@ def test_calls_keep_their_keys_in_another_folder_and_new_ones_have_others(tmp_pa
     assert len(keys) == 2
 
 
-def test_a_result_is_what_it_is_after_a_replay(tmp_path):
+def test_a_result_is_the_same_after_a_replay(tmp_path):
     tool = Tool()
     results = [calls_in(tmp_path, SAMPLE).once(tool.add_plainly, 1, 2) for _ in range(2)]
     assert results == [[1, 2], [1, 2]]
@@ -129,12 +129,12 @@ def test_calls_keep_their_keys_when_their_order_changes(tmp_path):
     assert len(tool.asked) == 2
 
 
-def test_what_goes_on_after_an_episode_was_given_up_makes_no_calls(tmp_path):
+def test_an_abandoned_episode_that_still_runs_makes_no_calls(tmp_path):
     tool = Tool()
     calls = calls_in(tmp_path, SAMPLE)
     assert calls.once(tool.add, 1) == 1
     calls.close()
-    with pytest.raises(CallError, match="given up"):
+    with pytest.raises(CallError, match="abandoned"):
         calls.once(tool.add, 2)
     assert len(tool.asked) == 1
 
@@ -155,7 +155,7 @@ def test_a_note_that_was_cut_off_does_not_count(tmp_path):
     path.write_text(path.read_text()[:-5])
     assert calls_in(tmp_path, SAMPLE).once(tool.add, 1) == 1
     assert tool.asked == [((1,), 1), ((1,), 2)]
-    # What is written after the cut can be read.
+    # Lines that were written after the cut can be read.
     assert calls_in(tmp_path, SAMPLE).once(tool.add, 1) == 1
     assert len(tool.asked) == 2
 
@@ -186,7 +186,7 @@ def test_an_episode_that_is_built_again_sends_no_letter_twice(tmp_path):
         sample = hear(environments, say(sample, "dieinside"))
         assert text_of(sample.spans[-1]) == "dieinside2"
         found = {key: metric.read() for key, metric in environments.metrics().items()}
-        # Those of processes that died were not told.
+        # Samples of processes that died got no reply.
         assert (found["environment/calls"], found["environment/repeated_calls"]) == (2, 1)
     with pool("Clerk", folder=folder) as environments:
         assert text_of(answer(environments, say(sample, "b"))) == "b1"

@@ -12,13 +12,14 @@ EOS = WORDS.index("<eos>")
 GENERATION = "{% if add_generation_prompt %}assistant {% endif %}"
 EACH = "{% for m in messages %}"
 SAID = "{{ m.role }} {{ m.content }} <eos> "
-# As Qwen3: the last answer gets an empty thought, an earlier one none; a tool speaks as a user.
+# Like Qwen3: the last answer gets an empty thought, an earlier one gets none; a tool speaks as a
+# user.
 THINKING = (
     EACH + "{% if m.role == 'tool' %}user two {{ m.content }} <eos> "
     "{% elif m.role == 'assistant' and loop.last %}assistant three {{ m.content }} <eos> "
     "{% else %}" + SAID + "{% endif %}{% endfor %}" + GENERATION
 )
-# As Mistral: a tool speaks after a call only.
+# Like Mistral: a tool speaks only after a call.
 STRICT = (
     EACH + "{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
     "{{ raise_exception('a tool was not called') }}{% endif %}" + SAID + "{% endfor %}" + GENERATION
@@ -95,7 +96,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_template_that_cannot_go_on_is_refused_with_the_reason(kind):
+def test_a_template_that_cannot_continue_is_refused_with_the_reason(kind):
     template, reason = REFUSED[kind]
     told = dialogue(template)
     write = told.opening if kind == "changed" else told.following

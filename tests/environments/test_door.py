@@ -1,4 +1,4 @@
-"""Whatever an environment, an agent or a tool returns: it fails its own sample at most."""
+"""Any return value of an environment, an agent or a tool fails at most its own sample."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ODD = st.one_of(
     st.booleans(),
     st.integers(-(10**30), 10**30),
     st.floats(),
-    st.text(st.characters(), max_size=6),  # halves of characters too
+    st.text(st.characters(), max_size=6),  # including half characters
     st.binary(max_size=3),
     st.sampled_from([np.int64(5), np.bool_(True), np.float32(0.5), np.zeros(2), np.array("a")]),
     st.sampled_from([object(), Unshowable(), len, {1, 2}, ["END"], [""], [7], ("a",) * 9]),
@@ -57,7 +57,7 @@ FIELDS = st.fixed_dictionaries({}, optional=dict.fromkeys(StepResult._fields, OD
 
 
 def through_the_door(returned):
-    """Return what the policy reads, as the controller makes it of what left the process."""
+    """Return what the policy reads when a process returns this value."""
     begun = heard_of(door.opening("begin", max_tokens=64))
     result = pickle.loads(pickle.dumps(door.result(returned, max_tokens=64)))
     json.dumps(result, ensure_ascii=False).encode()

@@ -22,7 +22,7 @@ def counts(environments):
     }
 
 
-def test_an_episode_begins_and_goes_on_in_its_own_instance():
+def test_an_episode_begins_and_continues_in_its_own_instance():
     with pool() as environments:
         first, second = (hear(environments, fresh(n, opening=str(n))) for n in (1, 2))
         assert [text_of(each.spans[0]) for each in (first, second)] == ["1", "2"]
@@ -112,7 +112,7 @@ def test_an_episode_that_fails_twice_is_given_up_with_its_reason(turn, tmp_path)
         assert re.search(message, observation.failure), observation.failure
         found = counts(environments)
         assert (found["errors"], found["retries"]) == (1, 1)
-        # What went before it was done again, in a new instance, and the others are as they were.
+        # The turns before it were repeated in a new instance, and the other samples did not change.
         calls = [line.split()[0] for line in notes.read_text().splitlines()]
         assert calls == ["reset", turn.split()[0]] * 2
         assert text_of(hear(environments, fresh(1, opening="z")).spans[0]) == "z"
@@ -130,7 +130,7 @@ def test_a_second_attempt_builds_the_episode_again(turn, tmp_path):
     assert lines == ["reset", "a", turn, "reset", "a", turn]
 
 
-def test_a_hung_process_is_killed_and_its_other_episodes_go_on_elsewhere():
+def test_a_hung_process_is_killed_and_its_other_episodes_continue_elsewhere():
     with pool(step_timeout_s=1.0, start_timeout_s=3.0) as environments:
         hung, other = (hear(environments, fresh(n)) for n in range(2))
         observation = answer(environments, say(hung, "block 600"))
@@ -158,7 +158,7 @@ def test_programs_of_a_process_that_dies_by_itself_end_with_it():
         wait_until(lambda: not is_running(program))
 
 
-def test_a_process_that_does_not_read_holds_nobody_up():
+def test_a_process_that_does_not_read_delays_no_other():
     with pool(step_timeout_s=1.0, start_timeout_s=3.0) as environments:
         samples = [hear(environments, fresh(n)) for n in range(30)]
         environments.act(say(samples[0], "block 600"))
@@ -169,7 +169,7 @@ def test_a_process_that_does_not_read_holds_nobody_up():
         assert (len(replies), failed) == (30, [0])
 
 
-def test_an_episode_goes_on_in_a_new_pool_as_after_a_resume(tmp_path):
+def test_an_episode_continues_in_a_new_pool_as_after_a_resume(tmp_path):
     notes = tmp_path / "notes"
     with pool() as environments:
         sample = hear(environments, say(hear(environments, fresh(notes=notes)), "a"))
@@ -183,14 +183,14 @@ def test_an_episode_goes_on_in_a_new_pool_as_after_a_resume(tmp_path):
 
 
 def read_notes(notes):
-    """The calls in a file of notes, without the seed of `reset`."""
+    """Return the calls in a file of notes, without the seed of `reset`."""
     return [
         line.split()[0] if line.startswith("reset") else line
         for line in notes.read_text().splitlines()
     ]
 
 
-def test_an_episode_with_snapshots_goes_on_from_the_last_one(tmp_path):
+def test_an_episode_with_snapshots_continues_from_the_last_one(tmp_path):
     """After a death and in another pool, as in a resumed run. Fails when turns are taken again
     whose state was kept, or a call of a later turn counts as one of an earlier turn.
     """
@@ -221,7 +221,7 @@ def test_a_snapshot_of_other_turns_is_not_used(tmp_path):
     assert read_notes(notes) == ["restored a", "c"]
 
 
-def test_a_snapshot_that_is_no_data_fails_its_episode(tmp_path):
+def test_a_snapshot_that_is_not_plain_data_fails_its_episode(tmp_path):
     with pool("Kept", folder=tmp_path) as environments:
         sample = hear(environments, fresh())
         failure = answer(environments, say(sample, "unsaved")).failure
@@ -239,7 +239,7 @@ def test_an_episode_that_cannot_be_repeated_fails():
         assert "environment.on_restart=again" in failure
 
 
-def test_with_again_nothing_is_built_a_second_time(tmp_path):
+def test_with_on_restart_again_no_episode_is_built_a_second_time(tmp_path):
     notes = tmp_path / "notes"
     with pool(on_restart=OnRestart.again) as environments:
         first, other = hear(environments, fresh(notes=notes)), hear(environments, fresh(1))

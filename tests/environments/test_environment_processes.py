@@ -78,7 +78,8 @@ def test_a_process_with_many_calls_that_hang_is_replaced(monkeypatch):
         first = answer(environments, other)
         assert "no answer within" in answer(environments, say(hung, "sleep 600")).failure
         second = answer(environments, say(other.with_span(first), "b"))
-        assert "built again" in second.failure  # a process id is no answer that can be repeated
+        # A process id differs when the episode is built again.
+        assert "built again" in second.failure
         assert not answer(environments, say(slow, "a")).failure
         metrics = environments.metrics()
         assert metrics["environment/deaths"].read() == 1

@@ -66,7 +66,7 @@ def test_a_run_trains_an_agent_that_restarts_episodes(tmp_path: Path) -> None:
 
 
 def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path, capsys) -> None:
-    """Fails when an environment is asked, but nobody sees what it said, or when advantages of turns
+    """Fails when an environment is asked, but no one sees what it said, or when advantages of turns
     do not reach the update.
     """
     few = ("trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
@@ -82,7 +82,7 @@ def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path, capsys) -> None:
     assert said[1][1].count("=") >= 1, "the partial sums"
     rows = steps_of(tmp_path / "run")
     described = {key.key for key in KEYS if key.stage == "environment"}
-    returned = {key for row in rows for key in row}  # some only when an environment answers
+    returned = {key for row in rows for key in row}  # some appear only when an environment answers
     assert described <= returned, "a stage no longer returns what a panel shows"
     assert 1 < fmean(row["environment/turns_mean"] for row in rows) < 2
     assert all(0 <= row.get("environment/empty_slots_frac", 0) < 1 for row in rows)
@@ -113,7 +113,7 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path: Path, small: tuple[s
     assert sum(row.pop("environment/replays", 0) for row in again) > 0
     rows = metrics_of(whole)
     assert sum(row.pop("environment/replays", 0) for row in rows) == 0
-    # A call that was made before the kill is not made again.
+    # A call made before the kill is not repeated.
     made = [sum(row.pop("environment/calls", 0) for row in each) for each in (rows, again)]
     assert made[1] <= made[0]
     assert rows == again

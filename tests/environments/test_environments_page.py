@@ -1,4 +1,4 @@
-"""The environments and agents of docs/, run as they are written there."""
+"""Run the environments and agents on the pages of docs/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents with several requests at a time, and agents that are built again."""
+"""Agents with several simultaneous requests, and agents that are built again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def answer_turns(pool, sample, num_turns):
     return sample, reply
 
 
-def test_requests_at_a_time_are_found_by_what_they_ask_when_a_process_has_died(tmp_path):
+def test_simultaneous_requests_are_matched_by_content_after_a_process_has_died(tmp_path):
     """Fails when an agent that is built again is answered in the order in which it asks."""
     with agents(tmp_path, agent=PARALLEL) as pool:
         sample, _ = answer_turns(pool, question("x", reference=str(tmp_path / "note")), 3)
@@ -32,7 +32,7 @@ def test_requests_at_a_time_are_found_by_what_they_ask_when_a_process_has_died(t
 
 
 @pytest.mark.slow
-def test_what_asks_something_else_when_it_is_built_again_fails(tmp_path):
+def test_an_agent_that_asks_something_else_when_it_is_built_again_fails(tmp_path):
     asked = question("x", reference=str(tmp_path / "note"))
     with agents(tmp_path, agent="repeating_agents:odd", step_timeout_s=6.0) as pool:
         sample = say(asked.with_span(answer(pool, asked)), "abc")
@@ -45,7 +45,7 @@ def test_nothing_is_sampled_for_a_client_that_has_gone(tmp_path):
     with agents(tmp_path, agent="repeating_agents:impatient") as pool:
         sample = question("x")
         sample = sample.with_span(answer(pool, sample))
-        time.sleep(1.0)  # the other request has come and gone
+        time.sleep(1.0)  # the other request arrives and leaves meanwhile
         sample = say(sample, "abc")
         sample = sample.with_span(answer(pool, sample))
         reply = answer(pool, say(sample, "abcd"))

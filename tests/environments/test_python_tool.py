@@ -47,7 +47,8 @@ def test_the_last_block_of_a_turn_is_run_and_its_output_is_the_next_message():
     ("text", "is_truncated"),
     [
         ("Answer: 42", False),
-        ("```python\nprint(1)\n``` is a draft</think>Answer: 1", False),  # in a thought
+        # The program is inside a thought.
+        ("```python\nprint(1)\n``` is a draft</think>Answer: 1", False),
         ("```python\nprint(1)\n```", True),
     ],
 )

@@ -8,7 +8,7 @@ from openai import BadRequestError
 
 
 async def short(client, _rest):
-    """A limit on the first answer; the second has none."""
+    """Set a limit for the first answer and none for the second."""
     messages = [{"role": "user", "content": "a"}]
     answer = await client.chat.completions.create(model="m", messages=messages, max_tokens=3)
     assert answer.choices[0].finish_reason == "length"
@@ -18,7 +18,7 @@ async def short(client, _rest):
 
 
 async def text(client, _rest):
-    """Continues a text twice, the second time in a stream, and then a text of its own."""
+    """Continue a text twice, the second time in a stream, and then another text."""
     prompt = "once "
     asked = {"model": "m", "max_tokens": 50, "stop": "."}
     answer = await client.completions.create(prompt=prompt, logprobs=0, **asked)
@@ -34,7 +34,7 @@ async def text(client, _rest):
 
 
 async def likely(client, _rest):
-    """The sum of the log-probabilities of an answer."""
+    """Return the sum of the log-probabilities of an answer."""
     messages = [{"role": "user", "content": "a"}]
     asked = {"model": "m", "messages": messages, "logprobs": True}
     (choice,) = (await client.chat.completions.create(**asked)).choices
@@ -44,7 +44,7 @@ async def likely(client, _rest):
 
 
 async def refused(client, rest):
-    """A request for a text that is refused."""
+    """Ask for a text with a parameter that is refused."""
     try:
         await client.completions.create(**{"model": "m", "prompt": "a", **json.loads(rest)})
     except BadRequestError as error:

@@ -61,7 +61,7 @@ class Undescribed:
 
 
 class Twenty:
-    """SkyRL-gym's form: guess until twenty, or for `max_turns`."""
+    """Environment in SkyRL-gym's form: guess until twenty, or for `max_turns`."""
 
     def __init__(self, env_config, extras):
         self.answer = extras["reward_spec"]["ground_truth"]

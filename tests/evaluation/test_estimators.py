@@ -35,9 +35,9 @@ def test_pass_at_k_needs_k_samples() -> None:
         (["4", "5", "5"], [1, 0, 0], 0.0),
         (["4", "5", None], [1, 0, 0], 0.5),  # a tie is shared
         (["4", "5", "6"], [1, 0, 0], 1 / 3),
-        ([None, None, "4"], [0, 0, 1], 1.0),  # no answer, no vote
+        ([None, None, "4"], [0, 0, 1], 1.0),  # samples without an answer have no vote
         ([None, None, None], [0, 0, 0], 0.0),
-        (["4", "4", "4"], [1, 1, 0], 2 / 3),  # a reward that looks at more than the answer
+        (["4", "4", "4"], [1, 1, 0], 2 / 3),  # the reward depends on more than the answer
     ],
 )
 def test_the_majority_decides(answers: list[str | None], rewards: list[int], expected) -> None:
@@ -53,7 +53,8 @@ def test_majorities_of_random_votes_equal_breaking_ties_at_random() -> None:
     for _ in range(3000):
         winners = []
         for row in answers:
-            votes = Counter(rng.permutation(row).tolist())  # most_common: the first one met
+            # Most_common returns the first of equal ones.
+            votes = Counter(rng.permutation(row).tolist())
             winners.append(votes.most_common(1)[0][0] == "a")
         drawn.append(winners)
     found = majorities(answers == "a", answers.tolist())
@@ -168,7 +169,7 @@ def test_a_set_that_is_all_wrong_or_all_right_still_has_a_width(right: int) -> N
     """Fails when it is resampled: thirty zeros are thirty zeros."""
     found = estimate(averages(np.full((30, 8), right)))
     assert found.value == right
-    assert found.high - found.low == pytest.approx(0.1135, abs=1e-4)  # z² / (30 + z²)
+    assert found.high - found.low == pytest.approx(0.1135, abs=1e-4)  # the value is z² / (30 + z²)
 
 
 @pytest.mark.parametrize("pairs", [1, 8, 30, 500])

@@ -1,5 +1,5 @@
-"""Held-out sets: every sample asked for as its set says, missing ones refused, figures and records
-of what is there. Fake engines and scores.
+"""Held-out sets on fake engines and scores: sampling follows the set's settings, missing samples
+are refused, and figures and records are complete.
 """
 
 from dataclasses import replace
@@ -62,7 +62,7 @@ class LosingEngines(FakeEngines):
 
 
 class Again(Completions):
-    """Each completion, with another one of its prompt in place of the last."""
+    """Engine that returns another sample of the prompt in place of the last completion."""
 
     def __iter__(self):
         for completion in super().__iter__():
@@ -139,7 +139,9 @@ def test_a_set_is_drawn_at_its_own_temperature_and_nucleus() -> None:
 def test_a_missing_sample_is_an_error_and_not_a_zero() -> None:
     """lighteval #771: AIME24 fell from 0.47 to 0.22 with the samples that vLLM left out."""
     engines = LosingEngines(LENGTH_OF, num_engines=1, budget=BUDGET)
-    with pytest.raises(EvaluationError, match=r"sums: the engines did not give all 3 .* at sums:3"):
+    with pytest.raises(
+        EvaluationError, match=r"sums: the engines did not return all 3 .* at sums:3"
+    ):
         evaluator(engines, CountingScorer()).run(HELD_OUT, lambda _: None)
 
 

@@ -55,7 +55,7 @@ def make_run(
 
         def record(version: int, collection: Collection) -> None:
             step = version + 1
-            # The simulated clock stands still where a step finds all of its groups ready.
+            # The simulated clock does not move in a step that finds all of its groups ready.
             collection.record.time_s = collection.record.time_s or 1e-3
             reached = accuracy[0] + (accuracy[1] - accuracy[0]) * step / num_steps
             file.append(step, _row(collection, version) | _accuracy_metrics(reached))

@@ -28,13 +28,13 @@ from april_rl.rollout.record import StepRecord
 SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)
 
 
-# Single decisions, on predictions that the test gives.
+# Single decisions on given predictions.
 
 
 def script(
     gain: Callable[[float], float] = lambda _: 1.0, *, asked: list[Comparison] | None = None
 ) -> Callable[[Comparison], Future[list[Prediction]]]:
-    """Predictions in which the throughput of α is `gain(α)` and nothing breaks a budget."""
+    """Return predictions in which the throughput of α is `gain(α)` and no budget is broken."""
 
     def submit(comparison: Comparison) -> Future[list[Prediction]]:
         if asked is not None:
@@ -58,7 +58,7 @@ def test_alpha_goes_up_for_a_gain_of_three_percent_and_not_of_one() -> None:
 
 def test_after_going_down_alpha_goes_up_again_only_for_twice_the_gain() -> None:
     """Predictions that turn round: α = 1.5 seems to lose, then to gain 4 %. Fails when it follows
-    them for ever.
+    them forever.
     """
     compared: list[float] = []
 
@@ -136,7 +136,7 @@ def test_an_alpha_that_breaks_a_budget_twice_in_a_row_is_never_used_again() -> N
     """Fails when a single wrong comparison is enough, when it is tried again, or when the budget is
     asked only on the way up.
     """
-    # KV tokens of each comparison's predictions for α above 1.25.
+    # KV tokens that each comparison predicts for α above 1.25.
     held = [50, 50, 200, 50, *[200] * 3, *[50] * 20]
 
     def submit(comparison: Comparison) -> Future[list[Prediction]]:
@@ -180,7 +180,7 @@ def test_steps_without_engine_work_do_not_count_towards_the_next_comparison() ->
 
 
 def learn(of: Scenario, *, num_steps: int) -> tuple[AutoFactor, list[Comparison]]:
-    """A tuner after some steps, and the comparisons it asked for."""
+    """Return a tuner after some steps, and the comparisons it asked for."""
     asked: list[Comparison] = []
 
     def submit(comparison: Comparison) -> Future[list[Prediction]]:

@@ -1,6 +1,4 @@
-"""`rollout.over_sampling_factor=auto` on simulated engines: it finds the best α, and then leaves it
-alone.
-"""
+"""`rollout.over_sampling_factor=auto` on simulated engines finds the best α, and then keeps it."""
 
 import numpy as np
 import pytest
@@ -9,8 +7,8 @@ from tuned_runs import GRID, SET_UPS, noisy, of_the_best, scenario, tune, tuned_
 from april_rl.lab.tuning.auto_factor import Budgets
 
 pytestmark = pytest.mark.slow
-# One where α has to come back and one where it grows up to its budget; `make soak` tries all, with
-# more seeds and steps.
+# One scenario where α has to come down again and one where it grows up to its budget; `make soak`
+# tries all of them, with more seeds and steps.
 NAMES = pytest.mark.parametrize(
     "name",
     [
@@ -20,7 +18,7 @@ NAMES = pytest.mark.parametrize(
 )
 
 
-# Whole searches, with noise of a fifth on every tick.
+# Whole searches with 20 % noise on every tick.
 
 
 @NAMES

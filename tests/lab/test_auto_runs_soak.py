@@ -50,7 +50,8 @@ def test_auto_finds_the_best_alpha_and_reverses_at_most_once(name: str, seed: in
     """Over 120 steps, with noise of a fifth on every tick; budgets hold within 1 %."""
     set_up, run = SET_UPS[name], tuned_run(name, seed=seed, num_steps=120)
     print(name, seed, [(at, run.factors[at]) for at in run.changed_at])
-    # Two of the 56 runs, refill with prefill and seeds 5 and 6, end one place below the best: 0.94.
+    # Two of the 56 runs (refill with prefill, seeds 5 and 6) end one grid point below the best:
+    # 0.94.
     assert of_the_best(name, run.factors[-1]) >= 0.94
     assert run.num_turns <= 1
     assert len(run.changed_at) <= 6

@@ -12,7 +12,7 @@ from april_rl.lab.commands import rehearse, simulate
 from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, scenario_at_real_size
 
-# Of a GPU that reads and multiplies twice as fast as the H100 of the presets.
+# A GPU that reads and multiplies twice as fast as the H100 of the presets.
 MEASURED = {
     "device": "a fast GPU",
     "decode_bytes_per_s": 2 * 0.75 * 3.35e12,
@@ -44,7 +44,7 @@ def test_a_calibration_changes_what_a_rehearsal_predicts(tmp_path):
     plans = [memory_at_real_size(config, model, each).table for each in (Assumptions(), assumed)]
     kept = [row for plan in plans for row in plan.splitlines() if "sleeping engine" in row]
     assert ["1.4" in kept[0], "3.0" in kept[1]] == [True, True]
-    # 32 × 8 × (10,240 + 256) tokens, 8 FLOPs for each of 4.02 billion parameters, eight GPUs
+    # 32 × 8 × (10,240 + 256) tokens, 8 FLOPs for each of 4.02 billion parameters, on eight GPUs.
     assert "update 54.0 s, weight sync 0.8 s" in gains_table(config, model, assumed)
 
 

@@ -24,7 +24,7 @@ STEPS, SEEDS = 12, (0, 1, 2)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compare synchronous runs with runs at α = 2, three seeds each."""
+    """Return a folder with synchronous runs and runs at α = 2, three seeds each."""
     folder = tmp_path_factory.mktemp("sweep")
     for seed in SEEDS:
         make_run(folder / f"a{seed}", factor=1.0, seed=seed, num_steps=STEPS)
@@ -308,7 +308,7 @@ def test_the_command_prints_the_table_and_writes_the_page(
         (["a0", "b0"], {"evaluation_set": "other"}, "--set other: the runs have held_out"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(
+def test_runs_that_cannot_be_compared_are_refused(
     folder: Path, names: list[str], options: dict, message: str
 ) -> None:
     (folder / "nothing").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""`python -m april_rl data` shows a set as a run would use it, and writes what is clean of it."""
+"""`python -m april_rl data` shows a set as a run would use it, and writes a clean copy of it."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,9 @@ def test_a_set_is_shown_and_written_without_what_evaluation_has(tmp_path, monkey
 
 
 def write_tokenizer(folder: Path) -> Tokenizer:
-    """A tokenizer that adds a start token to plain text, whose chat template writes one too."""
+    """Write a tokenizer that adds a start token to plain text, and whose chat template writes
+    one too.
+    """
     hf_tokenizer("<bos> " + CHAT).save_pretrained(folder)
     return load_tokenizer(str(folder))
 

@@ -21,7 +21,7 @@ def test_a_passage_of_thirteen_words_is_found_whatever_stands_around_it() -> Non
     assert find(training, aime=["Name a prime.", LONG]) == [(1, "aime", 1)]
 
 
-def test_twelve_words_in_common_are_no_overlap() -> None:
+def test_twelve_words_in_common_are_not_an_overlap() -> None:
     words = LONG.split()
     shared = " ".join(words[2 : 1 + NUM_WORDS])
     assert find([f"But here {shared} differs after that and goes on"], aime=[LONG]) == []

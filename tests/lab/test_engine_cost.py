@@ -1,4 +1,4 @@
-"""An engine's cost: the fit recovers it from noisy ticks, and the timelines of a run tell it."""
+"""An engine's cost: the fit recovers it from noisy ticks and from the timelines of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +36,9 @@ def seconds(work: TickWork, cost: EngineCost = COST) -> float:
 
 
 def ticks_of_a_run(*, noise: float, held_up: float, seed: int = 0) -> list[TickWork]:
-    """300 ticks of varied work, with relative noise; a share of them takes 2.5 times as long."""
+    """Return 300 ticks of varied work with relative noise; a share of them takes 2.5 times as
+    long.
+    """
     rng = np.random.default_rng(seed)
     ticks = []
     for _ in range(300):
@@ -98,7 +100,7 @@ def test_too_few_ticks_are_an_error_that_says_how_many_are_needed():
         fit_cost([*idle, *ticks_of_a_run(noise=0.0, held_up=0.0)[:7]])
 
 
-def test_a_recorded_step_tells_the_cost_of_its_engines(tmp_path):
+def test_a_recorded_step_gives_the_cost_of_its_engines(tmp_path):
     """Fails when the ticks are of another engine's count, or a count is left out of the file."""
     seen: list[dict[str, float]] = []
 

@@ -1,4 +1,5 @@
-"""Responses of 100 and of 50,000 tokens in one step: nobody starves, ages and memory are bounded.
+"""Responses of 100 and of 50,000 tokens in one step: no prompt starves, ages and memory are
+bounded.
 
 Measured over sixty steps of 8 x 4 samples on two simulated engines, α = 2, staleness cap 5: a step
 takes 123 s (124 s with kept state) where the synchronous one takes 402 s; every prompt is trained
@@ -22,7 +23,7 @@ NUM_GROUPS, GROUP_SIZE, CAP, STEPS = 8, 4, 5, 60
 
 
 def length_of(sample_id: SampleId) -> int:
-    """Two samples in 32 are long: in every fourth group, one."""
+    """Return lengths of which two samples in 32 are long: one in every fourth group."""
     return LONG if (sample_id.prompt_id * GROUP_SIZE + sample_id.index) % EVERY == 0 else SHORT
 
 
@@ -53,7 +54,7 @@ class Seen:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["reprefill", "keep"])
 def run(request: pytest.FixtureRequest) -> tuple[Seen, Outcome]:
-    """Sixty steps with α = 2 and refill."""
+    """Run sixty steps with α = 2 and refill."""
     seen = Seen()
     outcome = simulate(
         replace(SCENARIO, keeps_parked=request.param),
@@ -84,7 +85,7 @@ def test_no_token_is_older_than_the_cap_and_the_long_ones_do_cross_steps(run):
 
 def test_the_buffer_holds_no_more_than_the_groups_that_the_cap_allows(run):
     """(cap + 1)·N groups, one sample in sixteen long, a few more among those that the lot leaves.
-    Fails when a step goes on opening groups while it waits for the long ones.
+    Fails when a step continues opening groups while it waits for the long ones.
     """
     outcome = run[1]
     num_samples = (CAP + 1) * NUM_GROUPS * GROUP_SIZE

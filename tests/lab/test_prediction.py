@@ -1,5 +1,5 @@
-"""The basis of predictions of `auto`: the lengths and the cost a run has shown, and a simulation of
-it that is scaled down.
+"""The basis of predictions of `auto`: the observed lengths and cost of a run, and a scaled-down
+simulation of it.
 """
 
 from dataclasses import replace
@@ -47,7 +47,7 @@ def lengths_of(scenario: Scenario, *, num_groups: int = 400) -> tuple[tuple[int,
 
 
 def record(scenario: Scenario, *, num_groups: int = 400, seed: int = 0) -> Scenario:
-    """The scenario with lengths as a run recorded them."""
+    """Return the scenario with lengths as a run recorded them."""
     groups = lengths_of(scenario, num_groups=num_groups)
     return replace(scenario, seed=seed, length_of=Recorded(groups=groups, seed=seed))
 
@@ -156,14 +156,16 @@ def test_unfinished_responses_count_with_the_lengths_they_may_reach() -> None:
 
 
 def test_without_finished_responses_there_is_still_a_length_distribution() -> None:
-    """Fails when a mean over no finished sample is taken, or all go on equally far."""
+    """Fails when a mean over no finished sample is taken, or all continue equally far."""
     whole = finished_lengths([7] * 8, [False] * 8, rng=np.random.default_rng(0))
     assert min(whole) > 7
     assert len(set(whole)) > 3
 
 
 def step(*returned: tuple[SampleId, int, bool]) -> StepRecord:
-    """A step in which samples came back: each with its tokens and whether it had finished."""
+    """Return a step in which samples came back: each with its tokens and whether it had
+    finished.
+    """
     record = StepRecord(num_slots=4, policy_version=0, clock=lambda: 0.0)
     record.returned = [
         Returned(
@@ -200,7 +202,7 @@ def test_the_window_holds_the_groups_opened_last_and_never_more_than_the_budget(
 
 
 def known_of(evidence: Evidence) -> dict[SampleId, tuple[int, bool]]:
-    """The length of each sample, and whether it is finished."""
+    """Return the length of each sample, and whether it is finished."""
     return {SampleId(i, k): (n, is_finished) for i, k, n, is_finished in evidence.save()["samples"]}
 
 

@@ -44,7 +44,7 @@ def long_tail() -> Profile:
     return profile_of(drawn.clip(1, 4000))
 
 
-def test_percentiles_and_histogram_are_those_of_the_lengths() -> None:
+def test_percentiles_and_histogram_describe_the_lengths() -> None:
     profile = profile_of(np.arange(1, 101))
     assert profile.percentiles == {"p50": 51, "p95": 96, "p99": 100, "max": 100}
     lines = profile.histogram()

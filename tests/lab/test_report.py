@@ -1,4 +1,4 @@
-"""report.html: what is on it, that it is safe and small, and that a browser draws it."""
+"""report.html: its content, that it is safe and small, and that a browser draws it."""
 
 import json
 import re
@@ -110,7 +110,7 @@ def test_a_long_run_is_drawn_as_means_of_its_steps(long_run: Path) -> None:
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The rows of a short run again and again, 300 steps of them."""
+    """Return 300 rows, which repeat the rows of a short run."""
     run_dir = make_run(tmp_path_factory.mktemp("runs") / "long")
     path = run_dir / "metrics.jsonl"
     _, *rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -152,11 +152,11 @@ def test_the_synchronous_step_beside_it_is_longer_and_starts_all_samples_at_once
     assert found.by_factor[2.0] > 1, "over-sampling gains with lognormal lengths"
 
 
-# What a run is told in words.
+# The advice that a run gets in words.
 
 
 def advice_for(run: RunFiles, gains: Gains | None = None, **changes: object) -> str:
-    """The advice to a run with these metrics in every row."""
+    """Return the advice for a run with these metrics in every row."""
     return "\n".join(advisories(replace(run, rows=[{**r, **changes} for r in run.rows]), gains))
 
 
@@ -230,7 +230,7 @@ def _equal(found: Gains) -> tuple:
     return tuple(stay._replace(ended_s=ended_s) for stay in found.synchronous.stays)
 
 
-# The command, and the end of a run.
+# The command, and the report at the end of a run.
 
 
 def test_a_run_without_samples_or_engine_cost_has_the_charts_that_are_left(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_without_vl_convert_the_page_says_how_to_get_charts(
     assert len(text) < 20_000
 
 
-def test_the_command_refuses_what_is_no_run_directory(
+def test_the_command_refuses_a_folder_that_is_not_a_run_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path)]) == 1

@@ -142,7 +142,7 @@ def test_dispersion_is_one_for_random_batches_and_a_ratio_of_standard_deviations
 
 
 @pytest.mark.parametrize("size", [32, 128, 512])
-def test_responses_that_grow_longer_are_no_dispersion(size):
+def test_responses_that_grow_longer_do_not_count_as_dispersion(size):
     """Random batches whose mean grows by a fifth within a window. Fails when a trend that the
     policy learns counts as a schedule that sorts responses (2.5 for the largest batches).
     """

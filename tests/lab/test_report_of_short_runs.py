@@ -1,4 +1,4 @@
-"""report.html of a run of few steps: its samples, and an interval only where there are points."""
+"""report.html of a short run: its samples, and an interval only if there are enough points."""
 
 from pathlib import Path
 

@@ -42,11 +42,11 @@ SHORT = ("--steps", "3", "--warmup-steps", "2", "--num-groups", "4", "--num-engi
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
-    """The run directory that 200 synchronous steps would leave, and how they went."""
+    """Return the run directory that 200 synchronous steps would leave, and their outcome."""
     run_dir = tmp_path_factory.mktemp("run")
     config = TrainConfig()
     config.model.path, config.data.path = "model", "data"
-    config.runtime.num_workers = 1  # as a run shows it: settled
+    config.runtime.num_workers = 1  # the value that a run's config.yaml shows
     config.trainer.num_groups, config.rollout.group_size = NUM_GROUPS, GROUP_SIZE
     config.rollout.max_response_tokens = BUDGET
     config.rollout.over_sampling_factor, config.rollout.refill = 1.0, False
@@ -92,10 +92,10 @@ def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
 
 
 def message_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit status and the last line of standard error."""
+    """Return the exit status and the last line of standard error."""
     try:
         status = main(arguments)
-    except SystemExit as ended:  # how argparse refuses
+    except SystemExit as ended:  # argparse ends the program like this
         status = int(ended.code or 0)
     return status, capsys.readouterr().err.strip().splitlines()[-1]
 
@@ -189,7 +189,7 @@ def test_a_cell_of_the_papers_table_gains_as_the_paper_says_or_more():
     assert 1.2 < row.one_shot.gain < row.refill.gain < row.kept.gain < 2
     assert row.one_shot.outcome.reprefill_tokens > 0
     kept = row.kept.outcome
-    assert kept.reprefill_per_generated_token < 0.01  # a group that changed its engine
+    assert kept.reprefill_per_generated_token < 0.01  # the group changed its engine
     assert len(list(paper_cases())) == 12
 
 

@@ -30,7 +30,7 @@ quick = settings(max_examples=40, deadline=None)
 
 
 def by_index(lengths: list[int]) -> LengthDistribution:
-    """The length of a sample by its prompt."""
+    """Return the length of a sample by its prompt."""
     return lambda sample_id: lengths[sample_id.prompt_id % len(lengths)]
 
 
@@ -115,7 +115,7 @@ def test_skipping_from_event_to_event_counts_what_single_steps_count(
 
 
 def request(prompt_id: int, *, start: int = 0) -> Request:
-    """For sample 0 of a prompt of twenty tokens, with a budget of 100."""
+    """Return a request for sample 0 of a prompt of twenty tokens, with a budget of 100."""
     return Request(
         sample_id=SampleId(prompt_id, 0),
         prompt_token_ids=(0,) * 20,
@@ -158,7 +158,7 @@ def test_samples_that_wait_for_their_prefill_are_not_part_of_a_step():
 
 def test_the_collector_does_on_simulated_engines_what_it_does_on_the_fake_ones():
     """The same groups with the same versions, token by token. Fails when a kept sample waits a step
-    before it goes on, or an ended one leaves its slot a step late.
+    before it continues, or an ended one leaves its slot a step late.
     """
 
     def versions(engine: SingleEngine) -> list[object]:
@@ -203,7 +203,7 @@ def test_the_collector_does_on_simulated_engines_what_it_does_on_the_fake_ones()
 
 
 class _LooseFake(FakeEngine):
-    """The fake engine for prompts whose tokens it did not choose."""
+    """The fake engine, for prompts with any tokens."""
 
     def _check(self, request: Request) -> None:
         assert request.start + request.max_tokens == self.budget

@@ -33,7 +33,7 @@ quick = settings(max_examples=15, deadline=None)
 
 
 def run(scenario: Scenario, factor: float, *, refill: bool) -> tuple[Outcome, list[Collection]]:
-    """Ten steps after six."""
+    """Simulate ten steps after six uncounted ones."""
     seen: list[Collection] = []
     outcome = simulate(
         scenario,
@@ -115,8 +115,8 @@ def test_a_turn_prefills_what_its_last_turn_left_uncached():
     scenario = replace(SMALL, num_engines=1, num_groups=1, group_size=1, turns=turns)
     _, seen = run(replace(scenario, length_of=lambda _: 200), 1, refill=False)
     prefilled = sum(tick.prefilled_tokens for _, tick in seen[0].record.ticks)
-    # The prompt; then prompt, turn and observation without the blocks of the first two, less the
-    # last token, whose keys and values are not computed yet.
+    # The prompt; then prompt, turn and observation without the blocks of the first two, and without
+    # the last token, whose keys and values are not computed yet.
     assert prefilled == 16 + (16 + 100 + 32) - (16 + 100 - 1) // 16 * 16
 
 

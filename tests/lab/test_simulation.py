@@ -1,4 +1,4 @@
-"""The simulation drives the real collector, and its figures are what they say."""
+"""The simulation runs the real collector, and its figures mean what they say."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def run(
     steps: int = 10,
     seen: list[Collection] | None = None,
 ) -> Outcome:
-    """Ten steps after five."""
+    """Simulate ten steps after five uncounted ones."""
     return simulate(
         scenario,
         over_sampling=FixedFactor(factor),
@@ -91,7 +91,7 @@ def test_over_sampling_gains_with_a_long_tail_and_nothing_without():
     assert gains[2] > 1.5
     even = replace(SMALL, length_of=lambda _: 256, tick_steps=1)
     base, shot = run(even, 1, refill=False), run(even, 2, refill=False)
-    # 64 samples together for 256 steps instead of twice 32: what is saved is the weights' reading.
+    # 64 samples at once for 256 steps instead of twice 32: that saves reading the weights.
     saved_s = COST.step_s * 256 / 2
     assert shot.step_s == pytest.approx(base.step_s - saved_s, rel=0.02)
     free = replace(even, cost=replace(COST, step_s=0.0))

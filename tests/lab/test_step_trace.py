@@ -13,7 +13,7 @@ from april_rl.lab.commands.report import main
 from april_rl.lab.report.step_trace import write_step_traces
 from april_rl.runtime.profiling.call_profiler import CallProfiler
 
-SLACK_US = 1000  # between two reads of the clock
+SLACK_US = 1000  # time between two readings of the clock
 
 
 def profile(run_dir: Path, *, num_ticks: int) -> Path:
@@ -21,7 +21,7 @@ def profile(run_dir: Path, *, num_ticks: int) -> Path:
     folder = run_dir / "profile" / "step_00002"
     folder.mkdir(parents=True)
     profiler, began_ns = CallProfiler(device="cpu"), time.time_ns()
-    with profiler.call("update"):  # before the step: not in the trace
+    with profiler.call("update"):  # it comes before the step and is not in the trace
         torch.ones(4) + 1
     profiler.start(folder)
     with profiler.call("update"):

@@ -1,4 +1,4 @@
-"""The timeline of a step: who ran where and when, from the collector's own launches and ticks."""
+"""The timeline of a step, from the collector's own launches and ticks: who ran where and when."""
 
 import json
 from collections import Counter, defaultdict
@@ -35,7 +35,7 @@ STEPS, GROUPS, SIZE, ENGINES = 3, 4, 4, 2
 
 
 def run(factor: float = 2.0) -> list[tuple[Collection, Timeline]]:
-    """Three steps of the real collector on simulated engines."""
+    """Run three steps of the real collector on simulated engines."""
     cost = EngineCost(step_s=0.01, sample_s=0.001, context_token_s=0.0, prefill_token_s=0.0)
     scenario = Scenario(
         cost=cost,
@@ -74,7 +74,7 @@ def test_every_generated_token_and_finished_sample_is_in_the_timeline(number: in
     assert sum(timeline.slots.values()) == record.num_slots
 
 
-def test_parked_samples_go_on_where_they_stopped_with_their_age() -> None:
+def test_parked_samples_continue_where_they_stopped_with_their_age() -> None:
     """Fails when ages are taken from the wrong completion, or a parked sample looks finished."""
     before = {(s.prompt_id, s.sample): s for s in STEPS_SEEN[0][1].stays}
     resumed = [s for s in STEPS_SEEN[1][1].stays if s.is_resumed]

@@ -1,4 +1,4 @@
-"""The samples that the report counts: trained, and scored."""
+"""The counts of trained and scored samples in the report."""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""The process that simulates for `rollout.over_sampling_factor=auto`: light, never left over."""
+"""The process that simulates for `rollout.over_sampling_factor=auto` is light and never left
+over.
+"""
 
 import os
 import signal
@@ -27,7 +29,7 @@ TWICE = Mode(2.0, refill=True)
 QUICK = Comparison(
     scenario(num_groups=2, group_size=2, length_of=LENGTHS), (Mode(1.0, refill=True), TWICE)
 )
-# Half a minute of work.
+# The comparison takes half a minute.
 LONG = Comparison(scenario(num_groups=64, group_size=16, length_of=LENGTHS), (TWICE,) * 20)
 CONTROLLER = """
 import sys
@@ -54,7 +56,7 @@ def working_child() -> psutil.Process:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         for child in reversed(psutil.Process().children()):
-            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
                 if "spawn_main" in " ".join(child.cmdline()):
                     if sum(child.cpu_times()[:2]) > 0.8:
                         return child
@@ -64,7 +66,7 @@ def working_child() -> psutil.Process:
 
 
 def test_the_simulation_process_returns_results_and_errors(process: SimulationProcess) -> None:
-    """And goes on after an error. Fails when an error ends it, or hangs."""
+    """And continues after an error. Fails when an error ends it, or hangs."""
     nothing = replace(QUICK.scenario, length_of=Recorded(groups=()))
     without_lengths = process.submit(replace(QUICK, scenario=nothing))
     answer = process.submit(QUICK)
@@ -91,7 +93,7 @@ def test_close_ends_the_simulation_process_at_any_time() -> None:
 
 
 def test_the_simulation_process_ends_when_the_controller_is_killed(tmp_path: Path) -> None:
-    """Fails when it computes to the end, or for ever."""
+    """Fails when it computes to the end, or forever."""
     (tmp_path / "controller.py").write_text(CONTROLLER)
     controller = subprocess.Popen(
         [sys.executable, "controller.py"],

@@ -22,7 +22,7 @@ from april_rl.types import SampleId
 
 TAIL = Lognormal(median_tokens=100, sigma=1.0, correlation=0.3)
 NARROW = Lognormal(median_tokens=100, sigma=0.3)
-# A step costs as much as a hundred samples, or as much as one.
+# One step costs as much as a hundred samples, or as much as one.
 CHEAP_SAMPLES = EngineCost(step_s=2e-3, sample_s=2e-5, context_token_s=1e-8, prefill_token_s=3e-5)
 SATURATED = replace(CHEAP_SAMPLES, step_s=2e-4, sample_s=2e-4)
 UNLIMITED = Budgets(max_off_policy_frac=1.0, kv_cache_tokens=10**9)
@@ -67,11 +67,11 @@ class SetUp:
     """A scenario, the budgets of auto in it, and the throughput of fixed factors."""
 
     scenario: Scenario
-    # Trained samples per second by α, relative to the best one: mean of four runs of 500 steps.
+    # Trained samples per second by α, relative to the best one: the mean of four runs of 500 steps.
     speeds: dict[float, float]
     refill: bool = True
     budgets: Budgets = UNLIMITED
-    largest: float = 4.0  # α that holds the budgets
+    largest: float = 4.0  # largest α within the budgets
 
 
 _NARROW = scenario(length_of=NARROW, num_groups=16, group_size=2, keeps_parked=True)
@@ -130,7 +130,7 @@ def at_once(comparison: Comparison) -> Future[list[Prediction]]:
 
 
 def prediction(mode: Mode, *, speed: float = 1.0, kv_tokens: int = 1) -> Prediction:
-    """A prediction with these figures; the speed is in tokens per second."""
+    """Return a prediction with these figures; the speed is in tokens per second."""
     outcome = Outcome(
         num_steps=1,
         rollout_s=1.0,
@@ -164,7 +164,7 @@ class Tuned:
     outcome: Outcome = field(default_factory=Outcome)
     factors: list[float] = field(default_factory=list)  # [steps that generated]
     notes: list[str] = field(default_factory=list)
-    staleness: list[int] = field(default_factory=list)  # of the trained groups
+    staleness: list[int] = field(default_factory=list)  # staleness of the trained groups
 
     @property
     def changed_at(self) -> list[int]:

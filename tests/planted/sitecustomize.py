@@ -35,7 +35,7 @@ class Planter(MetaPathFinder):
 
 
 def plant(client: type) -> None:
-    """Have the engine step fail."""
+    """Make the engine step fail."""
     computed, steps = client.get_output, count(1)
     step, file = int(os.environ["FAULT_STEP"]), Path(os.environ["FAULT_FILE"])
 

@@ -31,7 +31,7 @@ from source_tree import (
     where,
 )
 
-CORE = (  # what trains: the floors, lowest first
+CORE = (  # the rooms that train, as floors from the lowest
     {"errors", "version"},
     {"types", "metrics", "config"},
     {"checkpointing", "algorithm", "rollout", "batch"},
@@ -43,7 +43,7 @@ CORE = (  # what trains: the floors, lowest first
     {"trainer"},
     {"commands"},
 )
-LAB = (  # what predicts, rehearses, compares and draws stands on the core
+LAB = (  # the rooms that predict, rehearse, compare and draw; they stand on the core
     {"lab.simulator"},
     {"lab.tuning", "lab.report"},
     {"lab.rehearsal"},
@@ -51,7 +51,7 @@ LAB = (  # what predicts, rehearses, compares and draws stands on the core
 )
 LAYERS = (*CORE, *LAB, {"command_line"}, {"api", "train"}, {"__main__"})
 FLOORS = {part: floor for floor, parts in enumerate(LAYERS) for part in parts}
-# Tested in seconds, without GPU or process.
+# Rooms whose tests take seconds, without GPU or process.
 PURE = set().union(*CORE[:3], {"lab.simulator", "lab.tuning", "lab.report"})
 HYDRA_USERS = {"config", "command_line", "commands", "lab.commands"}
 OWNERS = {
@@ -87,7 +87,8 @@ def test_every_part_of_the_package_has_a_floor() -> None:
 def test_a_module_imports_its_own_folder_and_lower_floors_only() -> None:
     wrong = []
     for path in package_files():
-        part = part_of(path) if path != PACKAGE / "__init__.py" else "__main__"  # what users import
+        # Users import it by this name.
+        part = part_of(path) if path != PACKAGE / "__init__.py" else "__main__"
         for imported, line in imported_parts(path).items():
             if imported != part and FLOORS[imported] >= FLOORS.get(part, 0):
                 wrong.append(where(path, line, f"{part} imports {imported}"))
@@ -181,7 +182,7 @@ def test_the_pure_floors_import_nothing_heavy() -> None:
     wrong = [
         where(path, entry.line, entry.module)
         for path in package_files()
-        if part_of(path) in PURE - {"algorithm"}  # losses are tensors
+        if part_of(path) in PURE - {"algorithm"}  # losses work on tensors
         for entry in imports_of(path)
         if entry.module.split(".")[0] in HEAVY
     ]

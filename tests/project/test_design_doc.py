@@ -20,7 +20,7 @@ DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 _IS_PATH = re.compile(r"[\w./-]*(?:\.(?:py|md|yaml|cfg|txt|png|sh)|/)")
-# Named by the pages, and written by a run: nothing of the checkout.
+# Files that a run writes and the pages name; the checkout does not have them.
 WRITTEN_BY_A_RUN = {
     "config.yaml",
     "stall_report.txt",
@@ -37,15 +37,15 @@ WRITTEN_BY_A_RUN = {
     "logs/",
     "outputs/gpu_acceptance/acceptance.md",
 }
-# Folders that the paths of a page may begin in, as it says.
+# First folders of the paths that a page may name.
 BASES = {
     "docs/contributing/vllm.md": PACKAGE / "engine",
     "docs/multi_node.md": ROOT / "tools" / "cluster",
     "docs/reliability.md": ROOT / "tests" / "supervision",
     "recipes/README.md": ROOT / "recipes",
 }
-# Of words that the glossary forbids: identifiers that mean something else, and why they may.
-# The key is the word and where it may stand ("" is everywhere).
+# Identifiers that contain a word which the glossary forbids, and why they may. The key is the word
+# and where it may stand ("" is everywhere).
 ALLOWED_WORDS = {
     **{
         ("answer", room): "the data set's right answer: the glossary has a row for it"
@@ -130,7 +130,7 @@ def identifiers() -> dict[str, set[str]]:
 
 @cache
 def members() -> set[str]:
-    """Every `Class.member` of the package."""
+    """Return every `Class.member` of the package."""
     return {
         f"{node.name}.{name}"
         for path in package_files()
@@ -142,7 +142,7 @@ def members() -> set[str]:
 
 @cache
 def settings() -> set[str]:
-    """Every key of the configuration, dotted, sections included."""
+    """Return every key of the configuration, dotted, sections included."""
     found: set[str] = set()
 
     def walk(kind: type, prefix: str) -> None:
@@ -160,7 +160,7 @@ def exists(path: str) -> bool:
 
 
 def is_known(token: str) -> bool:
-    """Whether a token in backticks is a path, a setting (perhaps with a value) or a name."""
+    """Return whether a token in backticks is a path, a setting (perhaps with a value) or a name."""
     if _IS_PATH.fullmatch(token):
         return exists(token)
     if token in identifiers() or token in members() or token.partition("=")[0] in settings():
@@ -168,7 +168,8 @@ def is_known(token: str) -> bool:
     return token in SPOKEN
 
 
-# Tokens of docs/design.md that are neither: commands, file names of a run, forms of values.
+# Tokens of docs/design.md that are no identifier or file: commands, file names of a run, forms of
+# values.
 SPOKEN = {
     "__main__",
     "python -m april_rl COMMAND",
@@ -178,7 +179,7 @@ SPOKEN = {
 }
 
 
-def test_the_floors_are_those_of_the_architecture_test() -> None:
+def test_the_floors_agree_with_the_architecture_test() -> None:
     table = rows(section(DESIGN, "Floors"))
     assert [int(row.cells[0]) for row in table] == list(range(len(LAYERS)))[::-1]
     assert [set(row.names(1)) for row in table] == [set(floor) for floor in LAYERS[::-1]]
@@ -211,7 +212,8 @@ def test_a_group_gets_into_every_state() -> None:
 def test_files_and_names_in_the_design_exist() -> None:
     """Fails when a file, a class, a function or a setting is renamed and the page is not."""
     assert [token for token in named(DESIGN) if not is_known(token)] == []
-    spoken = re.findall(r"(?<![\w/.])[A-Z]\w+\.[a-z_]\w*(?!\w)", DESIGN)  # the drawing too
+    # This includes the drawing.
+    spoken = re.findall(r"(?<![\w/.])[A-Z]\w+\.[a-z_]\w*(?!\w)", DESIGN)
     assert len(spoken) > 40
     assert [name for name in spoken if name not in members()] == []
 
@@ -223,7 +225,7 @@ def test_the_paths_in_drawings_and_proposals_exist() -> None:
 
 
 def uses_of(words: Iterable[str]) -> set[tuple[str, str]]:
-    """Which of the words are parts of a name in which file."""
+    """Return which of the words are parts of a name in which file."""
     return {
         (word, file)
         for name, files in identifiers().items()

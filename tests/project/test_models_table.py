@@ -9,7 +9,7 @@ from models_page import Result, engine_cells
 from models_table import PAGE, judge
 from tiny_architectures import model_types
 
-# Each for something of its own; `python tools/models_table.py --check` tries all.
+# Each tests something of its own; `python tools/models_table.py --check` tries all.
 SAMPLE = {
     "mistral": "a window in every layer",
     "qwen2": "a window in some layers, and biases",
@@ -36,7 +36,7 @@ def _group():
         yield
 
 
-@pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
+@pytest.mark.filterwarnings("ignore")  # transformers warns about tiny configurations
 @pytest.mark.parametrize("model_type", SAMPLE)
 def test_an_architecture_is_right_or_refused_as_the_page_says(model_type):
     """To 1e-5 nats of transformers' own logits, with sequences longer than every window."""

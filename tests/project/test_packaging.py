@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The unpacked wheel, as pip would install it."""
+    """Return the unpacked wheel, as pip would install it."""
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [
@@ -31,7 +31,7 @@ def wheel(tmp_path_factory) -> Path:
 
 
 def print_config(cwd: Path, path: Path | None) -> str:
-    """`--cfg job` of the tiny recipe, with `path` before everything installed."""
+    """Return `--cfg job` of the tiny recipe, with `path` before everything installed."""
     env = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
     code = "import april_rl.command_line as c, sys; print(c.__file__, file=sys.stderr); c.main()"
     args = [sys.executable, "-c", code, "+recipe=tiny_cpu", "--cfg", "job"]

@@ -24,8 +24,8 @@ from april_rl.tracking.figures import HEADING
 
 
 def unknown_settings(text: str) -> set[str]:
-    """Settings in back quotes that are none, among words of the form section.key; those of Hydra
-    are not ours.
+    """Return words in back quotes that have the form section.key and are not settings; Hydra's
+    own are left out.
     """
     config = compose_overrides(["+recipe=tiny_cpu"])
     keys = {tuple(key.split(".")) for key in re.findall(r"`([a-z]+\.[a-z_]+)", text)}
@@ -71,18 +71,21 @@ def test_the_checklist_for_gpus_has_the_lines_that_a_run_prints() -> None:
     assert [words for words in said if words not in checklist or words not in code] == []
 
 
-MEASURED = ("experiments.md", "laboratory.md")  # figures with the commands of earlier commits
+# Their figures come with the commands of earlier commits.
+MEASURED = ("experiments.md", "laboratory.md")
 PAGES = [page for of in ("README*.md", "docs/**/*.md", "recipes/**/*.md") for page in ROOT.glob(of)]
 _COMPOSED = re.compile(
     r"\s*(?:\w+=\S+ )*python -m april_rl(?:\.train| train| rehearse| profile| data| evaluate) (.*)"
 )
 _PATTERN = "data.answer_pattern="
-# Not settings of a run.
+# These are not settings of a run.
 _OF_COMMANDS = ("write=", "output=", "against=", "temperature=", "calibration=")
 
 
 def command_lines(path: Path) -> list[str]:
-    """Lines of the page's code blocks without a language, or in bash, continued ones joined."""
+    """Return lines of the page's code blocks without a language, or in bash, with continued ones
+    joined.
+    """
     text = path.read_text(encoding="utf-8")
     blocks = re.findall(r"^```(?:bash|sh)?\n(.*?)^```", text, flags=re.M | re.S)
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
@@ -120,7 +123,9 @@ def test_the_recipe_and_the_reward_of_the_first_page_are_right(tmp_path: Path) -
 
 
 def settings_of(line: str) -> list[str]:
-    """The settings on a command line, with a data set and a model where it needs none itself."""
+    """Return the settings on a command line, with a data set and a model if it needs none
+    itself.
+    """
     words = shlex.split(line.replace("+recipe=NAME", "+recipe=tiny_cpu"), comments=True)
     given = [word for word in words if not word.startswith("-") and re.search(r"^\+|^~|=", word)]
     given = [word for word in given if not word.startswith(_OF_COMMANDS)]
@@ -136,7 +141,7 @@ def test_the_settings_in_sentences_of_every_page_are_accepted() -> None:
     pages = [path for path in PAGES if path.name not in MEASURED]
     sections = "|".join(compose_overrides(["+recipe=tiny_cpu"]).keys())
     setting = re.compile(rf"['+~]*(?:{sections})\.[\w.]+=")
-    # Messages of errors begin with a setting too, and go on in words.
+    # Error messages also begin with a setting, and continue in words.
     found = {
         line
         for path in pages
@@ -167,18 +172,18 @@ def test_the_commands_on_every_page_that_read_data_read_it(tmp_path: Path) -> No
 
 
 def quoted(path: Path) -> list[str]:
-    """What stands in back quotes in the sentences of a page."""
+    """Return the words in back quotes in the sentences of a page."""
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
     return re.findall(r"`([^`\n]+)`", text)
 
 
 def _alone(path: Path) -> str:
-    """The settings in sentences of a page that say how answers are read."""
+    """Return the settings in sentences of a page that say how answers are read."""
     return " ".join(line for line in quoted(path) if line.strip("'").startswith(_PATTERN))
 
 
 def answers_read(chosen: PromptSetConfig, path: Path) -> list[str]:
-    """The answers of three rows that these settings read."""
+    """Return the answers of three rows that these settings read."""
     rows = []
     for number in range(1, 4):
         row: dict[str, object] = {}

@@ -20,7 +20,7 @@ COPIED = (
     "CONTRIBUTING.md",
     "docs",
     "recipes",
-)  # by `make docs`
+)  # `make docs` writes the page
 
 
 def test_the_settings_page_is_up_to_date() -> None:
@@ -43,7 +43,7 @@ def test_every_setting_has_a_row_and_a_meaning() -> None:
         "| `rollout.max_staleness` | `8` | policy versions between a token's sampling and its "
         "training (int, >= 0) |\n",
         "| `data.path` | required | .jsonl, .json or .parquet file, Hugging Face data set id ",
-        "builtin:arithmetic; leave unset with `sources` (text) |\n",  # of class and base
+        "builtin:arithmetic; leave unset with `sources` (text) |\n",  # from class and base class
         "| `rollout.on_stale` | `finish` | ",
         "`finish`: the step waits for it; `mask`: its tokens",
         "(list of choice) |\n",
@@ -65,7 +65,7 @@ def pages_in(nav: Any) -> Iterator[str]:
 
 
 def test_the_site_has_every_page_once() -> None:
-    """Fails when a page is added to docs/ alone: nobody would find it on the site."""
+    """Fails when a page is added to docs/ alone: no one would find it on the site."""
     text = (ROOT / "tools" / "mkdocs.yml").read_text(encoding="utf-8")
     nav = yaml.safe_load(text[text.index("\nnav:") :])["nav"]
     pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")]

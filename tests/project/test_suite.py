@@ -29,7 +29,7 @@ def test_ctrl_c_comes_while_a_command_runs():
     interrupts.Interrupts()
     os.kill(os.getpid(), signal.SIGINT)
 """
-# Longer than the time that the timer gives a run.
+# The timer gives a run less time than this.
 SLOW_END = """
 def pytest_sessionfinish():
     for thread in threading.enumerate():

@@ -50,7 +50,7 @@ def serving(answer: Answer, *, retry_after: str = "0.01") -> Iterator[JudgeServe
             """Keep quiet."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.handle_error = lambda *_: None  # a client that has given up
+        server.handle_error = lambda *_: None  # ignore clients that have given up
         judge.port = server.server_port
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -1,7 +1,7 @@
 """Attacks on the sandbox for code of a model: attempts to get out of it and to exhaust it.
 
-The attempts meet the Landlock of every kernel up to this one, and none at all. Only what Landlock
-alone stops may then succeed.
+The attempts meet the Landlock of every kernel version up to this one, and none at all. Without
+it, only attempts that Landlock alone stops may succeed.
 """
 
 import os
@@ -31,7 +31,7 @@ for number in range(3, 64):
     except OSError:
         pass
 OUT, PARENT, FOREIGN = {out!r}, {parent}, {foreign!r}
-NAMES = "out", {abstract!r}  # of sockets outside, one in the folder OUT
+NAMES = "out", {abstract!r}  # sockets outside, one of them in the folder OUT
 
 def c(name, *arguments):
     result = getattr(libc, name)(*arguments)
@@ -92,7 +92,7 @@ FILES = {
     "rename a file": "os.rename(OUT + '/rename', OUT + '/renamed')",
     "follow a link in /proc": "os.readlink('/proc/self/cwd') and os.listdir('/proc/self/root')",
 }
-# The filter forbids these on every kernel, with this error. Their arguments do no harm if it fails.
+# The filter forbids these on every kernel with this error. Their arguments do no harm if it fails.
 SYSTEM_CALLS = {
     **{
         f"a socket of the family {family}": f"socket.socket({family}, {kind})"
@@ -167,7 +167,7 @@ SYSTEM_CALLS = {
     "load a program into the kernel": "c('syscall', BPF, 0, 0, 0)",
     "measure others": "c('syscall', PERF, 0, 0, 0, 0, 0)",
 }
-# Calls that the filter does not know fail as on an older kernel, with ENOSYS.
+# Calls that the filter does not know fail with ENOSYS, as on an older kernel.
 MISSING_CALLS = {
     "clone3": "c('syscall', 435, 0, 0)",
     "set an attribute (setxattrat)": "c('syscall', 463, -100, 0, 0, 0, 0, 0)",
@@ -251,7 +251,7 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
 """
 SLEEPING_THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()"
 RECURSION = "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()"
-EXHAUSTING = {  # attempts and how they may end; None: by a limit of time
+EXHAUSTING = {  # attempts and how they may end; None: a time limit ends them
     "endless output": ("while True: print('x' * 100000)", {1, 120}),
     "ignored signals": (IGNORE_SIGNALS, {None}),
     "busy threads": (BUSY_THREADS, {None}),

@@ -130,7 +130,7 @@ def test_reasoning_gym_asks_the_tasks_own_verifier():
     assert gym_value("gcd", r"\boxed{3}", **gcd) == 0.0
     assert gym_value("gcd", r"\boxed{2} \boxed{3}", **gcd) == 0.0
     assert gym_value("gcd", "2", **gcd) == 0.0
-    # Its own verifier gives 0.5 for a text that contains the answer.
+    # The task's own verifier gives 0.5 for a text that contains the answer.
     assert gym_value("gcd", r"\boxed{22}", **gcd) == 0.0
 
 

@@ -1,4 +1,4 @@
-"""Tests of rows are tried on programs that do nothing before they are trained on."""
+"""Tests of rows are tried on idle programs before they are trained on."""
 
 from __future__ import annotations
 

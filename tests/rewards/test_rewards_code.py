@@ -1,4 +1,4 @@
-"""The reward of code: blocks, tests as data sets publish them, and what each failure is worth."""
+"""The reward of code: blocks, tests in their published forms, and the value of each failure."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_an_endless_case_ends_the_response_with_what_passed_before(
 
 
 class CountedSandbox:
-    """A sandbox whose programs print 4 after a second on a clock of its own, and used a share."""
+    """A sandbox whose programs print 4 after a second on its own clock, and used a share of it."""
 
     def __init__(self, *, used_frac: float) -> None:
         self.used_frac, self.now_s = used_frac, 0.0
@@ -160,7 +160,8 @@ class CountedSandbox:
         )
 
 
-@pytest.mark.parametrize("limit_s", [9.0, 9.5])  # between two cases, and within one
+# The limit passes between two cases, and within one.
+@pytest.mark.parametrize("limit_s", [9.0, 9.5])
 @pytest.mark.parametrize(("used_frac", "share"), [(0.0, None), (0.5, None), (0.6, 0.45)])
 def test_cases_left_over_have_failed_if_the_program_used_the_time(
     used_frac: float, share: float | None, limit_s: float, monkeypatch: pytest.MonkeyPatch
@@ -174,7 +175,7 @@ def test_cases_left_over_have_failed_if_the_program_used_the_time(
         assert "raise reward.hard_timeout_s" in code.last_failure
 
 
-def test_a_program_that_sleeps_through_its_cases_has_failed_those_left() -> None:
+def test_a_program_that_sleeps_through_its_cases_fails_the_remaining_ones() -> None:
     code = Code(sandbox=Sandbox(level=Level.NONE), value="share", timeout_s=2.0, limit_s=4.0)
     program = "```python\nimport time\ntime.sleep(1.2)\nprint(4)\n```"
     share = code.score(program, [{"input": "", "output": "4"}] * 20)

@@ -68,7 +68,7 @@ def livecodebench(kind, metadata, case):
     }
 
 
-# Rows in the published schemas, and a right program for each.
+# Rows in the published schemas, each with a right program.
 ROWS = {
     "eurus_2_code": [(eurus(STDIN), PROGRAM), (eurus(CALLS), FUNCTION)],
     "open_r1_python": [

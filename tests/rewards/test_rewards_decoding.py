@@ -27,11 +27,11 @@ from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt, Sample
 
-BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # one token each: é is two of them
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # one token each: é consists of two
 
 
 def byte_tokenizer(**settings):
-    """Byte-level BPE without merges, as Qwen and Llama have it with them."""
+    """Return byte-level BPE without merges, which Qwen and Llama have with merges."""
     vocabulary = {token: i for i, token in enumerate(BYTES)}
     backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -40,7 +40,7 @@ def byte_tokenizer(**settings):
 
 
 def word_tokenizer(**settings):
-    """Words and punctuation: decoding joins them with spaces."""
+    """Return a tokenizer of words and punctuation: decoding joins them with spaces."""
     words = ("<unk>", "it", "is", "\\boxed{2}", ".", "n't", "!")
     vocabulary = {word: i for i, word in enumerate(words)}
     backend = Backend(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -64,8 +64,8 @@ def tokenizer(name, folder):
 
 
 def responses(loaded):
-    """The ids of the texts, and each cut in its middle: inside of a character, where it has many
-    tokens.
+    """Return the ids of the texts, each also cut in its middle: inside a character, if that has
+    many tokens.
     """
     whole = loaded.encode(TEXTS, add_special_tokens=False)
     return [*whole, *(ids[: len(ids) // 2] for ids in whole), *(ids[:-2] for ids in whole)]
@@ -160,7 +160,7 @@ def test_responses_travel_as_arrays_however_many_parts_they_have():
 
 
 def test_a_response_that_cannot_be_decoded_does_not_blame_the_function():
-    """Fails when it becomes a crash of one sample, which drops its group and goes on."""
+    """Fails when it becomes a crash of one sample, which drops its group and continues."""
     with pool(printable) as scorer:
         scorer.submit(sample(0, (50, 7), "2"), group_size=1)
         message = r"turn a response's token ids into text, before calling .*exact: .* token: 7"

@@ -1,4 +1,4 @@
-"""Where the answer of a response is read, and what counts as more than one answer."""
+"""Where the answer of a response is read, and when there is more than one answer."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_auto_reads_the_last_box_or_answer_line_after_the_thinking(response):
 
 
 def documented_forms() -> dict[str, tuple[str, str, str]]:
-    """Return the table of docs/rewards.md: the right answer, and what a person and we say, by
-    response.
+    """Return the table of docs/rewards.md by response: the right answer, and the verdicts of a
+    person and of our code.
     """
     text = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
     rows = re.findall(
@@ -65,7 +65,8 @@ def documented_forms() -> dict[str, tuple[str, str, str]]:
 
 
 FORMS = documented_forms()
-# Not in the form that was asked for, or a chain of equations, of which math-verify takes the last.
+# The answer is not in the requested form, or it is a chain of equations, of which math-verify takes
+# the last.
 UNLIKE_A_PERSON = {
     *("Answer: 33 = 34", "So the answer: 34"),
     *("It is 34.", "The answer is 34."),
@@ -143,7 +144,7 @@ SAME = [
     "Answer: 1/2\nAnswer: $0.5$.",
     r"\boxed{\dfrac{1}{2}}, so \boxed{\frac{1}{2}}",
     r"<think>\boxed{7}</think>\boxed{1/2}",
-    "\\boxed{7} of them\nAnswer: 1/2",  # an intermediate result in another form
+    "\\boxed{7} of them\nAnswer: 1/2",  # the box is an intermediate result in another form
 ]
 
 

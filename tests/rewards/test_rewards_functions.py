@@ -63,12 +63,12 @@ def test_the_reward_is_the_weighted_sum_and_each_value_is_kept():
 
 
 def test_a_group_is_scored_when_its_last_sample_has_come_and_holds_no_other_group_back():
-    """Fails when `collect(None)` waits for siblings that nobody has submitted yet."""
+    """Fails when `collect(None)` waits for siblings that no one has submitted yet."""
     with pool(function="reward_functions:rank") as scorer:
         scorer.submit(sample(prompt(0), 1, "aa"), group_size=2)
         assert scorer.collect(None) == []
         assert scorer.collect(5.0) == []
-        for number, response in ((0, "b"), (1, "ccc")):  # another group, of another size
+        for number, response in ((0, "b"), (1, "ccc")):  # a second group, of another size
             scorer.submit(sample(prompt(-7), number, response), group_size=2)
         assert [score.sample_id.prompt_id for score in scorer.collect(None)] == [-7, -7]
         scorer.submit(sample(prompt(0), 0, "bbb"), group_size=2)
@@ -98,7 +98,7 @@ def test_scores_of_a_group_are_returned_together_even_if_one_fails():
         scores = scorer.collect(None)
         assert [score.outcome for score in scores] == ["scored", "no_score", "scored"]
         assert (
-            "place.function=reward_functions:unsure has no score for this response"
+            "place.function=reward_functions:unsure gave no score for this response"
             in scores[1].message
         )
         metrics = scorer.metrics().read()
@@ -154,7 +154,7 @@ def test_a_function_gets_prompts_responses_and_answers_by_their_names(name, valu
         (np.array([None, 1.0], dtype=object), [None, 1.0]),
     ],
 )
-def test_whatever_is_a_finite_number_is_a_reward(returned, expected):
+def test_any_finite_number_is_a_reward(returned, expected):
     assert read_values(returned, 2) == expected
 
 
@@ -179,7 +179,7 @@ def test_whatever_is_a_finite_number_is_a_reward(returned, expected):
         (value for value in (1.0, 0.0)),
     ],
 )
-def test_anything_else_is_no_reward(returned):
+def test_other_values_are_not_rewards(returned):
     message = read_values(returned, 2)
     assert isinstance(message, str)
     assert "expected a list of 2 numbers" in message
@@ -244,7 +244,7 @@ FAULTS = {
     "with_columns": ({}, "raised LookupError: .* no column 'difficulty', when called once as a"),
     "unsure": (
         {},
-        r"has no score for this response, which was the data set's own answer 'odd' \(f:1\)",
+        r"gave no score for this response, which was the data set's own answer 'odd' \(f:1\)",
     ),
 }
 

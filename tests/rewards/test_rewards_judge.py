@@ -149,7 +149,7 @@ def test_the_last_verdict_of_a_reply_counts(reply: str, value: float | None) -> 
         ("Verdict: no\n<think>or not?\nVerdict: yes", None),
     ],
 )
-def test_what_a_judge_thinks_is_no_verdict(reply: str, value: float | None) -> None:
+def test_the_thoughts_of_a_judge_are_not_a_verdict(reply: str, value: float | None) -> None:
     assert Judge(base_url="", model="").read_verdict(reply) == value
 
 

@@ -23,7 +23,7 @@ PAIRS = [
     for direction in ("right", "wrong")
     for answer in answers[direction]
 ]
-# What answers are made of, in any order.
+# Parts of answers, in any order.
 PIECES = [
     "1",
     "2",

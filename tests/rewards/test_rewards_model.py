@@ -1,4 +1,4 @@
-"""The reward model: scores equal a direct forward pass, and what cannot be scored is no score."""
+"""The reward model: scores equal a direct forward pass, and some responses have no score."""
 
 import json
 from dataclasses import replace

@@ -31,7 +31,9 @@ def sample(number, response, answer="2"):
 
 
 def pool(function=TOLD, **changes):
-    """The time limit is far from what a busy machine takes; what must reach it sets its own."""
+    """Yield a pool whose time limit is far above what a busy machine needs; tests that must
+    reach it set their own.
+    """
     settings = {"hard_timeout_s": 20.0} | changes
     reward = RewardConfig(function=function, **settings)
     return closing(RewardPool(reward, decode=characters))
@@ -110,7 +112,7 @@ def test_a_failure_that_does_not_repeat_loses_nothing(tmp_path):
         assert outcomes(scorer.collect(None)) == [(0, "scored"), (1, "scored")]
         metrics = scorer.metrics().read()
         assert metrics["reward/errors"] == 0
-        # A death that pebble takes for that of all processes costs the samples no attempt.
+        # If pebble takes one death for the death of all processes, the samples lose no attempt.
         assert metrics["reward/retries"] <= 2
 
 
@@ -257,7 +259,9 @@ def test_a_function_that_never_answers_fails_the_check():
 
 @pytest.fixture
 def slow_to_load(tmp_path, monkeypatch) -> str:
-    """A reward function whose module takes three seconds to import, as a large model would."""
+    """Return a reward function whose module takes three seconds to import, as a large model
+    would.
+    """
     monkeypatch.syspath_prepend(tmp_path)
     source = "import time\ntime.sleep(3)\ndef reward(*lists):\n    return [0.25]\n"
     (tmp_path / "slow_rewards.py").write_text(source)

@@ -31,7 +31,7 @@ needs_landlock = pytest.mark.skipif(
 LANDLOCK = Sandbox(level=Level.LANDLOCK)
 NONE = Sandbox(level=Level.NONE)
 LEVELS = [pytest.param(Level.LANDLOCK, marks=needs_landlock), Level.NONE]
-# What the filter alone stops. The kernel's rules against files depend on Landlock.
+# Attempts that the filter stops by itself. The kernel's rules against files depend on Landlock.
 WITHOUT_LANDLOCK = set(Threat) - {Threat.WRITES, Threat.READS}
 
 
@@ -203,7 +203,9 @@ def test_endless_output_is_cut_and_ends_the_program() -> None:
     assert len(finished.output) <= 16 << 20
 
 
-def test_what_a_program_started_is_killed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_a_program_started_are_killed_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(seccomp, "is_supported", lambda: False)
     program = "import os, time; print(os.fork() or os.getpid(), flush=True); time.sleep(60)"
     finished = NONE.run(program, timeout_s=0.5)
@@ -242,8 +244,8 @@ def test_code_does_not_outlive_its_reward_process(level: Level, name: str) -> No
     )
     scorer = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     try:
-        wait_until(lambda: len(sleepers(scorer.pid)) == 2)  # jail.py and its child
-        time.sleep(0.2)  # one may only have waited for a file
+        wait_until(lambda: len(sleepers(scorer.pid)) == 2)  # these are jail.py and its child
+        time.sleep(0.2)  # one of them may only have waited for a file
         wait_until(lambda: len(sleepers(scorer.pid)) == 2)
         started = sleepers(scorer.pid)
     finally:
@@ -256,14 +258,14 @@ def sleepers(pid: int) -> list[int]:
     """Return the processes below one that wait, or of which only threads wait."""
     found = []
     for child in psutil.Process(pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
             if child.status() != psutil.STATUS_RUNNING:
                 found.append(child.pid)
     return found
 
 
 def in_jail(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    """Let the process of the sandbox run `source` before anything else."""
+    """Make the process of the sandbox run `source` before anything else."""
     place = "del sys.path[0]; "
     monkeypatch.setattr(
         sandbox, "BOOTSTRAP", sandbox.BOOTSTRAP.replace(place, f"{source}; {place}")

@@ -1,5 +1,5 @@
-"""Rows in the schemas of the published data sets, through template, tokens and the reward: what the
-prompt asks for is what is paid.
+"""Rows in the schemas of the published data sets, through template, tokens and the reward: the
+reward pays for what the prompt asks.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ SETS = [
 
 
 def state_as_asked(prompt, answer):
-    """A response in the form that the prompt's own text asks for."""
+    """Return a response in the form that the prompt's own text asks for."""
     asks_line = re.search(r"of the form Answer:", prompt) is not None
     assert asks_line != ("\\boxed{}" in prompt)
     plain = answer[answer.index("{") + 1 : answer.rindex("}")] if "\\boxed" in answer else answer

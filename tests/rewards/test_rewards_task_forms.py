@@ -1,4 +1,4 @@
-"""The forms in which tests are published: a wrong program, a right one, and one that does nothing.
+"""The forms in which tests are published, each tried with a wrong, a right and an idle program.
 
 docs/rewards.md lists the forms; each has an entry here.
 """
@@ -58,7 +58,7 @@ APPS = {"fn_name": "add", "inputs": [[1, 2], [[1], [2]]], "outputs": [3, [1, 2]]
 PRIME = {"fn_name": "add", "inputs": ["1\n2", "[1]\n[2]"], "outputs": ["3", "[1, 2]"]}
 STDIN = {"inputs": ["1 2", ["3 4"]], "outputs": ["3", ["7"]]}
 
-# The forms of the page: tests as they come, and the value of `entry_column`.
+# The forms on the page: tests in their published form, and the value of `entry_column`.
 FORMS: dict[str, list[tuple[object, object]]] = {
     "asserts": [
         ("x = add(1, 2)\nassert x == 3", None),
@@ -177,15 +177,15 @@ REFUSED: dict[str, tuple[object, str]] = {
     "no case": ({"language": "python", "test_cases": []}, "has no tests"),
     "no inputs": ({"inputs": [], "outputs": []}, "has no tests"),
     "another language": ({"language": "cpp", "test_cases": [PROGRAM]}, "language cpp, not Python"),
-    "an unknown type": ([PROGRAM | {"type": "files"}], "has the type 'files'; known are f"),
+    "an unknown type": ([PROGRAM | {"type": "files"}], "has the type 'files'; the known types are f"),
     "a call of what": ([LINES | {"testtype": "functional"}], "entry_column: metadata"),
     "check of what": (CHECK, "entry_column: entry_point"),
     "arguments that are no JSON": ({**PRIME, "inputs": ["a", "b"]}, "JSON text, one argument per"),
     "a missing output": ({**APPS, "outputs": [3]}, "as many outputs as inputs"),
     "both kinds": ([PROGRAM, CALL], "call a function and cases that run a program"),
-    "definitions": ("def verify():\n    assert add(1, 2) == 3", "assert nothing that runs"),
-    "expressions": ("add(1, 2) == 3", "assert nothing that runs"),
-    "a list of expressions": (["add(1, 2) == 3"], "assert nothing that runs"),
+    "definitions": ("def verify():\n    assert add(1, 2) == 3", "have no assert that runs"),
+    "expressions": ("add(1, 2) == 3", "have no assert that runs"),
+    "a list of expressions": (["add(1, 2) == 3"], "have no assert that runs"),
     "fixtures": ("def test_add(tmp_path):\n    assert add(1, 2) == 3", "test_add needs arguments"),
     "parameters": (
         "import pytest\n@pytest.mark.parametrize('n', [1])\ndef test_add(n=1):\n    assert n",
@@ -200,7 +200,7 @@ REFUSED: dict[str, tuple[object, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_known_is_refused_by_name(name: str) -> None:
+def test_unknown_parameters_are_refused_by_name(name: str) -> None:
     tests, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         read_tests(tests)
@@ -219,7 +219,7 @@ WEAK: dict[str, tuple[object, str]] = {
 
 
 @pytest.mark.parametrize("name", WEAK)
-def test_a_test_that_a_program_passes_which_does_nothing_is_named(name: str) -> None:
+def test_a_test_that_an_idle_program_passes_is_named(name: str) -> None:
     tests, message = WEAK[name]
     with pytest.raises(ValueError, match=f"the program 'pass' passes {message}.*is not a test"):
         score("pass", tests)

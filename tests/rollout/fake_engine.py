@@ -12,7 +12,7 @@ from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, Experts, SampleId
 
 LengthDistribution = Callable[[SampleId], int]  # the length of a sample's turns without a budget
-SAID = 0  # every token of an environment; engines sample others
+SAID = 0  # every token of an environment; engines sample other tokens
 MAX_TICKS = 5_000  # more than any test needs: ends endless loops
 
 
@@ -43,18 +43,20 @@ class FakeEngine:
 
     length_of: LengthDistribution
     budget: int  # response tokens of a sample over all its requests
-    keeps: bool = False  # the state of what it aborts
+    keeps: bool = False  # whether it keeps the state of aborted samples
     policy_version: int = 0
     requests: list[Request] = field(default_factory=list)  # ever submitted, in order
     generated: int = 0  # tokens ever sampled
-    now_s: float = 0.0  # a second for each engine step
+    now_s: float = 0.0  # advances by a second for each engine step
     on_step: Callable[[FakeEngine, int], None] = lambda _engine, _slots: None
     running: dict[SampleId, tuple[Request, list[int]]] = field(default_factory=dict)
-    contexts: dict[SampleId, int] = field(default_factory=dict)  # version of the cache, if running
+    # Policy version of the cache of each running sample.
+    contexts: dict[SampleId, int] = field(default_factory=dict)
     kept: dict[SampleId, tuple[int, int]] = field(default_factory=dict)  # position, version
     prefills: int = 0  # requests that had to be prefilled
     queue: list[Request] = field(default_factory=list)
-    finished: list[Completion] = field(default_factory=list)  # of a tick that was interrupted
+    # Completions of a tick that was interrupted.
+    finished: list[Completion] = field(default_factory=list)
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
         for request in submit:
@@ -146,7 +148,7 @@ class FakeEngine:
 
 
 def _turn_start(request: Request) -> int:
-    """Return where the turn begins that a request goes on with."""
+    """Return where the turn begins that a request continues."""
     start = request.start
     for part in reversed(request.parts):
         if SAID in part:
@@ -167,8 +169,8 @@ class FakeEngines(SerialEngines):
         keeps: bool = False,
         computes_on: bool = True,
     ) -> None:
-        """`computes_on`: an abort comes behind the ticks under way, as it does with real workers;
-        otherwise before them.
+        """With `computes_on`, an abort follows the ticks under way, as it does with real
+        workers; otherwise it precedes them.
         """
         self._computes_on, self._looks = computes_on, 0
         self.each = [
@@ -188,7 +190,7 @@ class FakeEngines(SerialEngines):
             engine.policy_version = policy_version
 
     def clock(self) -> float:
-        """Return the seconds of engines that compute side by side; a look takes a microsecond."""
+        """Return the seconds of engines that compute side by side; each call adds a microsecond."""
         self._looks += 1
         return max(engine.now_s for engine in self.each) + 1e-6 * self._looks
 
@@ -216,7 +218,7 @@ class FakeEngines(SerialEngines):
         self.under_way = [0] * self.num_engines
         last_s = max(engine.now_s for engine in self.each)
         for engine in self.each:
-            engine.now_s = last_s  # those that were idle have waited for the others
+            engine.now_s = last_s  # idle engines have waited for the others
         rest, stalled = super().abort(timeout_s)
         return [*finished, *rest], stalled
 

@@ -56,17 +56,18 @@ class FakeScorer:
         broken: Container[int] = (),
         budget: int = 0,
     ) -> None:
-        """`delay`: calls that an answer takes at most; `failing`, `stuck`: prompts whose first
-        sample has no value, or never a score; `by_group`: scores whole groups only; `turns` at most
-        that a sample has; `broken`: prompts whose environment fails after the first sample's first
-        turn; `budget` of sampled tokens.
+        """`delay`: largest number of calls before an answer; `failing`, `stuck`: prompts whose
+        first sample has no value, or never a score; `by_group`: scores whole groups only;
+        `turns` at most that a sample has; `broken`: prompts whose environment fails after the
+        first sample's first turn; `budget` of sampled tokens.
         """
         self._turns, self._broken, self._budget = turns, broken, budget
         self._acting: list[tuple[int, Reply]] = []
-        self._num_empty = 0  # calls of `collect` in a row with nothing to answer
-        self.acted: list[tuple[SampleId, int]] = []  # a sample and where it ended
+        self._num_empty = 0  # consecutive calls of `collect` that had nothing to answer
+        self.acted: list[tuple[SampleId, int]] = []  # a sample and its length when it asked
         self._by_group = by_group
-        self._groups: dict[int, list[SampleId]] = {}  # by prompt, those that wait for siblings
+        # By prompt, samples that wait for their siblings.
+        self._groups: dict[int, list[SampleId]] = {}
         self._delay, self._failing, self._stuck = delay, failing, stuck
         self._now = 0
         self._pending: list[tuple[int, SampleId]] = []

@@ -55,7 +55,7 @@ class Setup:
     budget: int = 40
     length_of: LengthDistribution = field(default_factory=lambda: lognormal(8, 0.6))
     delay: int = 0
-    reject_every: int = 0  # prompts whose id it divides are rejected; 0: none
+    reject_every: int = 0  # prompts whose id is a multiple are rejected; 0: none
     failing: frozenset[int] = frozenset()
     stuck: frozenset[int] = frozenset()
     by_group: bool = False  # the scorer wants whole groups
@@ -64,9 +64,9 @@ class Setup:
     max_rejected_groups: int = 1000
     deterministic: bool = False
     seed: int = 0
-    keeps: bool = False  # engines hold the state of what they abort
-    computes_on: bool = True  # the engines, before they abort
-    turns: int = 0  # at most, of a sample with an environment; 0: none has one
+    keeps: bool = False  # whether engines keep the state of aborted samples
+    computes_on: bool = True  # whether the engines compute on before they abort
+    turns: int = 0  # most turns of a sample with an environment; 0: samples have none
     broken: frozenset[int] = frozenset()  # prompts whose environment fails
 
     @property
@@ -179,7 +179,9 @@ class Run:
         return open_ + [s for scored in self.buffer.ready_groups() for s in scored.group.samples]
 
     def num_dropped(self) -> int:
-        """Opened prompts that are nowhere else; they must be those whose reward fails."""
+        """Return the opened prompts that are in no other state; they must be those whose reward
+        fails.
+        """
         gone = set(self.prompts.taken) - {sample.prompt.id for sample in self.alive}
         gone -= {scored.group.prompt.id for scored in self.trained + self.rejected}
         assert gone <= self.setup.failing | self.setup.broken, f"prompts {gone} vanished"

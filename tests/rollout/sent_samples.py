@@ -15,12 +15,12 @@ from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.record import StepRecord
 from april_rl.types import Completion, SampleId
 
-VERSION = 3  # of the policy
+VERSION = 3  # policy version
 RULES = RequestRules(tick_steps=4, max_response_tokens=40, seed=0)
 
 
 def record(*, num_slots: int, policy_version: int = VERSION) -> StepRecord:
-    """A record of a step in which nothing has happened, and no time passes."""
+    """Return a record of a step in which nothing has happened, and no time passes."""
     return StepRecord(num_slots=num_slots, policy_version=policy_version, clock=lambda: 0.0)
 
 

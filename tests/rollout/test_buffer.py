@@ -1,4 +1,4 @@
-"""The buffer: a group that was opened is in one place, and the counts add up."""
+"""The buffer: every opened group is in one place, and the counts add up."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from april_rl.rollout.open_group import Failure
 from april_rl.rollout.record import GroupState
 from april_rl.types import Group, Sample, SampleId, ScoredGroup
 
-# Of what may happen to a group: the states in which it may, and the one that it has after it.
+# For each event of a group: the states in which it may happen, and the state after it.
 MOVES = {
     "open": ({None}, GroupState.in_flight),
     "make_ready": ({GroupState.in_flight}, GroupState.ready),
@@ -24,7 +24,7 @@ FINAL = {GroupState.trained, GroupState.rejected, GroupState.dropped}
 
 
 def scored_group(prompt_id: int) -> ScoredGroup:
-    """A group of one sample that is worth training."""
+    """Return a group of one sample that is worth training."""
     prompt = replace(PROMPT, id=prompt_id)
     end = replace(completion(0, start=0, num_tokens=3, version=0), finish_reason="stop")
     sample = Sample(prompt, 0, (replace(end, sample_id=SampleId(prompt_id, 0)),))
@@ -32,7 +32,7 @@ def scored_group(prompt_id: int) -> ScoredGroup:
 
 
 def let(buffer: Buffer, event: str, prompt_id: int) -> None:
-    """Let this happen to a group."""
+    """Apply this event to a group."""
     match event:
         case "open":
             buffer.open(replace(PROMPT, id=prompt_id))
@@ -120,7 +120,7 @@ def test_a_step_that_lost_a_group_fails():
 
 
 def test_the_end_of_each_group_is_reported_once_also_after_a_restart():
-    """Fails when a group that was settled before a restart is forgotten, or told twice."""
+    """Fails when a group that was settled before a restart is forgotten, or reported twice."""
     buffer = Buffer(1)
     for prompt_id in range(4):
         let(buffer, "open", prompt_id)

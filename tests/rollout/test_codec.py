@@ -23,7 +23,7 @@ HEARD = Observation(array("i", [7]), stop=("END",))
 
 
 def sample_of(num_turns, *, is_answered=True):
-    """Return an episode with turns of three tokens, each behind an observation of one."""
+    """Return an episode with turns of three tokens, each after an observation of one."""
     spans: list[Span] = []
     for turn in range(num_turns):
         said = Completion(

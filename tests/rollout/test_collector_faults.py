@@ -25,8 +25,8 @@ class FaultyEngines(FakeEngines):
         super().__init__(setup.length_of, num_engines=setup.num_engines, budget=setup.budget)
         self.is_stuck = False
         self.loses_samples = False
-        self.reports_twice = False  # first as a version before would have
-        self.submitted: list[Requests] = []  # to the engine while it hung
+        self.reports_twice = False  # whether it first reports the way an older version did
+        self.submitted: list[Requests] = []  # requests that were submitted while the engine hung
         self.late: list[tuple[int, Tick]] = []
         self.timeouts_s: list[float] = []
 
@@ -53,7 +53,7 @@ class FaultyEngines(FakeEngines):
         return completions, [0]
 
     def recover(self) -> None:
-        """Engine 0 answers again, first with what it did while nobody waited any more."""
+        """Let engine 0 answer again, first with the results that were no longer awaited."""
         requests = [request for submit in self.submitted for request in submit.each()]
         self.submitted, self.is_stuck = [], False
         if requests:
@@ -87,7 +87,7 @@ def test_a_stuck_engine_ends_the_step_with_everything_parked(num_engines, finish
     run, engines = faulty(num_engines=num_engines, finish_stale=finish_stale)
     run.step()
     engines.is_stuck = True
-    noticed = {1: "engine 0 has not answered", 2: "give its samples back within 7 s"}
+    noticed = {1: "engine 0 has not answered", 2: "did not return its samples within 7 s"}
     with pytest.raises(EngineStalledError, match=noticed[num_engines]):
         run.steps(10)
     assert set(engines.timeouts_s) == {7.0}
@@ -147,7 +147,7 @@ def test_a_sample_that_an_engine_loses_ends_the_run_by_name():
     """Fails when the abort does not ask what is missing."""
     run, engines = faulty()
     engines.loses_samples = True
-    with pytest.raises(LedgerError, match="did not give back samples"):
+    with pytest.raises(LedgerError, match="did not return samples"):
         run.step()
 
 
@@ -164,7 +164,7 @@ def test_a_group_whose_reward_fails_is_dropped_and_its_slots_are_refilled(refill
 
 
 def test_a_stuck_reward_blocks_neither_generation_nor_the_abort():
-    """Invariant 6. Fails when a step waits for every score."""
+    """Invariant 6. Fails when a step waits forevery score."""
     run = Run(Setup(stuck=frozenset({0, 1}), max_staleness=50))
     run.steps(6)
     assert len(run.trained) == 18

@@ -1,4 +1,4 @@
-"""Invariants of every run, whatever its lengths, engines, rewards and settings."""
+"""Invariants of every run, for any lengths, engines, rewards and settings."""
 
 from collections import Counter
 from dataclasses import replace
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollout_runs import SETUPS, Run, Setup, check_counts, check_sample, check_trainable, lognormal
 
 STEPS = st.integers(1, 5)
-TIGHT = Setup(  # a tail that outlasts the cap
+TIGHT = Setup(  # the tail lasts longer than the cap allows
     num_groups=4, group_size=4, alpha=2.0, max_staleness=2, budget=160, length_of=lognormal(12, 0.8)
 )
 quick = settings(max_examples=60, deadline=None)
@@ -158,7 +158,7 @@ def test_the_same_seed_gives_the_same_groups_token_for_token(setup, steps):
 @quick
 @given(SETUPS, STEPS)
 def test_a_run_that_opens_no_more_prompts_trains_everything_and_ends(setup, steps):
-    """Fails when the loop goes on with nothing to do (the fake engine counts), or ends although
+    """Fails when the loop continues with nothing to do (the fake engine counts), or ends although
     scores are missing.
     """
     run = Run(setup)

@@ -140,7 +140,7 @@ def test_refill_keeps_every_slot_busy():
                 "length_of": length_of,
                 "budget": 400,
                 "tick_steps": 1,
-            },  # the last tick is not counted
+            },  # the last tick does not count
         )
     )
     records = [run.step().record for _ in range(6)]
@@ -179,14 +179,14 @@ def test_a_tick_is_under_way_on_every_engine_while_the_next_is_prepared(num_engi
     ("open_versions", "ready_versions", "expected"),
     [
         ([], [3, 3], False),
-        ([5, 5, 5, 5], [3, 5], False),  # nobody is near the cap
-        ([2], [3, 3], True),  # 2 has to be trained now and could be
-        ([2], [2, 2], False),  # but not if the step is full of such
-        ([3, 3], [4, 4], False),  # two can still be trained in the next step
+        ([5, 5, 5, 5], [3, 5], False),  # no group is near the cap
+        ([2], [3, 3], True),  # one group has to be trained now and could be
+        ([2], [2, 2], False),  # the same group, but the step is full of such groups
+        ([3, 3], [4, 4], False),  # two groups can still be trained in the next step
         ([3, 3, 3], [4, 4], True),  # three cannot
-        ([3, 3, 3], [3, 3], False),  # waiting would change nothing
-        ([5] * 6, [5], False),  # a step that ends with too few: three more can train six
-        ([5] * 7, [5], True),  # but not seven
+        ([3, 3, 3], [3, 3], False),  # waiting would not help
+        ([5] * 6, [5], False),  # the step ends with too few groups: three more can train six
+        ([5] * 7, [5], True),  # three more cannot train seven
     ],
 )
 def test_a_step_waits_when_later_ones_could_not_train_the_rest_in_time(

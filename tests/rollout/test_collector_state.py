@@ -1,4 +1,4 @@
-"""A run that is saved, killed and restored loses, repeats and changes nothing."""
+"""A run that is saved, killed and restored loses nothing, repeats nothing and changes nothing."""
 
 import json
 import math
@@ -31,7 +31,7 @@ from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Tick
 from april_rl.types import Completion, Prompt, SampleId
 
-PROMPTS = [  # a run goes through them several times
+PROMPTS = [  # a run reads them several times
     Prompt(id=i, token_ids=(i + 1,) * (1 + i % 3), text=f"{i}?", answer=f"{i}", source=f"{i}")
     for i in range(7)
 ]
@@ -91,7 +91,7 @@ def start(setup: Setup) -> Run:
 
 
 def save(run: Run) -> str:
-    """Everything of a run as text, with the test's own bookkeeping."""
+    """Return everything of a run as text, with the test's own bookkeeping."""
     assert isinstance(run.prompts, Stream)
     return json.dumps(
         {
@@ -181,7 +181,7 @@ def test_a_run_restored_before_every_step_equals_the_uninterrupted_one(setup, st
     sample, scores so far, a group's age, the expected length or the engine a sample was on are not
     restored, or when what finished at the abort is scored in the order in which it finished.
     """
-    setup = replace(setup, keeps=False, deterministic=True)  # a new engine keeps nothing
+    setup = replace(setup, keeps=False, deterministic=True)  # a new engine has kept nothing
     whole, run = start(setup), start(setup)
     asked: list[list[Request]] = [[] for _ in range(setup.num_engines)]
     scored: list[SampleId] = []

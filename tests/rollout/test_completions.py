@@ -17,7 +17,7 @@ WAITING, RUNNING, PARKED = SampleState.waiting, SampleState.running, SampleState
 
 
 def sent_to(engine: int) -> tuple[Sent, OpenGroup]:
-    """A group of two samples that `engine` has."""
+    """Return a group of two samples that `engine` has."""
     sent = Sent(group_size=2)
     group = sent.open(1)
     for index in (0, 1):
@@ -71,7 +71,7 @@ def test_resumed_samples_and_their_prefilled_tokens_are_counted():
 
 
 class ForgetfulEngines(FakeEngines):
-    """Engines that finish the first sample and never say so."""
+    """Engines that finish the first sample and never report it."""
 
     def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
         return [
@@ -87,12 +87,12 @@ def _but_the_first(completion: Completion) -> Completion:
 
 @pytest.mark.parametrize("num_engines", [1, 2])
 @pytest.mark.parametrize("refill", [True, False])
-def test_a_step_does_not_wait_for_ever_for_a_sample_that_its_engine_forgot(refill, num_engines):
-    """Nothing else is left to do. Fails when it asks engines for ever that have no work."""
+def test_a_step_does_not_wait_forever_for_a_sample_that_its_engine_forgot(refill, num_engines):
+    """Nothing else is left to do. Fails when it asks engines forever that have no work."""
     setup = Setup(
         **{"num_groups": 1, "group_size": 1, "alpha": 1.0, "max_staleness": 1},
         **{"refill": refill, "num_engines": num_engines, "delay": 9},
     )
     engines = ForgetfulEngines(setup.length_of, num_engines=num_engines, budget=setup.budget)
-    with pytest.raises(LedgerError, match=r"did not give back samples \[.*prompt_id=0, index=0"):
+    with pytest.raises(LedgerError, match=r"did not return samples \[.*prompt_id=0, index=0"):
         Run(setup, engines).step()

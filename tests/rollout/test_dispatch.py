@@ -45,7 +45,7 @@ def test_samples_return_to_their_engines_as_a_step_begins_the_oldest_first():
     """Fails when an engine gets back more than it has slots, others than the oldest, what returned
     still waits, or more is sent than may be started.
     """
-    sent = Sent(group_size=4, num_slots=4)  # two slots an engine
+    sent = Sent(group_size=4, num_slots=4)  # two slots for each engine
     first = sent.open(1, engines=[0, None, 0, 0])
     second = sent.open(2, engines=[0, 1, 0, 0])
     for group in (first, second):
@@ -131,7 +131,8 @@ def fill(sent: Sent, *tokens: float) -> None:
 
 def test_new_samples_queue_at_the_engine_with_the_fewest_outstanding_tokens():
     """Fails when an engine with more to do gets them first, or more than it has room for."""
-    sent = Sent(group_size=4, num_engines=3, num_slots=24)  # eight slots and two queued an engine
+    # Eight slots and two queued requests for each engine.
+    sent = Sent(group_size=4, num_engines=3, num_slots=24)
     fill(sent, 30.0, 10.0, 20.0)
     for prompt_id in (1, 2):
         sent.dispatch.add(sent.open(prompt_id))
@@ -144,7 +145,8 @@ def test_new_samples_queue_at_the_engine_with_the_fewest_outstanding_tokens():
 
 def test_the_rest_of_a_group_queues_at_the_same_engine_as_its_siblings():
     """Fails when it goes where the least work is, though their engine has a slot again."""
-    sent = Sent(group_size=4, num_engines=2, num_slots=16)  # eight slots and two queued an engine
+    # Eight slots and two queued requests for each engine.
+    sent = Sent(group_size=4, num_engines=2, num_slots=16)
     fill(sent, 30.0, 10.0)
     sent.dispatch.add(sent.open(1))
     assert sent.dispatch.assign(limit=2) == 2
@@ -215,7 +217,7 @@ def test_outstanding_tokens_return_to_zero_when_samples_end():
 
 
 def test_an_engine_gets_the_samples_of_the_oldest_prompts_first():
-    """Fails when an older sample that joins those that returned to their engine comes behind."""
+    """Fails when an older sample that joins those that returned to their engine comes later."""
     sent = Sent(group_size=2, num_engines=1, num_slots=8)
     for prompt_id, engines in ((3, [None, 0]), (4, [None, None]), (5, [0, 0])):
         sent.dispatch.add(sent.open(prompt_id, engines=engines))

@@ -17,12 +17,12 @@ from april_rl.types import SampleId
 
 BUDGET = 60
 SEEDS, STEPS = range(12), 36
-STEADY_FROM = 12  # two full cycles of the cap of five versions
+STEADY_FROM = 12  # two full cycles of the cap, which is five versions
 ALPHAS = [1.0, 1.5, 3.0]
 
 
 def lognormal_of(seed: int) -> LengthDistribution:
-    """Lengths drawn for each sample by itself: median 6, long tail, at most the budget."""
+    """Return lengths drawn for each sample by itself: median 6, long tail, at most the budget."""
 
     @cache
     def length_of(sample_id: SampleId) -> int:
@@ -57,7 +57,7 @@ def trial(seed: int, alpha: float, **changes: object) -> Trial:
 
 @lru_cache
 def trials(alpha: float) -> list[Trial]:
-    """Twelve seeds, 36 steps each."""
+    """Run twelve seeds for 36 steps each."""
     found = [trial(seed, alpha) for seed in SEEDS]
     for each in found:
         for _ in range(STEPS):
@@ -70,7 +70,9 @@ def flat(rows: Sequence[Sequence[int]]) -> list[int]:
 
 
 def largest_difference(some: Sequence[int], others: Sequence[int]) -> float:
-    """Between the two cumulative distributions: the statistic of Kolmogorov and Smirnov."""
+    """Return the largest difference of the two cumulative distributions: the statistic of
+    Kolmogorov and Smirnov.
+    """
     grid = np.arange(BUDGET + 1)
     shares = [np.searchsorted(np.sort(x), grid, side="right") / len(x) for x in (some, others)]
     return float(np.abs(shares[0] - shares[1]).max())
@@ -93,9 +95,9 @@ def test_in_steady_state_the_trained_lengths_are_distributed_as_the_opened_ones(
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_no_group_is_passed_over_for_ever(alpha):
+def test_no_group_is_passed_over_forever(alpha):
     """After 36 steps, none that is alive is older than the cap allows in the next one. Fails when
-    the newest ready groups are trained first: the others stay for ever.
+    the newest ready groups are trained first: the others stay forever.
     """
     for each in trials(alpha):
         oldest = [sample.oldest_version for sample in each.run.alive]

@@ -15,7 +15,7 @@ from april_rl.types import Group, SampleId
 
 
 class PlainSlots:
-    """The rule as it is told: the minimum over all engines on offer that have room."""
+    """The rule itself: the minimum over all offered engines with room."""
 
     def __init__(self, slots: Slots, *, num_engines: int, queue_size: int) -> None:
         self.slots, self.queue_size = slots, queue_size
@@ -150,7 +150,7 @@ def test_garbage_collection_runs_again_after_a_step_even_a_failed_one():
 def test_garbage_of_a_rollout_is_not_searched_at_once():
     """Fails when the first object made after a step has Python look at all that the step made."""
     assert gc.isenabled()
-    gc.collect()  # so that the next search is one of the youngest
+    gc.collect()  # so that the next collection looks at the youngest objects only
     with garbage_collection_paused():
         made = [[number] for number in range(2000)]
     old = {id(each) for each in gc.get_objects(generation=2)}

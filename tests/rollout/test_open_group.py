@@ -12,7 +12,7 @@ from april_rl.types import Completion, Group, Observation, SampleId, Score
 
 
 def grown(group: OpenGroup, *completions: Completion) -> OpenGroup:
-    """Have samples grow as if engine 0 had been asked for these."""
+    """Extend samples as if engine 0 had computed these."""
     for each in completions:
         index = each.sample_id.index
         if group.states[index] is SampleState.parked:
@@ -23,7 +23,9 @@ def grown(group: OpenGroup, *completions: Completion) -> OpenGroup:
 
 
 def open_group(buffer: Buffer, *num_tokens: int | None) -> OpenGroup:
-    """Prompt 1 of two tokens; samples unfinished with so many tokens, finished with none more."""
+    """Return a group for prompt 1 of two tokens; unfinished samples have so many tokens,
+    finished ones no more.
+    """
     group = buffer.open(PROMPT)
     for index, count in enumerate(num_tokens):
         if count is None:
@@ -35,7 +37,7 @@ def open_group(buffer: Buffer, *num_tokens: int | None) -> OpenGroup:
 
 
 def save_and_restore(group: OpenGroup) -> OpenGroup:
-    """The group after it was written as JSON and read back."""
+    """Return the group after it was written as JSON and read back."""
     state = save_open_group(group)
     return restore_open_group(state, num_engines=1)
 

@@ -117,7 +117,7 @@ def test_occupancy_is_slot_time_over_the_time_of_the_rollout():
 
 def test_slots_that_are_empty_while_samples_act_are_a_share_of_all_slots():
     """Four slots, all full for 2 s. Then two samples act, and one that waits in the queue takes a
-    slot at once: one is empty for 3 s. At 5 s, one goes on and the other still acts: all are full
+    slot at once: one is empty for 3 s. At 5 s, one continues and the other still acts: all are full
     until two samples finish at 8 s: one slot is empty because of the other until 10 s, the second
     because nothing is left. 1·3 + 1·2 = 5 of 40 slot-seconds. Fails when queued requests, finished
     samples or the ends of the step count wrongly.

@@ -17,7 +17,7 @@ SAID = Observation((9, 9))
 
 
 def begin(sent: Sent) -> OpenGroup:
-    """A group of one sample that engine 0 has, behind one token of its environment."""
+    """Return a group of one sample on engine 0, after one token of its environment."""
     group = sent.groups.open(ASKED)
     sent.groups.resume()
     sent.groups.take_replies([Reply(SampleId(1, 0), 0, Observation((9,)))])

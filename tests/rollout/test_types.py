@@ -57,7 +57,7 @@ def test_a_token_without_its_logprob_is_an_error():
 
 
 def random_completion(count: int) -> Completion:
-    """As an engine gives it, of a vocabulary as large as may be."""
+    """Return a completion as an engine gives it, with the largest possible vocabulary."""
     random = Random(count)
     return replace(
         PART,
@@ -110,7 +110,7 @@ def test_a_group_is_complete_when_all_its_samples_are_finished():
         ((0.0, 1.0), True),
         ((1.0, 1.0), False),
         ((0.5,), False),
-        ((0.1 + 0.2, 0.3, 0.3), False),  # sums of weighted rewards, in another order
+        ((0.1 + 0.2, 0.3, 0.3), False),  # sums of weighted rewards differ by their order
         ((0.1 + 0.2 - 0.3, 0.0), False),
         ((float(np.float32(0.3)), 0.3), False),
         ((1000.0, 1000.0005), False),

@@ -15,7 +15,7 @@ def check_merged(exported: Path, start: Mapping[str, Tensor], *, scaling: float)
     adapters = load_file(exported / "adapter" / "adapter_model.safetensors")
     merged = load_file(exported / "model.safetensors")
     names = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in adapters}
-    assert len(adapters) == 2 * len(names) == 2 * 2 * 7  # two layers of seven matrices
+    assert len(adapters) == 2 * len(names) == 2 * 2 * 7  # two layers with seven matrices each
     for name, weight in merged.items():
         expected = start[name].float()
         layer = name.removesuffix(".weight")

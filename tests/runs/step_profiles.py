@@ -4,7 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
-SLACK_US = 1000.0  # between two reads of the clock
+SLACK_US = 1000.0  # time between two readings of the clock
 PHASE_OF = {"advance": "rollout", "update": "update", "sync_weights": "weight sync"}
 
 

@@ -28,7 +28,8 @@ def test_engine_and_learner_agree_for_each_form_of_sync(runs):
         rows = steps_of(run_dir)
         assert len(rows) == 4
         assert sum(row["rollout/resumed_samples"] for row in rows) > 0
-        key = "mismatch/logprob_abs_mean"  # of a step with tokens of its own version only
+        # Measured in a step that has only tokens of its own version.
+        key = "mismatch/logprob_abs_mean"
         mismatches = [row[key] for row in rows if key in row]
         assert len(mismatches) > 1
         assert max(mismatches) < 1e-5

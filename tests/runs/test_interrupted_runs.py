@@ -1,5 +1,5 @@
-"""Runs that are disturbed from outside while their steps are under way: what they do about it, how
-soon they end, with what message, and with no process left.
+"""Runs that are disturbed from outside during their steps: their reaction, the time until they
+end, their message, and that no process is left.
 """
 
 import json
@@ -36,7 +36,7 @@ class EndlessRun(NamedTuple):
 
     def worker(self) -> psutil.Process:
         for process in self.descendants():
-            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
                 if "ray::Worker" in "".join(process.cmdline()):
                     return process
         raise LookupError("the run has no worker")
@@ -52,7 +52,9 @@ class EndlessRun(NamedTuple):
             time.sleep(0.05)
 
     def end_by_killing_the_worker(self, sent: signal.Signals, *, what: str) -> float:
-        """Send `sent` to the worker, check what the run says and leaves; the seconds it took."""
+        """Send the signal `sent` to the worker, and check the run's message and leftovers;
+        return the seconds it took.
+        """
         children, worker = self.descendants(), self.worker()
         started = time.monotonic()
         worker.send_signal(sent)
@@ -71,7 +73,7 @@ class EndlessRun(NamedTuple):
 
 @contextmanager
 def endless_run(task: Path, run_dir: Path, *overrides: str) -> Iterator[EndlessRun]:
-    """Start a run that is killed in the end, should it be there still."""
+    """Start a run, which is killed at the end if it is still running."""
     endless = ("trainer.num_steps=100000", "evaluation.every=100000", "tracking.wandb=offline")
     output = run_dir.with_suffix(".out")
     with (
@@ -135,15 +137,15 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
         ("lora.rank=2", "lora.rank=2, but the saved run had 0"),
     ):
         assert message in refusal(task, task, *cispo, "resume=auto", wrong)
-    too_large = (*cispo, "resume=auto", "engine.kv_cache_gib=9999")  # its workers have begun
+    too_large = (*cispo, "resume=auto", "engine.kv_cache_gib=9999")  # its workers have started
     message = refused_by_the_program(task, run.run_dir, *too_large)
     assert "this run does not fit into memory" in message
     assert content_of(run.run_dir) == before, "a refused resume changes nothing"
 
 
 def check_gdpo(run_dir: Path) -> None:
-    """The advantages of the first step, four groups of four, follow from the parts of its rewards.
-    Fails when they do not arrive, or have lost their weights.
+    """Check that the advantages of the first step, four groups of four, follow from the parts of
+    its rewards. Fails when they do not arrive, or have lost their weights.
     """
     lines = (run_dir / "samples" / "step_00001.jsonl").read_text().splitlines()
     samples = [json.loads(line) for line in lines]

@@ -6,7 +6,7 @@ import pytest
 from command_line import refusal, write_task
 from tiny_architectures import tiny_config
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about tiny configurations
 
 
 @pytest.fixture(scope="module")

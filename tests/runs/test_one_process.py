@@ -24,7 +24,7 @@ def test_a_run_in_one_process_equals_the_run_with_ray(tmp_path: Path) -> None:
     check_equal(tmp_path / "with_ray", tmp_path / "alone")
 
 
-# As somebody debugs a loss, but that the breakpoint takes a note instead of asking.
+# A user debugs a loss like this, except that the breakpoint takes a note instead of asking.
 DEBUGGED = """
 import sys
 import ray

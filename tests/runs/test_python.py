@@ -118,7 +118,7 @@ def test_functions_are_tools_that_the_policy_calls(tmp_path: Path) -> None:
     log = tmp_path / "calls"
 
     def boxed(value: str) -> str:
-        """Hear a sum.
+        """Receive a sum.
 
         Args:
             value: The sum.
@@ -148,7 +148,7 @@ def test_tools_that_give_no_reward_are_refused_where_it_is_read(tmp_path: Path) 
 
 
 def print_sum(value: str) -> str:
-    """Hear a sum.
+    """Receive a sum.
 
     Args:
         value: The sum.
@@ -159,7 +159,7 @@ def print_sum(value: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"data": [1, 2]}, r"data has no rows that can be written \(a row is a dict, got 1\)"),
+        ({"data": [1, 2]}, r"data has rows that cannot be written \(a row is a dict, got 1\)"),
         ({"data": []}, "data has no rows: the list is empty"),
         ({"functions": [len]}, "functions is a dict of functions by setting"),
         ({"data": [{"prompt": {1, 2}}]}, "set is not JSON"),

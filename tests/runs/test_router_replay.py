@@ -41,7 +41,7 @@ def test_a_mixture_of_experts_trains_with_repeated_choices(task, tmp_path):
     assert largest["repeated"] != largest["chosen"]
 
 
-# Trains with vLLM's model runner of GPUs, which is the one that reports experts.
+# The run uses vLLM's model runner for GPUs, the only one that reports experts.
 INTERPRETED = """
 import runpy
 from interpreted_runner import use_runner_of_gpus
@@ -100,7 +100,7 @@ def test_a_mixture_of_experts_trains_with_the_experts_of_its_engine_and_resumes(
     assert rows[1]["staleness/age_max"] >= 1, "nothing was resumed"
 
 
-@pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
+@pytest.mark.filterwarnings("ignore")  # transformers warns about tiny configurations
 @pytest.mark.parametrize("model_type", ["qwen3", "phimoe"])
 def test_a_model_without_a_known_router_is_refused_by_name(model_type, task, tmp_path):
     """One is dense, the other samples its experts in a way of its own. The folder has no weights:

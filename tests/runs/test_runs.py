@@ -1,4 +1,4 @@
-"""Whole runs through the command; each setting shows in what only it leaves behind."""
+"""Whole runs through the command; each setting is recognised by an effect that only it has."""
 
 import re
 from itertools import pairwise
@@ -22,7 +22,7 @@ from april_rl.checkpointing.manifest import read_manifest
 from april_rl.commands import checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
-BUDGET, BUFFER, PENALTY = 96, 0.2 * 96, 0.5  # of DAPO's overlong punishment
+BUDGET, BUFFER, PENALTY = 96, 0.2 * 96, 0.5  # DAPO's overlong punishment
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,8 @@ def test_a_run_leaves_true_metrics_and_exports(first):
     rows = rows_of(first)
     steps = [row for row in rows if row["step"] > 0]
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
-    returned = {key for row in rows for key in row}  # some only in steps where they mean something
+    # Some appear only in steps where they mean something.
+    returned = {key for row in rows for key in row}
     assert missing(returned) == []
     assert undescribed_keys(returned) == []
     for row in steps:
@@ -285,12 +286,12 @@ def test_a_sweep_over_alpha_starts_from_an_export_on_a_mixture(two_workers, firs
         is_one_shot = factor == 2
         num_sums = sum(row.get("source/sums/groups", 0) for row in steps)
         assert num_sums + sum(row.get("source/asked/groups", 0) for row in steps) == 12
-        # Of 24 groups that were opened, 12 are drawn; the synchronous run trains all it opens.
+        # 12 of the 24 opened groups are drawn; the synchronous run trains all groups that it opens.
         assert 6 <= num_sums < 12 if is_one_shot else num_sums == 9
         left = sum(row["rollout/parked_groups"] + row["rollout/ready_groups"] for row in steps)
         assert (left > 0) == is_one_shot
         assert (max(row["staleness/age_max"] for row in steps) > 0) == is_one_shot
-        for group in groups_of(run_dir):  # Dr. GRPO divides by no standard deviation
+        for group in groups_of(run_dir):  # Dr. GRPO does not divide by the standard deviation
             rewards = np.array([sample["reward"] for sample in group])
             found = [sample["advantage"] for sample in group]
             assert found == pytest.approx((rewards - rewards.mean()).tolist())

@@ -12,7 +12,7 @@ from april_rl.config.store import config_dir, recipes
 
 COMMAND = "python -m april_rl.train "
 HELP = OmegaConf.load(Path(config_dir()) / "train.yaml").hydra.help.template
-# What stands behind the command in each line that begins with it, up to the remark.
+# The words after the command in each line that begins with it, up to the comment.
 EXAMPLES = [
     line.strip().removeprefix(COMMAND).partition("   ")[0]
     for line in HELP.splitlines()
@@ -109,7 +109,7 @@ command_line.main()
 
 
 def test_a_stop_whose_exception_python_drops_ends_the_start_soon(tmp_path: Path) -> None:
-    """SIGTERM while an object's `__del__` runs, before Ray starts. Fails when the start goes on,
+    """SIGTERM while an object's `__del__` runs, before Ray starts. Fails when the start continues,
     and stacks of threads are printed at the deadline.
     """
     done = subprocess.run(

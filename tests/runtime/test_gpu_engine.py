@@ -39,7 +39,7 @@ GIB = 2**30
 def process_group() -> Iterator[None]:
     dist.init_process_group("cuda:nccl,cpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
-    if dist.is_initialized():  # vLLM may have ended it with its own
+    if dist.is_initialized():  # vLLM may have destroyed it together with its own groups
         dist.destroy_process_group()
 
 
@@ -62,12 +62,12 @@ def build(
 
 
 def step(learner: Learner, engine: VllmEngine, number: int) -> float:
-    """A whole step as a worker makes it; the mismatch of what the engine sampled in it."""
+    """Run a whole step like a worker; return the mismatch of its samples."""
     return update(learner, engine, generate(engine, number))
 
 
 def update(learner: Learner, engine: VllmEngine, groups: Sequence[ScoredGroup]) -> float:
-    """Train on `groups` and give the engine the new weights; returns the mismatch."""
+    """Train on `groups` and give the engine the new weights; return the mismatch."""
     packer = Packer(
         num_ranks=1,
         max_tokens=1024,
@@ -90,7 +90,7 @@ def update(learner: Learner, engine: VllmEngine, groups: Sequence[ScoredGroup]) 
 
 
 def mismatch_of_three_steps(folder: Path, settings: dict[str, object]) -> float:
-    """The largest, of a process of its own."""
+    """Return the largest mismatch, measured in a separate process."""
     with process_group():
         learner, engine = build(folder, "cuda", **settings)
         return max(step(learner, engine, number) for number in range(3))
@@ -108,17 +108,20 @@ def request(prompt_id: int, so_far: Sequence[int] = ()) -> Request:
 
 
 class Kept(NamedTuple):
-    """Samples that were parked while the learner updated beside their KV cache, and went on."""
+    """Samples that were parked while the learner updated next to their KV cache, and then
+    continued.
+    """
 
     num_parked: int
-    prefilled_tokens: int  # when they went on
+    prefilled_tokens: int  # tokens that were prefilled when they continued
     num_kept: int
-    num_crowded_out: int  # of as many again, while the engine had all its slots full with others
-    mismatch: float  # of the next step, on the new weights
+    # The same, for as many samples again while others filled all slots of the engine.
+    num_crowded_out: int
+    mismatch: float  # mismatch of the next step, on the new weights
 
 
 def kept_over_an_update(folder: Path) -> Kept:
-    """A whole step with an engine that stays awake and is full of parked samples."""
+    """Run a whole step with an engine that stays awake and is full of parked samples."""
     with process_group():
         learner, engine = build(folder, "cuda", keeps_parked=True, sleeps=False)
         groups = generate(engine, 0)
@@ -130,7 +133,7 @@ def kept_over_an_update(folder: Path) -> Kept:
         rest = engine.advance([], slots=32, max_steps=10_000).finished
         engine.advance([request(9100 + i) for i in range(32)], slots=32, max_steps=8)
         crowded = {c.sample_id.prompt_id: c.token_ids for c in engine.abort()}
-        mismatch = step(learner, engine, 1)  # its 32 samples take every row of the model runner
+        mismatch = step(learner, engine, 1)  # its 32 samples use every row of the model runner
         again = [request(i, token_ids) for i, token_ids in crowded.items()]
         last = engine.advance(again, slots=32, max_steps=10_000).finished
         return Kept(
@@ -143,7 +146,7 @@ def kept_over_an_update(folder: Path) -> Kept:
 
 
 def memory_of_a_sleep(folder: Path) -> tuple[int, int, int, int]:
-    """Bytes: the device's, free when awake, asleep, and awake again."""
+    """Return the bytes of the device, free when awake, asleep, and awake again."""
     with process_group():
         _, engine = build(folder, "cuda")
         awake, total = torch.accelerator.get_memory_info()

@@ -27,13 +27,13 @@ def test_a_signal_raises_once_and_is_remembered(interrupts, which):
     interrupts.check()
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), which)
-    os.kill(os.getpid(), which)  # raises no more
+    os.kill(os.getpid(), which)  # the signal does not raise any more
     with pytest.raises(KeyboardInterrupt):
         interrupts.check()
 
 
 class SignalledInDel:
-    """An object during whose end a signal comes."""
+    """An object that is destroyed while a signal arrives."""
 
     def __init__(self, which: signal.Signals) -> None:
         self._which = which
@@ -44,8 +44,8 @@ class SignalledInDel:
 
 
 def start(which: signal.Signals) -> None:
-    SignalledInDel(which)  # ends at once, for nothing refers to it
-    time.sleep(30)  # where Ray and vLLM would be started
+    SignalledInDel(which)  # it ends at once, because no name refers to it
+    time.sleep(30)  # here Ray and vLLM would be started
 
 
 @pytest.mark.parametrize("which", SIGNALS)
@@ -98,7 +98,7 @@ def test_a_second_signal_ends_the_program_and_its_children_at_once():
         time.sleep(1.2)
         assert run.poll() is None
         run.send_signal(signal.SIGINT)
-        run.communicate(timeout=60)  # returns once the child, which has the same output, has ended
+        run.communicate(timeout=60)  # returns after the child, which shares the output, has ended
         assert run.returncode == 130
 
 

@@ -20,7 +20,7 @@ def model_path(tmp_path) -> Iterator[str]:
     write_tiny_qwen3(tmp_path, tied=False, hidden_size=64, num_layers=2)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield str(tmp_path)
-    if dist.is_initialized():  # vLLM may have ended it with its own
+    if dist.is_initialized():  # vLLM may have destroyed it together with its own groups
         dist.destroy_process_group()
 
 

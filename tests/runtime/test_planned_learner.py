@@ -24,7 +24,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 @pytest.fixture
 def planned() -> Plan:
-    """A plan that has decided a share; the settings before it still say auto."""
+    """Return a plan with a decided share; the settings before it still say auto."""
     config = load("+recipe=tiny_cpu", "rollout.resume=keep")
     learner = replace(config.learner, activation_checkpointing=0.5, fused=False)
     return Plan(

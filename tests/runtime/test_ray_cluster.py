@@ -1,4 +1,4 @@
-"""Joining a Ray cluster that somebody else started, protected by a token."""
+"""Joining a Ray cluster that somebody else started, which is protected by a token."""
 
 import os
 import socket
@@ -77,7 +77,8 @@ def cluster() -> Iterator[RunningCluster]:
         token.write_text("0123456789abcdef" * 4)
         port, log = free_port(), Path(folder, "log")
         args = f"start --head --block --node-ip-address=127.0.0.1 --port={port} --num-cpus=1"
-        args += f" --ray-client-server-port={free_port()}"  # another cluster may have the default
+        # Another cluster may use the default port.
+        args += f" --ray-client-server-port={free_port()}"
         args += " --include-dashboard=false --object-store-memory=80000000 --disable-usage-stats"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -132,7 +133,7 @@ def test_a_wrong_or_missing_token_is_named_at_once(cluster, tmp_path, text):
         token.write_text(text)
     _, lines, status = connect(cluster, token)
     said = lines[-1]
-    assert len(lines) <= 2, lines  # ours, and Ray's for its one attempt
+    assert len(lines) <= 2, lines  # our line, and Ray's line for its one attempt
     assert said.startswith(f"runtime.ray_address={cluster.address}: the cluster requires its token")
     assert "RAY_AUTH_TOKEN_PATH" in said
     assert status == 1

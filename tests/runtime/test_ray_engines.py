@@ -21,7 +21,7 @@ TICK = make_tick()
 
 
 class Method:
-    """A worker's method: each call gets a reference of its own, which the test can find."""
+    """A worker's method: each call gets its own reference, which the test can find."""
 
     def __init__(self, result: Any) -> None:
         self._result, self.calls = result, deque[Call]()
@@ -43,19 +43,19 @@ class Rank:
 
 
 class Script:
-    """A watchdog to which calls end as `ends` says; it must be waiting for them."""
+    """A watchdog whose calls end as `ends` says; it must be waiting for them."""
 
     has_failed = False
 
     def __init__(self) -> None:
         self.ends: deque[list[Call]] = deque()
         self.num_waits = 0
-        self.waited: set[Call] = set()  # for which, the last time
+        self.waited: set[Call] = set()  # the calls that the last wait was for
 
     def wait(self, calls: Sequence[Call], *, reports_beats: bool) -> dict[Call, Any]:
         assert reports_beats
         self.num_waits, self.waited = self.num_waits + 1, set(calls)
-        assert self.num_waits < 100, "waits for ever"
+        assert self.num_waits < 100, "waits forever"
         ended = self.ends.popleft() if self.ends else calls[:1]
         assert set(ended) <= set(calls)
         return {call: call.result for call in ended}
@@ -134,7 +134,7 @@ def test_after_an_abort_earlier_ticks_are_not_waited_for():
 
 
 def lines_per_tick(num_engines: int) -> float:
-    """Lines of engines.py that run for a tick, with two under way on each engine."""
+    """Count the lines of engines.py that run for a tick, with two under way on each engine."""
     engines = RayEngines(crew_of(num_engines, 1), deterministic=False)  # type: ignore[arg-type]
     launch(engines, *range(num_engines), *range(num_engines))
     lines = 0

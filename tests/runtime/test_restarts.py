@@ -1,4 +1,4 @@
-"""When a run goes on by itself after it has lost a worker, and when it does not."""
+"""When a run continues by itself after it has lost a worker, and when it does not."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from april_rl.supervision.restarts import Restarts
 
 @dataclass
 class FakeRun:
-    """A run at a policy version, with the checkpoint it would go on from."""
+    """A run at a policy version, with the checkpoint it would continue from."""
 
     version: int
     last_checkpoint: Path | None = Path("run/checkpoints/step_50")
@@ -51,7 +51,7 @@ def test_a_lost_worker_restarts_the_run_with_a_message(capsys, kind):
 
 
 def test_a_run_restarts_at_most_max_restarts_times(capsys):
-    """Fails when a run that loses a worker every few steps goes on for ever."""
+    """Fails when a run that loses a worker every few steps continues forever."""
     restarts = make_restarts(2)
     fail(restarts, WorkerDiedError("one"), version=1)
     fail(restarts, WorkerDiedError("two"), version=2)
@@ -100,7 +100,7 @@ def test_a_restart_resumes_from_the_runs_own_last_checkpoint(capsys):
 @pytest.mark.parametrize(
     ("error", "version"),
     [
-        (WorkerMemoryError("no memory"), 4),  # there would be no more of it
+        (WorkerMemoryError("no memory"), 4),  # a restart would not bring more memory
         (RunError("a setting is wrong"), 4),
         (KeyboardInterrupt(), 4),
         (WorkerDiedError("while it was built"), None),

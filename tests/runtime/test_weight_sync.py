@@ -1,4 +1,4 @@
-"""The mismatch check on real vLLM and the real learner: it must see a sync that did not happen."""
+"""The mismatch check on real vLLM and the real learner must detect a missing sync."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -40,7 +40,7 @@ MODELS = {
 def _group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
-    if dist.is_initialized():  # vLLM may have ended it with its own
+    if dist.is_initialized():  # vLLM may have destroyed it together with its own groups
         dist.destroy_process_group()
 
 
@@ -112,7 +112,7 @@ def generate(engine: VllmEngine, step: int) -> list[ScoredGroup]:
 def train(
     learner: Learner, engine: VllmEngine, *, sync: bool, send: Send = send_weights
 ) -> list[float]:
-    """The mismatch of three steps."""
+    """Return the mismatch of three steps."""
     packer = Packer(
         num_ranks=1,
         max_tokens=1024,

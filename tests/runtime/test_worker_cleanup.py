@@ -1,4 +1,4 @@
-"""Ray starts workers only; they are ended where it does not end them, with one message."""
+"""Ray starts workers only; workers are ended even if Ray does not end them, with one message."""
 
 import signal
 import subprocess
@@ -52,7 +52,7 @@ def test_ray_starts_no_process_that_waits_for_work():
     raylet = psutil.Process(group.pids[0]).parent()
     titles = []
     for each in raylet.children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
             titles.append(" ".join(each.cmdline()))
     assert sum(title.startswith("ray::LightWorker") for title in titles) == 2
     assert not any(title.startswith("ray::IDLE") for title in titles)

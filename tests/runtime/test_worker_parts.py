@@ -32,7 +32,7 @@ SETTINGS = WorkerSettings(
 
 
 class Log:
-    """An engine and a learner that note what they are asked."""
+    """An engine and a learner that record their calls."""
 
     def __init__(self, *, policy_version: int) -> None:
         self.calls: list[str] = []
@@ -92,7 +92,7 @@ def test_a_sync_wakes_the_kv_cache_after_the_learner_is_offloaded():
 
 
 def record(calls: list[dict[str, Any]]) -> Callable[..., None]:
-    """Return a constructor that notes what it is called with, the section as `config`."""
+    """Return a constructor that records its arguments, the section as `config`."""
     return lambda config, **keywords: calls.append({"config": config, **keywords})
 
 
@@ -124,7 +124,7 @@ def test_a_workers_engine_gets_the_settings_and_the_planned_values(
         "temperature": 0.6,
         "max_model_len": 300,
         "max_num_seqs": 5,
-        "keeps_parked": keeps_parked,  # the engine drops it when it sleeps
+        "keeps_parked": keeps_parked,  # the engine drops kept samples when it sleeps
         "sleeps": sleeps,
         "stop_tokens": (1,),
         "lora": config.lora if lora is ADAPTER_ALONE else None,

@@ -1,6 +1,4 @@
-"""Who runs where: how many workers, on which nodes, in what order, and that ranks of one engine are
-compared.
-"""
+"""Number, nodes and order of the workers, and the comparison of ranks of one engine."""
 
 import subprocess
 import sys
@@ -38,7 +36,9 @@ def completion(index: int = 0, *, token_ids: tuple[int, ...] = (5, 6)) -> Comple
 
 
 def layout_of(*overrides: str, gpus: int) -> tuple[str, int, int]:
-    """Device, workers and engines of the tiny recipe with `overrides`, where there are `gpus`."""
+    """Return device, workers and engines of the tiny recipe with `overrides`, on a machine with
+    `gpus`.
+    """
     config = load("+recipe=tiny_cpu", *overrides)
     found, layout = settle(config, gpus=gpus, where="this machine")
     assert found.runtime.num_workers == layout.num_workers
@@ -167,7 +167,7 @@ def test_a_rank_that_sampled_other_tokens_is_named(theirs) -> None:
 
 def test_shared_memory_without_a_name_is_gone_with_a_killed_process() -> None:
     """A lock and a block of multiprocessing, as vLLM makes them, in a process that ends without a
-    word. Fails when their names stay: nobody is left who could unlink them.
+    word. Fails when their names stay: no one is left who could unlink them.
     """
     code = (
         "import multiprocessing as mp, os\n"

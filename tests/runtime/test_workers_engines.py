@@ -22,17 +22,17 @@ NUM_RANKS, SIZE = 4, 2  # two engines of two workers
 
 @ray.remote
 class Rank:
-    """A worker without model: each tick finishes what it was given with the tokens it is told."""
+    """A worker without a model: each tick finishes its requests with the given tokens."""
 
     def __init__(self, token: int, policy_version: int) -> None:
         self._token, self._policy_version = token, policy_version
         self._held: list[Request] = []
 
     def ready(self) -> None:
-        """The process is there."""
+        """Return at once: the process exists."""
 
     def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
-        """All but the last request of `submit` finish."""
+        """Finish all but the last request of `submit`."""
         self._held += submit.each()
         *finished, last = self._held
         self._held = [last]
@@ -87,7 +87,9 @@ def _cluster() -> Iterator[None]:
 
 
 def engines_of(folder: Path, *tokens: int, policy_version: int = 0) -> RayEngines:
-    """Engines of SIZE ranks; each samples its one of `tokens`, as version 0 of the policy."""
+    """Return engines of SIZE ranks; each samples its one of `tokens`, as version 0 of the
+    policy.
+    """
     ranks = [Rank.options(num_cpus=0).remote(token, 0) for token in tokens]
     ray.get([rank.ready.remote() for rank in ranks])
     group = Group(
@@ -138,7 +140,7 @@ def test_a_rank_that_samples_other_tokens_ends_the_run_in_a_tick_and_in_an_abort
 @pytest.mark.usefixtures("_cluster")
 def test_an_engine_with_a_wrong_policy_version_ends_the_run(tmp_path):
     """As when a sync has brought nothing. Fails when the completions' versions are not looked at:
-    their samples would wait for ever.
+    their samples would wait forever.
     """
     engines = engines_of(tmp_path, 7, 7, policy_version=1)
     engines.launch(0, of_prompt(0, 0, 1), slots=4, max_steps=2)

@@ -27,9 +27,9 @@ from april_rl.types import Group, Prompt, Sample, ScoredGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 NUM_RANKS, NUM_UPDATES = 2, 3
-_MMAP_THRESHOLD = -3  # of malloc.h
+_MMAP_THRESHOLD = -3  # the value in malloc.h
 REWARDS = (0.0, 1.0)
-LARGEST = 48_000 * 512  # parameters of the embedding of the model below
+LARGEST = 48_000 * 512  # parameters of the embedding in the model below
 
 
 def sample_of(example: Example, prompt: Prompt, index: int) -> Sample:
@@ -39,11 +39,13 @@ def sample_of(example: Example, prompt: Prompt, index: int) -> Sample:
 
 
 def groups_of(examples: list[Example]) -> list[ScoredGroup]:
-    """A group of every two; their lengths differ, so that no split over ranks is even."""
+    """Return a group for every two samples; their lengths differ, so that no split over ranks is
+    even.
+    """
     groups = []
     for number in range(0, len(examples), 2):
         pair = examples[number : number + 2]
-        # One prompt a group, though the examples have one each: nothing looks at their text.
+        # One prompt a group, although each example has one: no test reads their text.
         prompt = Prompt(
             id=number,
             token_ids=pair[0].token_ids[: pair[0].num_prompt],
@@ -57,8 +59,11 @@ def groups_of(examples: list[Example]) -> list[ScoredGroup]:
 
 
 def updates(path: str, *, rank: int, num_ranks: int) -> tuple[list[Metrics], dict[str, object]]:
-    """Metrics of a few updates on the same groups, planned for `num_ranks`; the weights after."""
-    learner = make_learner(path, max_mismatch=100.0)  # the behaviour is that of other prompts
+    """Return the metrics of a few updates on the same groups, planned for `num_ranks`, and the
+    weights after them.
+    """
+    # The behaviour log-probabilities belong to other prompts.
+    learner = make_learner(path, max_mismatch=100.0)
     packer = Packer(
         num_ranks=num_ranks,
         max_tokens=128,
@@ -117,7 +122,9 @@ def leave() -> None:
 
 
 class PeakMemory(threading.Thread):
-    """The most anonymous memory this process has while the thread runs, above what it had."""
+    """The largest anonymous memory of this process while the thread runs, above the initial
+    value.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -136,19 +143,19 @@ class PeakMemory(threading.Thread):
 
 
 def resident() -> int:
-    """Bytes of anonymous memory of this process."""
+    """Return the bytes of anonymous memory of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def run_stream(rank: int, folder: str) -> None:
     libc = ctypes.CDLL("libc.so.6")
-    # Tensors go back as soon as they are freed. Left alone the allocator learns to keep what is as
-    # large as the first ones, for itself: up to one and a half times the largest tensor.
+    # The allocator returns tensors as soon as they are freed. Otherwise it would learn to keep
+    # blocks as large as the first ones for itself: up to one and a half times the largest tensor.
     libc.mallopt(_MMAP_THRESHOLD, 1 << 20)
     join(rank, folder)
     learner = make_learner(f"{folder}/model", compute_dtype=ComputeDtype.bfloat16)
-    # What the loading has freed goes back first: a stream that keeps everything could hide in it.
+    # Loading's freed memory is returned first: a stream that keeps everything could hide in it.
     libc.malloc_trim(0)
     memory = PeakMemory()
     memory.start()

@@ -13,12 +13,12 @@ from april_rl.runtime.cluster import Placement, cluster_gpus, rank_order, stop_r
 from april_rl.runtime.worker import WorkerActor
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
-CPUS = 3  # of each node: room for three workers, or one engine of two
+CPUS = 3  # CPUs of each node: room for three workers, or for one engine of two
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Ray's address of a cluster that was started by somebody else."""
+    """Return the address of a Ray cluster that somebody else has started."""
     options = {"num_cpus": CPUS, "object_store_memory": 80 << 20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=options)
     cluster.add_node(num_cpus=CPUS, object_store_memory=80 << 20)
@@ -28,7 +28,7 @@ def address() -> Iterator[str]:
 
 
 def start_workers(placement: Placement) -> list[Any]:
-    """One for each bundle, on one thread."""
+    """Start one worker for each bundle, on one thread."""
     settings = SimpleNamespace(device="cpu", threads=1)
     remote = ray.remote(WorkerActor)
     return [

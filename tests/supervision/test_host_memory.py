@@ -20,7 +20,7 @@ CACHE = {"v2": "inactive_file", "v1": "total_inactive_file"}
 
 
 def write_group(folder: Path, version: str, *, limit: object, used: float, cache: float) -> None:
-    """A group with `used` and, of that, `cache` MiB."""
+    """Write a control group with `used` MiB, of which `cache` are cache."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / LIMITS[version]).write_text(f"{limit}\n")
     (folder / USED[version]).write_text(f"{int(used * 2**20)}\n")
@@ -28,7 +28,7 @@ def write_group(folder: Path, version: str, *, limit: object, used: float, cache
 
 
 def where(folder: Path, version: str, *, path: str) -> dict[str, Path]:
-    """A process whose group is `path`."""
+    """Return the files of a process whose group is `path`."""
     own = folder / "own"
     lines = {"v2": f"0::{path}\n", "v1": f"9:cpu:/elsewhere\n4:memory:{path}\n"}
     own.write_text(lines[version])

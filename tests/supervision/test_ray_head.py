@@ -14,16 +14,16 @@ from own_process import is_running, wait_until
 from april_rl.supervision.diagnosis import ray_head_error
 from april_rl.supervision.ray_head import RayHead
 
-MANY = 10  # checks, more than it takes
+MANY = 10  # more checks than are needed
 
 
 class MovingAddress:
-    """An address where something listens, or nothing does, or something that does not accept."""
+    """An address with a listening process, with none, or with one that does not accept."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.listening = stack.enter_context(closing(socket.create_server(("127.0.0.1", 0))))
         self.refusing = stack.enter_context(closing(socket.socket()))
-        self.refusing.bind(("127.0.0.1", 0))  # and nobody listens
+        self.refusing.bind(("127.0.0.1", 0))  # no one listens there
         self.full = stack.enter_context(closing(socket.create_server(("127.0.0.1", 0), backlog=0)))
         for _ in range(3):  # more connections than the kernel keeps waiting
             waiting = stack.enter_context(closing(socket.socket()))

@@ -26,7 +26,7 @@ from april_rl.supervision.failures import WorkerDiedError, WorkerMemoryError, Wo
 from april_rl.supervision.watchdog import Watchdog
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
-# Half of what a call or a stall may last where a test does not say less; an idle machine takes 5.
+# Half of the time that a call or a stall may take unless a test sets less; an idle machine takes 5.
 IN_SECONDS = 30
 
 
@@ -48,13 +48,13 @@ class EngineGroup:
 
 @pytest.fixture(scope="module")
 def shared_group() -> Group:
-    """For tests that leave their workers as they were."""
+    """Return a group for tests that leave their workers unchanged."""
     return Group()
 
 
 @pytest.fixture
 def group(tmp_path) -> Iterator[Group]:
-    """For tests that do not; checks that no process is left."""
+    """Return a group for other tests; check that no process is left."""
     new = Group()
     watchdog = GroupWatchdog(new, tmp_path)
     yield new
@@ -156,7 +156,7 @@ def test_a_dead_worker_is_blamed_even_if_only_another_one_was_called_and_failed(
 
 
 def test_a_dead_worker_is_noticed_while_waiting_for_another_one(group, tmp_path):
-    """Nobody has called worker 1. Fails when only called workers are checked."""
+    """No one has called worker 1. Fails when only called workers are checked."""
     watchdog = GroupWatchdog(group, tmp_path)
     after(0.5, lambda: os.kill(group.pids[1], signal.SIGKILL))
     started = time.monotonic()

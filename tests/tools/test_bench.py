@@ -13,7 +13,7 @@ from april_rl.lab.simulator.simulated_engine import SimulatedEngine
 
 
 class Engine(SimulatedEngine):
-    """An engine that counts, in the place of the real one, and remembers where samples began."""
+    """An engine that counts, in place of the real one, and remembers where samples began."""
 
     kv_cache_tokens = 10_000
 
@@ -31,7 +31,7 @@ class Engine(SimulatedEngine):
         return super().advance(submit, **limits)
 
     def release_parked(self):
-        """Nothing is kept."""
+        """Do nothing: nothing is kept."""
 
 
 @pytest.mark.parametrize("name", ["rollout", "step"])

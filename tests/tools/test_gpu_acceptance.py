@@ -28,7 +28,7 @@ TOOL = ROOT / "tools" / "gpu_acceptance.py"
 GPU = Machine(
     device="gpu", name="NVIDIA H200", count=1, total_gib=140.0, without_engine="", without_pytest=""
 )
-# Import finders see no vLLM, as where it was never installed.
+# Import finders find no vLLM, as if it were not installed.
 HIDES_VLLM = """
 import sys
 from importlib.machinery import PathFinder
@@ -62,7 +62,7 @@ def smoke(weights: str, *mismatch: float) -> dict[str, Outcome]:
 
 
 def accept(folder: Path, *arguments: str, path: Path | None = None):
-    """The ended program; `path` goes before all else that is imported."""
+    """Return the ended program; `path` comes before all else that is imported."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     if path is not None:
         environment["PYTHONPATH"] = str(path)
@@ -86,7 +86,7 @@ def statuses(folder: Path) -> dict[str, str]:
 
 def test_the_limit_is_four_times_the_largest_mismatch_rounded_up_to_one_digit():
     assert calibrate(smoke("Qwen/Qwen3-0.6B", 0.0010, 0.0011)) == 0.005  # of 0.0044
-    assert calibrate(smoke("Qwen/Qwen3-0.6B", 0.0125)) == 0.05  # is not rounded up to 0.06
+    assert calibrate(smoke("Qwen/Qwen3-0.6B", 0.0125)) == 0.05  # it is not rounded up to 0.06
     assert calibrate(smoke("random", 0.0125)) is None
     assert calibrate({"environment": outcome()}) is None
 
@@ -290,9 +290,9 @@ def test_a_part_that_fails_is_on_the_page_and_a_second_start_does_nothing(
     assert statuses(folder) == expected
     page = (folder / "acceptance.md").read_text()
     assert f"failed: ImportError: {PLANTED}" in page
-    assert "output=" in first.stdout.splitlines()[-1]  # how to run it again
+    assert "output=" in first.stdout.splitlines()[-1]  # it shows how to run the part again
 
-    # A program that ran a part again would find the library whole now.
+    # A second run of the part would find the library whole.
     only = ",".join(set(gpu_acceptance.NAMES) - set(expected))
     everything = json.loads((folder / "acceptance.json").read_text())
     skipped = {"status": "skipped", "took_s": 0.0, "reason": "not in this test"}

@@ -10,8 +10,8 @@ from source_tree import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
 
-# With seed 1794 the first life loses its worker in a step and, when it has been restarted, its
-# controller. The fifty are of every kind; tests/checkpointing/test_checkpoint_kills.py kills a
+# With seed 1794 the first life loses its worker in a step and, after the restart, its controller.
+# The fifty lives meet kills of every kind; tests/checkpointing/test_checkpoint_kills.py kills a
 # save at each of its moments.
 @pytest.mark.parametrize(
     ("num_kills", "seed"), [(1, 1794), pytest.param(50, 3, marks=pytest.mark.soak)]
@@ -25,7 +25,7 @@ def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(
     task = write_task(tmp_path)
     args = ["--kills", str(num_kills), "--seed", str(seed), "--output", str(tmp_path / "killed")]
     args += [
-        "~evaluation.sets.held_out",  # a model of its own takes less time than the tiny task's
+        "~evaluation.sets.held_out",  # an own model takes less time than the tiny task's
         f"model.path={task / 'model'}",
         f"data.path={task / 'sums.jsonl'}",
         "data.template=plain",

@@ -112,7 +112,7 @@ def test_paths_that_are_not_builtin_are_returned_unchanged() -> None:
         ("model.path", "builtin:tiny"),
     ],
 )
-def test_an_unknown_builtin_is_refused_with_those_that_fit_the_setting(key, fitting) -> None:
+def test_an_unknown_builtin_is_refused_with_the_ones_that_fit_the_setting(key, fitting) -> None:
     with pytest.raises(RunError) as caught:
         builtins.resolve("builtin:nope", key=key)
     assert str(caught.value) == f"{key}=builtin:nope: no such builtin; choose {fitting}"

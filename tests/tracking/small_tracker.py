@@ -11,7 +11,9 @@ from april_rl.types import Completion, Prompt, Sample, SampleId
 
 
 def make_tracker(run_dir: Path, **changes: object) -> Tracker:
-    """A tracker; `changes` are fields of the tracking section or arguments of the tracker."""
+    """Return a tracker; `changes` are fields of the tracking section or arguments of the
+    tracker.
+    """
     names = {field.name for field in fields(TrackingConfig)}
     quiet = {"backends": [], "save_samples_every": 0}
     section = quiet | {name: changes[name] for name in names & changes.keys()}

@@ -22,7 +22,7 @@ from april_rl.tracking.samples_file import records_of, write_samples
 from april_rl.tracking.tracker import RunDirectoryError
 from april_rl.types import Group, Sample, ScoredGroup
 
-# The list of the design, by hand: dashboards and scripts break when one changes.
+# The list from the design, written by hand: dashboards and scripts break when a key changes.
 FROZEN = """
 rollout: time_s generated_tokens_per_s finished_samples_per_s in_flight_mean occupancy
 rollout: resumed_samples parked_groups parked_tokens ready_groups reprefill_tokens

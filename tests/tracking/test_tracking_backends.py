@@ -23,13 +23,13 @@ from april_rl.tracking.labels import RunLabels, versions
 from april_rl.tracking.metrics_file import read_metrics
 
 WANDB, TRACKIO, TENSORBOARD = [[backend] for backend in TrackingBackend]
-SETS = {"held_out": {"path": "held_out.jsonl"}, "aime24": None}  # null: left out
+SETS = {"held_out": {"path": "held_out.jsonl"}, "aime24": None}  # null leaves the set out
 LABELS = RunLabels(name="tiny seed=1", group="tiny", tags=("tiny", "seed=1"))
 REWARDS = Histogram.of([0.0, 0.0, 1.0], num_bins=2)
 
 
 def log_steps(tracker, steps=range(4)) -> None:
-    """Three samples a step, of which one is right, and forty tokens."""
+    """Log steps with three samples each, of which one is right, and forty tokens."""
     for step in steps:
         tracker.samples(step, [make_record(reward_parts=(("right", 1.0),))])
         tracker.log(
@@ -46,7 +46,7 @@ def log_steps(tracker, steps=range(4)) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> Path:
-    """A run recorded by W&B, offline."""
+    """Return a run recorded by W&B, offline."""
     run_dir = tmp_path_factory.mktemp("wandb")
     with make_tracker(run_dir, backends=WANDB, save_samples_every=2, labels=LABELS) as tracker:
         log_steps(tracker)
@@ -194,10 +194,10 @@ def test_a_disabled_run_leaves_no_file_of_wandb(tmp_path):
 
 
 def test_trackio_holds_every_step_in_its_local_database(tmp_path, monkeypatch, capfd):
-    """Also of a run that goes on: one run, every step once."""
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
+    """Also of a run that continues: one run, every step once."""
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # trackio reads it on import
     run_dir = tmp_path / "run"
-    other = replace(LABELS, name="tiny lr=1")  # of a resume with other settings
+    other = replace(LABELS, name="tiny lr=1")  # the labels of a resumed run with other settings
     for steps, first_step, labels in (((1, 2, 3), None, LABELS), ((3, 4), 3, other)):
         with make_tracker(
             run_dir,

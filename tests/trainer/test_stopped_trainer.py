@@ -1,4 +1,4 @@
-"""A run that is asked to stop, at any place of its first steps, goes on where it was."""
+"""A run that is asked to stop at any moment of its first steps continues from there."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from april_rl.checkpointing.resume import load
 
 
 class InterruptAt(NoInterrupts):
-    """A signal that is seen at the n-th look."""
+    """A signal that the n-th check sees."""
 
     reason = "SIGTERM"
 

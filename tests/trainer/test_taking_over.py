@@ -1,4 +1,6 @@
-"""A resume changes a run's directory all at once when it goes on, and else not at all."""
+"""A resume changes a run's directory all at once when the run continues, and otherwise not at
+all.
+"""
 
 from dataclasses import replace
 from pathlib import Path

@@ -53,17 +53,20 @@ HELD_OUT = HeldOut(
 
 
 class CountingScorer(FakeScorer):
-    """Counts its failures as the reward pool does; remembers how many each settling found."""
+    """A scorer that counts its failures like the reward pool, and remembers how many each
+    settling found.
+    """
 
     def __init__(self, **settings) -> None:
         super().__init__(**settings)
         self.counts: Counter[str] = Counter()
-        self.failed: list[int] = []  # the prompt of every failure
-        self.settled: list[int] = []  # failures in training found by each wait for all scores
+        self.failed: list[int] = []  # the prompt of each failure
+        # Failures in training that were known after each wait for all scores.
+        self.settled: list[int] = []
 
     def submit(self, sample, *, group_size) -> None:
         if sample.prompt.id < 0 and sample.id in self.submitted:
-            self.submitted.remove(sample.id)  # held out: the same ones in every evaluation
+            self.submitted.remove(sample.id)  # held-out samples are the same in every evaluation
         super().submit(sample, group_size=group_size)
 
     def collect(self, timeout_s):
@@ -111,7 +114,7 @@ def run(
     interrupts: NoInterrupts | None = None,
     workers_type: type[FakeWorkers] = FakeWorkers,
 ) -> FakeWorkers:
-    """A whole run; returns its workers."""
+    """Do a whole run and return its workers."""
     engines = FakeEngines(lognormal(8, 0.6), num_engines=1, budget=BUDGET)
     scorer = scorer or CountingScorer()
     workers = workers_type(engines, run_dir)
@@ -276,7 +279,7 @@ def test_an_export_that_is_there_is_written_again(tmp_path: Path) -> None:
 def test_a_mismatch_above_the_limit_is_reported_once_and_the_run_continues(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    """Fails when nobody reads the figure, or it is said at every step."""
+    """Fails when no one reads the figure, or it is said at every step."""
     measured = Metrics({"mismatch/logprob_abs_mean": Mean(0.12)})
     monkeypatch.setattr(FakeWorkers, "update", lambda *_: measured)
     run(settings(num_steps=3), tmp_path)

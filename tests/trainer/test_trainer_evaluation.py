@@ -1,4 +1,4 @@
-"""Evaluations within a run: they leave training as it is, and their samples behind."""
+"""Evaluations within a run: they do not change training, and they leave their samples."""
 
 import json
 from dataclasses import replace

@@ -17,7 +17,7 @@ from april_rl.metrics import Mean, Metrics
 
 
 def updates_that_raise(monkeypatch, errors: dict[int, RunError]) -> None:
-    """Let the updates with these numbers, from 1, fail."""
+    """Make the updates with these numbers, counted from 1, fail."""
     made = FakeWorkers.update
     number = 0
 
@@ -62,7 +62,7 @@ def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run(
 
 
 def test_steps_that_are_not_finite_count_on_after_a_resume(tmp_path: Path, monkeypatch) -> None:
-    """Two before, one after. Fails when a run that is resumed again and again may skip for ever."""
+    """Two before, one after. Fails when a run that is resumed again and again may skip forever."""
     bad = NonFiniteError("the loss is inf")
     with monkeypatch.context() as patch:
         updates_that_raise(patch, {2: bad, 3: bad})

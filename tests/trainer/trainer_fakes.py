@@ -15,7 +15,8 @@ class FakeWorkers:
 
     def __init__(self, engines: FakeEngines, run_dir: Path) -> None:
         self._engines, self._run_dir = engines, run_dir
-        self.exports: list[tuple[str, dict[str, float]]] = []  # name, last row of metrics.jsonl
+        # Report's name and the last row of metrics.jsonl.
+        self.exports: list[tuple[str, dict[str, float]]] = []
 
     @property
     def engine(self) -> FakeEngine:
@@ -56,7 +57,7 @@ class NoInterrupts:
     """Interrupts that never come."""
 
     def check(self) -> None:
-        """Return: there is no signal."""
+        """Do nothing, because there is no signal."""
 
     arm = disarm = check
     reason, is_person = "", False

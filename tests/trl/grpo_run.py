@@ -38,17 +38,17 @@ def right(completions, answer, **_):
 
 
 def even(completions, **_):
-    """Differ between samples, so that there is something to learn from."""
+    """Return rewards that differ between samples, so that there is something to learn from."""
     return [len(str(completion)) % 2 for completion in completions]
 
 
 def seldom(completions, **_):
-    """Have no opinion on most samples, as None or NaN."""
+    """Return None or NaN for most samples."""
     return [(None, float("nan"), 1.0)[len(str(completion)) % 3] for completion in completions]
 
 
 class Fault:
-    """What goes wrong once, as [name, number of the call], or nothing."""
+    """A single fault, as [name, number of the call], or none."""
 
     def __init__(self, fault):
         self.name, self.number = fault or (None, 0)
@@ -102,7 +102,7 @@ def problems(settings):
 
 
 def main(settings):
-    if settings.get("packed"):  # as if april_rl.trl were imported when the engine is there
+    if settings.get("packed"):  # like an import of april_rl.trl after the engine was built
         layers.dispatch_cpu_unquantized_gemm = PACKS
     rows = problems(settings)
     tokenizer = AutoTokenizer.from_pretrained(FOLDER / "policy", padding_side="left")

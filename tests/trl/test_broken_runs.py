@@ -14,7 +14,7 @@ def test_a_run_that_is_killed_twice_loses_no_row(tmp_path):
     settings = {
         "over_sampling_factor": 1.5,
         "steps": 10,
-        "grpo": {"steps_per_generation": 4, "save_steps": 3},  # two steps a batch
+        "grpo": {"steps_per_generation": 4, "save_steps": 3},  # a batch lasts two steps
     }
     assert launch(tmp_path, fault=["kill_in_save", 3], **settings) == KILLED
     assert launch(tmp_path, fault=["kill", 3], resume=True, **settings) == KILLED

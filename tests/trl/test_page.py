@@ -1,4 +1,4 @@
-"""The code of docs/trl.md: two lines under TRL; the collector with a generator of one's own."""
+"""The code of docs/trl.md: two lines under TRL; the collector with an own generator."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 from source_tree import ROOT
 
 
-def test_the_collector_runs_with_a_generator_that_is_no_engine(capsys):
+def test_the_collector_runs_with_a_generator_that_is_not_an_engine(capsys):
     """Fails when the ports change and the page does not."""
     page = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[-1]

@@ -45,7 +45,7 @@ def test_every_row_of_an_epoch_is_trained_once_or_parked(partial):
     check_every_row_once(found["batches"], folder / "checkpoint-8")
 
 
-def test_a_resumed_run_goes_on_with_what_was_parked(partial, tmp_path):
+def test_a_resumed_run_continues_with_what_was_parked(partial, tmp_path):
     """Fails when parked groups, or their place in the stream of rows, are lost."""
     folder, found = partial
     shutil.copytree(folder / "checkpoint-4", tmp_path / "checkpoint-4")
@@ -80,7 +80,7 @@ def test_it_works_with_other_arguments_of_trl(grpo, tmp_path):
         {"generation_kwargs": {"max_tokens": 7}},
     ],
 )
-def test_what_trl_is_told_of_sampling_acts_as_in_trl_alone(grpo, tmp_path):
+def test_sampling_settings_of_trl_act_as_in_trl_alone(grpo, tmp_path):
     alone = run(tmp_path / "alone", grpo=grpo, steps=2)
     ours = run(tmp_path / "ours", grpo=grpo, steps=2, over_sampling_factor=1, refill=False)
     assert ours["batches"] == alone["batches"]
@@ -124,5 +124,5 @@ def test_a_limit_in_generation_kwargs_is_that_of_a_whole_resumed_completion(tmp_
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(settings, message, tmp_path):
+def test_arguments_that_do_not_fit_are_refused_by_name(settings, message, tmp_path):
     assert run(tmp_path, **settings)["refused"].startswith(message)

@@ -63,7 +63,7 @@ def test_two_processes_train_each_row_of_their_shares_once(alone, partial):
     assert [state["policy_version"] for state in states] == [4, 4]
 
 
-def test_two_processes_go_on_from_a_checkpoint(alone, partial, tmp_path):
+def test_two_processes_continue_from_a_checkpoint(alone, partial, tmp_path):
     folder, found = partial
     checkpoint = shutil.copytree(folder / "checkpoint-2", tmp_path / "checkpoint-2")
     again = run_processes(

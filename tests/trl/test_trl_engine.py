@@ -1,4 +1,4 @@
-"""What is asked of TRL's vLLM, and what it may answer, without either of them running."""
+"""The calls to TRL's vLLM and its possible answers, without either of them running."""
 
 from types import SimpleNamespace
 
@@ -12,12 +12,12 @@ from april_rl.types import SampleId
 
 pytestmark = [
     *WITH_TRL,
-    pytest.mark.filterwarnings("ignore"),  # TRL's, of the version of vLLM
+    pytest.mark.filterwarnings("ignore"),  # TRL warns about the version of vLLM
 ]
 
 
 class Said:
-    """An engine of vLLM that says one token, with this log-probability."""
+    """An engine of vLLM that returns one token with this log-probability."""
 
     def __init__(self, logprob):
         self.logprob, self.asked = logprob, []
@@ -65,7 +65,7 @@ def ask(*, start=0, logprob=-0.5, regex=None, **generation_kwargs):
     return params
 
 
-def test_structured_outputs_are_those_of_trl_and_its_regex_comes_first():
+def test_structured_outputs_equal_trl_s_and_its_regex_comes_first():
     assert ask().structured_outputs is None
     assert ask(structured_outputs={"regex": "a"}).structured_outputs.regex == "a"
     assert ask(structured_outputs={"regex": "a"}, regex="b").structured_outputs.regex == "b"

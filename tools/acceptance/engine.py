@@ -23,7 +23,7 @@ from april_rl.planning.model import read_model
 from april_rl.rollout.requests import Request
 from april_rl.types import SampleId
 
-_NUM_SYNCS, _NUM_TICKS, _STEPS = 4, 3, 8  # steps of a tick
+_NUM_SYNCS, _NUM_TICKS, _STEPS = 4, 3, 8  # the last one: engine steps in a tick
 _SHORT = 8  # tokens of a short prompt
 
 
@@ -40,7 +40,7 @@ def measure(settings: Sequence[str], context: int, batch: int) -> dict[str, Any]
         before = _used_bytes(device)
         engine = _engine(config, context=context, batch=batch)
         work = _Work(engine, AutoConfig.from_pretrained(config.model.path).vocab_size)
-        long = context - 2 * _STEPS * (_NUM_TICKS + 2)  # what is left is decoded
+        long = context - 2 * _STEPS * (_NUM_TICKS + 2)  # the remaining tokens are decoded
         work.prefill(1, context // 2)  # a warm-up
         tokens_per_s = work.prefill(batch, context // 2)
         small_s, large_s = work.decode(1, _SHORT), work.decode(batch, long)
@@ -50,7 +50,8 @@ def measure(settings: Sequence[str], context: int, batch: int) -> dict[str, Any]
         engine.close()
     cache, weights = 2 * model.kv_numbers * (batch * long - _SHORT), syncs[-1]["bytes"]
     rate = cache / (large_s - small_s) if large_s > small_s else weights / small_s
-    rate = max(rate, weights / small_s)  # else the weights alone would take longer than the step
+    # Otherwise the weights alone would take longer than the step.
+    rate = max(rate, weights / small_s)
     return {
         "device": name_of(device),
         "decode_bytes_per_s": rate,

@@ -47,7 +47,7 @@ def measure(settings: Sequence[str], num_groups: int, median_tokens: float) -> d
         learner.update([rows])
         peak = 0 if device.type == "cpu" else torch.accelerator.max_memory_allocated()
         seconds = median(time_work(lambda: learner.update([rows]), device) for _ in range(_ROUNDS))
-        learner.offload()  # the first time allocates host memory
+        learner.offload()  # the first offload allocates host memory
         back_s, to_host_s = [], []
         for _ in range(_ROUNDS):
             back_s.append(time_work(learner.reload, device))
@@ -83,7 +83,7 @@ def step_flops(model: Any, rows: Sequence[MicroBatch]) -> float:  # noqa: ANN401
 @contextmanager
 def open_learner(settings: Sequence[str]) -> Iterator[tuple[TrainConfig, Learner]]:
     """Build the learner in a `torch.distributed` process group with this process alone."""
-    # Random samples come from no engine, so nothing is close to their log-probabilities.
+    # No engine sampled these samples, so their log-probabilities are far from the learner's.
     unchecked = "learner.max_mismatch=100"
     overrides = ["+recipe=tiny_cpu", "runtime.device=auto", "optimizer.lr=1e-8", unchecked]
     overrides += settings
@@ -95,7 +95,7 @@ def open_learner(settings: Sequence[str]) -> Iterator[tuple[TrainConfig, Learner
     try:
         yield config, build_learner(config, device=device.type)
     finally:
-        if dist.is_initialized():  # an engine beside the learner has ended it
+        if dist.is_initialized():  # an engine beside the learner has destroyed it
             dist.destroy_process_group()
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from acceptance.session import Machine, Part, Row
 
-# learner.max_mismatch is this many times the largest measured mismatch of a step: far enough above
-# it for a warning to mean something. A step above five times the limit is skipped.
+# learner.max_mismatch is set to this many times the largest measured mismatch of a step: far enough
+# above it for a warning to mean something. A step above five times the limit is skipped.
 MISMATCH_FACTOR = 4.0
 _ON_GPU = (
-    "What was expected is an estimate: a line marked **look** calls for a look, not for an alarm. "
-    "`failed` is what does not work."
+    "What was expected is an estimate: a line marked **look** deserves a look; it is not an error. "
+    "`failed` parts do not work."
 )
 _WITHOUT_GPU = (
     "This machine has no GPU. Sizes are tiny, and only what holds on any machine is compared: the "
@@ -30,7 +30,7 @@ class Outcome:
 
     status: str  # done, skipped or failed
     took_s: float
-    reason: str = ""  # of skipped and failed
+    reason: str = ""  # why the part was skipped or failed
     rows: tuple[Row, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
 

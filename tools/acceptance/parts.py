@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 from acceptance.session import PROJECT, FailedError, Measured, Row, Session, SkippedError
 
-_LEAST_GIB = 40.0  # device memory that trains the learner's row without recomputation
-_KEPT_GIB = 1.4  # of CUDA graphs, by the memory plan
+_LEAST_GIB = 40.0  # device memory needed to train the learner's row without recomputation
+_KEPT_GIB = 1.4  # memory of CUDA graphs in the memory plan
 _OFFLOAD = (
     "a step with learner.offload=all pays both, optimizer two thirds of them at every optimizer "
     "step; none pays nothing and is right wherever the memory plan fits"
@@ -17,7 +17,7 @@ _OFFLOAD = (
 
 
 def environment(session: Session) -> Measured:
-    """Versions, memory, and speeds."""
+    """Measure versions, memory and speeds."""
     found = session.measure("device.environment")
     packages = ", ".join(f"{name} {v}" for name, v in found["packages"].items() if v)
     versions = f"commit {found['commit']}, Python {found['python']}, {packages}"
@@ -47,7 +47,7 @@ def environment(session: Session) -> Measured:
 
 
 def gpu_tests(session: Session) -> Measured:
-    """`pytest -m gpu`; without vLLM, the files that do not import the engine."""
+    """Run `pytest -m gpu`; without vLLM, only the files that do not import the engine."""
     if session.machine.without_pytest:
         raise SkippedError(session.machine.without_pytest)
     files = {path: path.read_text() for path in sorted((PROJECT / "tests").rglob("test_*.py"))}
@@ -83,8 +83,8 @@ def _of_report(report: ElementTree.Element, left_out: list[str]) -> Measured:
 
 
 def learner(session: Session) -> Measured:
-    """One optimizer step at lognormal lengths, what compiled functions gain, and what offloading
-    costs.
+    """Measure one optimizer step at lognormal lengths, the gain of compiled functions, and the
+    cost of offloading.
     """
     work = {"num_groups": 8, "median_tokens": 1024} if session.is_gpu else _TINY_WORK
     path = session.model()
@@ -145,12 +145,14 @@ def _fused_row(session: Session, name: str, path: Path, **work: object) -> Row:
 
 
 def engine(session: Session) -> Measured:
-    """Speeds of the engine, the parts of a weight sync, and what a sleeping engine keeps."""
+    """Measure the speeds of the engine, the parts of a weight sync, and the memory that a
+    sleeping engine keeps.
+    """
     settings = [*_learner_settings(session, session.model()), *_ENGINE_ON_CPU]
     work = {"context": 256, "batch": 8}
     if session.is_gpu:
         settings[-len(_ENGINE_ON_CPU) :] = _ENGINE_ON_GPU
-        work = {"context": 2048, "batch": 32}  # 7 GiB of keys and values
+        work = {"context": 2048, "batch": 32}  # keys and values take 7 GiB
     found = session.measure("engine.measure", settings=settings, **work)
     sync, kept = found["sync"], found["asleep_gib"]
     rows = [
@@ -165,7 +167,7 @@ def engine(session: Session) -> Measured:
             f"wake {sync['wake_s']:.3f}, gather {sync['gather_s']:.3f}, transfer and load "
             f"{sync['load_s']:.3f}, learner to the host {sync['offload_s']:.3f}, wake the cache "
             f"{sync['wake_cache_s']:.3f} s for {sync['bytes'] / 2**20:,.1f} MiB",
-            meaning="the slowest part is the one to mend; gathering waits for each tensor here",
+            meaning="improve the slowest part; gathering waits for each tensor here",
         ),
         Row(
             "kept by a sleeping engine",

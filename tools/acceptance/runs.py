@@ -17,8 +17,8 @@ from april_rl.tracking.metrics_file import read_metrics
 _MISMATCH = "mismatch/logprob_abs_mean"
 _MAX_MISMATCH = 0.05  # nats; the default of learner.max_mismatch
 _STEPS = 10
-_CLEAR_GAIN = 1.05  # a smaller ratio of two runs is taken for noise
-# Rewards have to differ for an update to do something, and random weights answer nothing right.
+_CLEAR_GAIN = 1.05  # a smaller ratio of two runs may be noise
+# An update needs different rewards, and random weights never answer right.
 _NOISE = "reward.function=april_rl.lab.rehearsal.noise:even_sum"
 # Extra settings of runs of tools/bench.py step; on a GPU the model has 0.6 B parameters.
 _ON_GPU = (
@@ -50,7 +50,7 @@ KEEP: Modes = {
 
 
 def sync(session: Session) -> Measured:
-    """Four steps at so large a learning rate that weights the engine did not get show."""
+    """Run four steps at so large a learning rate that a missing weight sync shows."""
     settings: tuple[str, ...] = (_NOISE, "optimizer.lr=1e-3", "learner.max_mismatch=100")
     if session.is_gpu:
         settings += ("engine.sleep=always",)
@@ -91,7 +91,7 @@ def mismatch_row(quantity: str, values: Sequence[float]) -> Row:
 
 
 def smoke(session: Session) -> Measured:
-    """Ten steps of qwen3_0_6b_smoke, with random weights of that size where there is no hub."""
+    """Run ten steps of qwen3_0_6b_smoke, with random weights of that size if there is no hub."""
     settings, weights = smoke_settings(session)
     run_dir = session.folder / "smoke"
     shutil.rmtree(run_dir, ignore_errors=True)
@@ -163,44 +163,46 @@ def smoke_settings(session: Session) -> tuple[list[str], str]:
         own.append("rollout.max_response_tokens=512")
     else:
         own += ["rollout.max_response_tokens=96", "trainer.num_groups=4", "rollout.group_size=4"]
-        # Its tokens are characters, and it has no chat template.
+        # The model's tokens are characters, and it has no chat template.
         own += ["data.template=plain", "~data.chat_template_kwargs.enable_thinking"]
         own += ["runtime.device=cpu", "learner.max_tokens=2048", *_ON_CPU]
     return [*common, *own], f"random; {without_hub}"
 
 
 def alpha(session: Session) -> Measured:
-    """α 1, 1.5 and 2 on a model whose responses have a long tail."""
+    """Compare α 1, 1.5 and 2 on a model whose responses have a long tail."""
     return _compare(session, "alpha", ALPHAS, least=1.2)
 
 
 def graphs(session: Session) -> Measured:
-    """engine.cuda_graphs off and on."""
+    """Compare engine.cuda_graphs off and on."""
     if not session.is_gpu:
         raise SkippedError("there are no CUDA graphs without a GPU")
     return _compare(session, "graphs", GRAPHS)
 
 
 def asynchronous(session: Session) -> Measured:
-    """engine.async_scheduling off and on, and longer ticks."""
+    """Compare engine.async_scheduling off and on, and longer ticks."""
     return _compare(session, "async", ASYNCHRONOUS)
 
 
 def keep(session: Session) -> Measured:
-    """rollout.resume: re-prefill where the engine sleeps, where it stays awake, and keep."""
+    """Compare rollout.resume: re-prefill with a sleeping engine, re-prefill with an awake one,
+    and keep.
+    """
     modes = dict(KEEP)
-    if not session.is_gpu:  # where no engine sleeps
+    if not session.is_gpu:  # no engine sleeps there
         del modes["sleeps, prefilled again"]
     return _compare(session, "keep", modes)
 
 
 def workers(session: Session) -> Measured:
-    """One worker against one for each device."""
+    """Compare one worker with one for each device."""
     count = session.machine.count if session.is_gpu else 2
     if count < 2:
         raise SkippedError("there is one device")
     modes = {f"workers: {n}": (f"runtime.num_workers={n}",) for n in (1, count)}
-    num_groups = 8 * count if session.is_gpu else 4  # the same batch for both
+    num_groups = 8 * count if session.is_gpu else 4  # both use the same batch
     return _compare(session, "workers", modes, least=0.5 * count, num_groups=num_groups)
 
 

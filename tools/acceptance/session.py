@@ -16,16 +16,16 @@ from typing import Any
 
 TOOLS = Path(__file__).resolve().parents[1]
 PROJECT = TOOLS.parent
-_TOO_SMALL = "does not fit into memory"  # in the memory plan's message
-_PATIENCE_S = 20.0  # for a terminated command to end
+_TOO_SMALL = "does not fit into memory"  # words in the memory plan's message
+_PATIENCE_S = 20.0  # time for a terminated command to end
 
 
 class SkippedError(Exception):
-    """A part that cannot be measured here; the message says why."""
+    """A part cannot be measured here; the message says why."""
 
 
 class FailedError(Exception):
-    """A part whose command failed; the message says how."""
+    """The command of a part failed; the message says how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Row:
     quantity: str
     measured: str
     expected: str = ""  # "": nothing
-    is_as_expected: bool | None = None  # None: nothing was expected
+    is_as_expected: bool | None = None  # None: there was no expectation
     meaning: str = ""
     setting: str = ""  # the setting to use, as on the command line
-    holds_anywhere: bool = False  # the expectation does not depend on the speed of a GPU
+    holds_anywhere: bool = False  # True: the expectation does not depend on the speed of a GPU
 
     def without_gpu(self) -> Row:
         """Return the line without expectations that only a GPU can meet, and without settings for
@@ -64,8 +64,8 @@ class Machine:
     device: str  # cpu or gpu
     name: str
     count: int  # devices
-    total_gib: float  # memory of one
-    without_engine: str  # why no engine runs here; "": it does
+    total_gib: float  # memory of one device
+    without_engine: str  # why no engine runs here; "": one does
     without_pytest: str
 
     @property
@@ -85,7 +85,7 @@ class Session:
 
     folder: Path
     machine: Machine
-    timeout_s: float = 1200.0  # of each command
+    timeout_s: float = 1200.0  # time limit of each command
 
     @property
     def is_gpu(self) -> bool:
@@ -153,7 +153,7 @@ class Part:
 
     name: str
     title: str
-    minutes: float  # on a GPU
+    minutes: float  # duration on a GPU
     measure: Callable[[Session], Measured]
     needs_engine: bool = True
 

@@ -16,7 +16,7 @@ from april_rl.tracking.metrics_file import read_metrics
 
 _NUM_GPUS = 4  # at least
 _SIZES = (2, 4)  # engine.tensor_parallel_size
-_NUM_STEPS = 5  # with four weight syncs between them
+_NUM_STEPS = 5  # there are four weight syncs between them
 _MISMATCH = "mismatch/logprob_abs_mean"
 
 

@@ -12,7 +12,7 @@ from april_rl.rollout.ticks import Tick
 from april_rl.types import Sample, SampleId
 from bench.modes import DrawnLengthsEngine, KeepingEngine, Prompts, Slice, lengths_of
 
-_PREFILL_STEPS = 12  # enough to put every sample of the limit back before the clock starts
+_PREFILL_STEPS = 12  # enough to restore every sample of the limit before the clock starts
 _LIMIT_STEP_S = 1.5  # a slice of the limit lasts about as long as one of the collector
 
 
@@ -31,7 +31,7 @@ class Limit:
         *,
         factor: float,
     ) -> None:
-        """Samples in flight are put back from round to round."""
+        """Samples in flight are kept from round to round."""
         self.factor = factor
         self.engine = DrawnLengthsEngine(engine, lengths_of(args), keeps=False)
         self._args = args

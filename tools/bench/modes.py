@@ -26,7 +26,7 @@ from april_rl.rollout.ticks import Completions, Tick, TickWork
 from april_rl.types import Completion, Prompt
 
 PROMPT_TOKENS = 12
-MAX_BATCHED_TOKENS = 1024  # on CPU, short parts of a prefill stay in the cache
+MAX_BATCHED_TOKENS = 1024  # on CPU, a short part of a prefill stays in the cache
 
 
 ANY_COST = EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0)
@@ -76,7 +76,8 @@ class DrawnLengthsEngine:
         a prefill.
         """
         self._engine, self._length_of, self._keeps = engine, length_of, keeps
-        self._versions: dict[int, int] = {}  # of the engine, which has many modes, and of this one
+        # Versions of the engine, which many modes use, and of this mode.
+        self._versions: dict[int, int] = {}
         self.ticks: list[TickWork] = []
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
@@ -138,7 +139,7 @@ class Slice:
     generated: int = 0
     reprefill: int = 0
     controller_s: float = 0.0
-    slot_s: float = 0.0  # Σ over steps of their time times their slots
+    slot_s: float = 0.0  # Σ over steps of time × slots
     occupied_slot_s: float = 0.0
 
     def add(self, record: StepRecord, *, trained: int) -> None:
@@ -176,13 +177,13 @@ class CollectorMode:
         self._keeps = keeps
         self._over_sampling = over_sampling
         self.engine = DrawnLengthsEngine(engine, lengths_of(args), keeps=keeps)
-        self._engines: list[SingleEngine] = [self.engine]  # looked up here at every tick
+        self._engines: list[SingleEngine] = [self.engine]  # this list is read at every tick
         self._args = args
         self._needed = args.num_groups * args.group_size
         self._version = 0
         self._collector = Collector(
             SerialEngines(self._engines),
-            # A reward that costs nothing: what is measured here is generation.
+            # A reward without cost: the benchmark measures generation.
             DelayedScores(no_signal_frac=0.0, score_s=0.0, seed=0, clock=VirtualClock()),
             Prompts(90),
             replace(

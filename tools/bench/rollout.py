@@ -43,17 +43,19 @@ from bench.modes import (
     scenario_of,
 )
 
-# The benchmark's model is the tests' random one.
+# The benchmark uses the tests' random model.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-# Uncounted steps of each mode on the engine: what is parked is prefilled, the caches are warm.
+# Uncounted steps of each mode, after which parked samples are prefilled and caches are warm.
 _WARMUP_STEPS = 3
 Mode = CollectorMode | Limit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `rollout`."""
-    parser.add_argument("--full", action="store_true", help="α 1, 1.5 and 2: twice as long")
+    parser.add_argument(
+        "--full", action="store_true", help="also run α 1, 1.5 and 2, which takes twice as long"
+    )
     parser.add_argument("--factors", type=float, nargs="+", help="values of α; default: 1.5")
     parser.add_argument("--rounds", type=int, default=5, help="rounds, in which modes take turns")
     parser.add_argument("--steps", type=int, default=2, help="steps of each mode in a round")
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def measured_cost(modes: Sequence[Mode]) -> EngineCost:
-    """Return the engine's cost, fitted on what the modes have run so far."""
+    """Return the engine's cost, fitted on the work of the modes so far."""
     ticks = [tick for mode in modes for tick in mode.engine.ticks]
     return fit_cost(ticks) if ticks else ANY_COST
 
@@ -130,7 +132,7 @@ def modes_of(args: argparse.Namespace, engine: KeepingEngine) -> list[Mode]:
 
 
 def automatic(args: argparse.Namespace, *, kv_cache_tokens: int) -> AutoFactor:
-    """rollout.over_sampling_factor=auto, which simulates between two steps: this is not timed."""
+    """rollout.over_sampling_factor=auto, whose simulations between two steps are not timed."""
 
     def at_once(comparison: Comparison) -> Future[list[Prediction]]:
         predictions: Future[list[Prediction]] = Future()

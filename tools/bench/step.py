@@ -30,7 +30,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-# By name, the settings: the synchronous trainer, and ours.
+# Settings by name: the synchronous trainer, and ours.
 MODES = {
     "synchronous": ("rollout.over_sampling_factor=1", "rollout.refill=false"),
     "refill, α 1.5": ("rollout.over_sampling_factor=1.5",),
@@ -190,7 +190,7 @@ def _row(name: str, steps: Sequence[dict[str, float]]) -> dict[str, Any]:
         "reprefill_tokens": fmean(s["rollout/reprefill_tokens"] for s in steps),
         "response_tokens_mean": median(s["rollout/response_tokens_mean"] for s in steps),
         "response_tokens_p99": median(s["rollout/response_tokens_p99"] for s in steps),
-        "mismatch": [s[_MISMATCH] for s in steps if _MISMATCH in s],  # nats, of each step
+        "mismatch": [s[_MISMATCH] for s in steps if _MISMATCH in s],  # nats, for each step
         **{f"{part}_frac": sum(s[f"time/{part}_s"] for s in steps) / total_s for part in _PARTS},
     }
 

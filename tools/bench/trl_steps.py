@@ -20,13 +20,13 @@ from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from april_rl.trl import with_partial_rollouts  # also keeps the weights that vLLM packs on a CPU
+from april_rl.trl import with_partial_rollouts  # it also keeps the weights that vLLM packs on a CPU
 
 _MICRO_BATCH = 16  # sequences of a forward pass
 
 
 class Steps(TrainerCallback):
-    """Prints what each step took."""
+    """A callback that prints the duration of each step."""
 
     def __init__(self) -> None:
         """Start before the first step."""

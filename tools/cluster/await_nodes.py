@@ -1,4 +1,5 @@
-"""Wait until a Ray cluster has so many nodes: python tools/cluster/await_nodes.py HOST:PORT NODES.
+"""Wait until a Ray cluster has a number of nodes: python tools/cluster/await_nodes.py HOST:PORT
+NODES.
 
 Exit status 1 and one line when it has fewer after five minutes, or after the seconds of a third
 argument. The machine must be a node of the cluster.
@@ -24,7 +25,7 @@ def _names(address: str) -> list[str]:
 
 
 def await_nodes(address: str, num_nodes: int, timeout_s: float = _TIMEOUT_S) -> str:
-    """Return one line: the nodes, or what is missing when the time is over."""
+    """Return one line: the nodes, or the missing ones after the time limit."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:

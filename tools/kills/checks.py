@@ -13,12 +13,13 @@ from april_rl.checkpointing.manifest import verify
 from april_rl.errors import RunError
 from kills.run import SHARED, Run, name_of, processes, rows_of
 
-_GONE_S = 120.0  # until every process must have ended: Ray's agents try for 60 s to reach its GCS
+# Time until every process must have ended: Ray's agents try for 60 s to reach its GCS.
+_GONE_S = 120.0
 _STATES = ("in_flight", "parked", "ready", "trained", "rejected", "dropped")
 
 
 def check_processes(run: Run, life: int) -> None:
-    """Wait until no process of a life is left; those that stay are ended and reported."""
+    """Wait until no process of a life is left; end and report those that stay."""
     _wait_until_gone(lambda: processes(run.mark(life)))
     for process in processes(run.mark(life)):
         run.fail(f"left behind by life {life}: {process.pid} {name_of(process)}")
@@ -26,7 +27,9 @@ def check_processes(run: Run, life: int) -> None:
 
 
 def check_shared_memory(run: Run) -> None:
-    """Check that what was open at a kill has no name any more: nothing would ever remove it."""
+    """Check that the shared memory that was open at a kill has no name any more, because no
+    process would ever remove it.
+    """
 
     def names() -> list[str]:
         with os.scandir(SHARED) as entries:
@@ -38,8 +41,8 @@ def check_shared_memory(run: Run) -> None:
 
 
 def check_calls(run: Run) -> None:
-    """Check the log of the environment's tool, if there is one: no call is there twice, unless it
-    is marked as a further attempt. An attempt that ended before its line is not there.
+    """Check the log of the environment's tool, if there is one: no call occurs twice, unless it
+    is marked as a further attempt. An attempt that ended before its line is missing.
     """
     log = run.given.get("environment.args.log")
     if log is None:
@@ -71,7 +74,7 @@ def check_checkpoints(run: Run) -> None:
 
 
 def check_rows(run: Run) -> None:
-    """Check that every step is there once, and that the ledger adds up in each."""
+    """Check that every step occurs once, and that the ledger adds up in each."""
     rows = rows_of(run.dir)
     if [row["step"] for row in rows] != list(range(run.num_steps + 1)):
         run.fail(f"the steps in metrics.jsonl are {[row['step'] for row in rows]}")

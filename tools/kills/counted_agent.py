@@ -12,7 +12,7 @@ from april_rl.environments.protocol import Context
 from april_rl.environments.tiny_sums import partial_sums
 
 _TOOL_S = 0.1
-_ONE_IN = 5  # of the tool's calls fails at its first attempt, after its work
+_ONE_IN = 5  # one in this many of the tool's calls fails at its first attempt, after its work
 
 
 async def run(

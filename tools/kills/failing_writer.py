@@ -26,7 +26,7 @@ def _train(error: Exception) -> None:
     def fail_once(*_: object) -> object:
         if errors:
             raise errors.pop()
-        return DEFAULT  # as the real one does
+        return DEFAULT  # the real writer does the same
 
     with patch.object(checkpointer, "write_state", wraps=write_state, side_effect=fail_once):
         main()

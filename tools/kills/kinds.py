@@ -1,4 +1,4 @@
-"""The ways in which a life of a run ends or begins badly. Each function lives one life, checks what
+"""The ways in which a run's life ends or begins badly. Each function lives one life, checks what
 is particular to it, and returns a description in words.
 """
 
@@ -15,20 +15,21 @@ from april_rl.checkpointing.folder import recover
 from kills.refusals import REFUSALS
 from kills.run import Run, rows_of
 
-_STARTING_FRAC, _STARTING_S = 0.2, 12.0  # kills while a run starts, and until when
-_WORKER_FRAC = 0.3  # kills of the worker, and then of the controller
-_LATEST_S = 2.0  # after a new step
-_STOPPING_S = 1.0  # between a polite signal and SIGKILL: parking and a save take about so long
+# Share of kills while a run starts, and how long a start takes.
+_STARTING_FRAC, _STARTING_S = 0.2, 12.0
+_WORKER_FRAC = 0.3  # share of kills that hit the worker first, and then the controller
+_LATEST_S = 2.0  # longest time after a new step
+_STOPPING_S = 1.0  # between a polite signal and SIGKILL: parking and saving take about this long
 _STEP_S = 0.6
 _OWNED = "belongs to a run that is still active"
 _UNWRITTEN = "could not be written"
-_RARE_STEPS = 4  # between checkpoints, where a kill shall meet a step and not a save
+_RARE_STEPS = 4  # steps between checkpoints, so that a kill meets a step and not a save
 _HERE = Path(__file__).parent
 
 
 def kill(run: Run, random: Random) -> str:
-    """SIGKILL to the controller or to the worker: while the run starts, or soon after a step, which
-    is saved while the next one is made.
+    """Send SIGKILL to the controller or to the worker while the run starts, or soon after a
+    step, which is saved while the next one is made.
     """
     program = run.start()
     if random.random() < _STARTING_FRAC:
@@ -41,13 +42,13 @@ def kill(run: Run, random: Random) -> str:
     target = "controller"
     if random.random() < _WORKER_FRAC and run.kill_workers():
         target, moment = "worker", f"{moment}, then the controller"
-        time.sleep(random.uniform(0, 1.5 * _STARTING_S))  # the run continues by itself for a while
+        time.sleep(random.uniform(0, 1.5 * _STARTING_S))  # meanwhile the run continues by itself
     run.kill(program)
     return f"{target} killed {moment}"
 
 
 def kill_in_a_step(run: Run, random: Random) -> str:
-    """SIGKILL to the controller or to the worker in a step, while nothing is saved."""
+    """Send SIGKILL to the controller or to the worker in a step, while nothing is saved."""
     program = run.start({"checkpoint.every_steps": _RARE_STEPS})
     run.wait_for_step(program, after=run.last_step() + random.randrange(_RARE_STEPS))
     time.sleep(random.uniform(0, _LATEST_S))
@@ -62,7 +63,7 @@ def kill_in_a_step(run: Run, random: Random) -> str:
 
 
 def kill_between_renames(run: Run, random: Random) -> str:
-    """SIGKILL in a commit, before the checkpoint has the name that `latest` says."""
+    """Send SIGKILL in a commit, before the checkpoint has the name in `latest`."""
     which = random.choice(["first", "second"])
     program = run.start(program=(str(_HERE / "dying_writer.py"), which))
     status = run.end(program)
@@ -75,7 +76,7 @@ def kill_between_renames(run: Run, random: Random) -> str:
 
 
 def stop_and_kill(run: Run, random: Random) -> str:
-    """A polite signal, and SIGKILL while the run parks its samples or saves them."""
+    """Send a polite signal, and SIGKILL while the run parks its samples or saves them."""
     program = run.start()
     run.wait_for_step(program, after=run.last_step())
     time.sleep(random.uniform(0, _STEP_S))
@@ -89,7 +90,7 @@ def stop_and_kill(run: Run, random: Random) -> str:
 
 
 def stop_in_first_step(run: Run, random: Random) -> str:
-    """A polite signal before this life has made a step: it must save and end by itself."""
+    """Send a polite signal before this life has made a step: it must save and end by itself."""
     program = run.start()
     run.wait(run.is_training, program)
     time.sleep(random.uniform(0, _STEP_S))
@@ -103,7 +104,7 @@ def stop_in_first_step(run: Run, random: Random) -> str:
 
 
 def go_back(run: Run, random: Random) -> str:
-    """A resume of an earlier checkpoint in the same directory, and SIGKILL."""
+    """Resume an earlier checkpoint in the same directory, and send SIGKILL."""
     earlier = run.checkpoints()[:-1]
     if not earlier:
         return kill(run, random)
@@ -119,7 +120,7 @@ def go_back(run: Run, random: Random) -> str:
 
 
 def lose_worker_elsewhere(run: Run, random: Random) -> str:
-    """`resume=PATH` into a new directory, and a worker lost before its first own checkpoint."""
+    """Use `resume=PATH` in a new directory, and kill a worker before its first own checkpoint."""
     if not run.checkpoints():
         return kill(run, random)
     origin, elsewhere = run.checkpoints()[-1], run.folder / "elsewhere"
@@ -139,14 +140,16 @@ def lose_worker_elsewhere(run: Run, random: Random) -> str:
     if status != 0 or steps != list(range(origin.step + 1, last + 1)):
         run.fail(f"a copy from step {origin.step} ended with status {status} and steps {steps}")
     if f"from {origin.path}" not in run.output():
-        run.fail(f"the restart of a copy did not go on from {origin.path}; see {run.log}")
+        run.fail(f"the restart of a copy did not continue from {origin.path}; see {run.log}")
     _expect_unchanged(run, before, "a copy of it")
     shutil.rmtree(elsewhere, ignore_errors=True)
     return f"copied from step {origin.step}; the copy's worker killed"
 
 
 def start_twice(run: Run, random: Random) -> str:
-    """Two programs at once: one continues, the other says who owns the directory; then SIGKILL."""
+    """Start two programs at once: one continues, the other says who owns the directory; then
+    send SIGKILL.
+    """
     before = run.last_step()
     pair = [run.start(), run.start()]
     run.wait(lambda: any(each.poll() is not None for each in pair))
@@ -158,11 +161,11 @@ def start_twice(run: Run, random: Random) -> str:
         run.wait_for_step(each, after=before)
         time.sleep(random.uniform(0, _LATEST_S))
         run.kill(each)
-    return "started twice, and the one that went on killed"
+    return "started twice, and the one that continued killed"
 
 
 def fail_to_write(run: Run, random: Random) -> str:
-    """A checkpoint that cannot be written: training continues; then SIGKILL."""
+    """Make a checkpoint fail: training continues; then send SIGKILL."""
     error = random.choice(["memory", "type", "disk"])
     before = {one.step for one in run.checkpoints()}
     program = run.start(program=(str(_HERE / "failing_writer.py"), error))
@@ -172,11 +175,11 @@ def fail_to_write(run: Run, random: Random) -> str:
     run.wait_for_step(program, after=max(before, default=0) + 1)
     time.sleep(random.uniform(0, _LATEST_S))
     run.kill(program)
-    return f"could not write a checkpoint ({error}), went on, and killed"
+    return f"could not write a checkpoint ({error}), continued, and killed"
 
 
 def refuse(run: Run, random: Random) -> str:
-    """A resume with settings that the checkpoint does not fit: no byte may change."""
+    """Resume with settings that the checkpoint does not fit: no byte may change."""
     if not run.checkpoints():
         return kill(run, random)
     what, settings = random.choice(list(REFUSALS.items()))
@@ -201,7 +204,7 @@ def _last_step(run_dir: Path) -> int:
     return int(rows[-1]["step"]) if rows else -1
 
 
-# How often each is drawn, relative to the others.
+# How often each kind is drawn, relative to the others.
 KINDS: dict[Callable[[Run, Random], str], int] = {
     kill: 5,
     kill_in_a_step: 10,

@@ -14,7 +14,7 @@ from kills.run import Run
 
 
 def _other_model(run: Run) -> dict[str, object]:
-    """A model of one more layer. Its weights are never read, so they need not fit."""
+    """Write a model of one more layer. Its weights are never read, so they need not fit."""
     folder = run.folder / "other_model"
     shutil.copytree(resolve(run.setting("model.path")), folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
@@ -25,7 +25,7 @@ def _other_model(run: Run) -> dict[str, object]:
 
 
 def _other_data(run: Run) -> dict[str, object]:
-    """The same prompts, of which one has another answer."""
+    """Write the same prompts, of which one has another answer."""
     path = run.folder / "other_data.jsonl"
     first, *others = Path(resolve(run.setting("data.path"))).read_text().splitlines()
     row = json.loads(first) | {"answer": "another"}
@@ -37,7 +37,7 @@ def _setting(key: str, value: object) -> Callable[[Run], dict[str, object]]:
     return lambda _: {key: value}
 
 
-# By what the message must name.
+# Refusals, by the words that the message must contain.
 REFUSALS: dict[str, Callable[[Run], dict[str, object]]] = {
     "rollout.group_size=3": _setting("rollout.group_size", 3),
     "seed=99": _setting("seed", 99),

@@ -1,4 +1,4 @@
-"""A run directory, the programs that work in it, and what they leave."""
+"""A run directory, the programs that work in it, and their leftovers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from april_rl.checkpointing.folder import Saved, list_saved
 from april_rl.checkpointing.run_lock import FILE as LOCK
 
 SHARED = Path("/dev/shm")
-_MARK = "APRIL_RL_KILL_ANYWHERE"  # in the environment of everything that a run starts
-_LIFE_S = 600.0  # what takes longer hangs
+_MARK = "APRIL_RL_KILL_ANYWHERE"  # environment variable of everything that a run starts
+_LIFE_S = 600.0  # a longer life counts as hung
 _POLL_S = 0.02
 _TRAIN = ("-m", "april_rl.train")
-_RECIPE = {"model.path": "builtin:tiny", "data.path": "builtin:arithmetic"}  # of tiny_cpu
+_RECIPE = {
+    "model.path": "builtin:tiny",
+    "data.path": "builtin:arithmetic",
+}  # the values in tiny_cpu
 
 
 class Run:
-    """One run, and what was wrong with it."""
+    """One run, and its faults."""
 
     def __init__(self, folder: Path, given: Sequence[str], *, num_steps: int) -> None:
         """Use the run directory `folder` / run, and the settings `given` as key=value."""
@@ -33,11 +36,11 @@ class Run:
         self.num_steps = num_steps
         self.failures = list[str]()
         self.num_lives = 0
-        self.inodes = set[int]()  # of the shared memory that was open when something was killed
+        self.inodes = set[int]()  # shared memory that was open when a process was killed
         self.given = dict(each.split("=", 1) for each in given if "=" in each)
         self._removed = [each for each in given if "=" not in each]
         self.log = folder / "output.txt"
-        self._began_at = 0  # of the present life's output, in bytes
+        self._began_at = 0  # where the output of this life begins, in bytes
 
     def begin_life(self) -> None:
         """Start the next life: processes started from now on belong to it."""
@@ -76,7 +79,7 @@ class Run:
             )
 
     def mark(self, life: int) -> str:
-        """Return what the environment of a life's processes holds."""
+        """Return the mark in the environment of a life's processes."""
         return f"{self.dir} {life}"
 
     def output(self) -> str:
@@ -88,13 +91,13 @@ class Run:
     def wait(
         self, until: Callable[[], bool], program: subprocess.Popen[bytes] | None = None
     ) -> bool:
-        """Wait until something is so; return whether it became so before `program` ended."""
+        """Wait for a condition; return whether it held before `program` ended."""
         deadline = time.monotonic() + _LIFE_S
         while not until():
             if program is not None and program.poll() is not None:
                 return until()
             if time.monotonic() > deadline:
-                self.fail(f"life {self.num_lives} waits for ever; see {self.log}")
+                self.fail(f"life {self.num_lives} waits forever; see {self.log}")
                 return False
             time.sleep(_POLL_S)
         return True
@@ -106,7 +109,7 @@ class Run:
         return self.wait(lambda: self.last_step() > after, program)
 
     def is_training(self) -> bool:
-        """Return whether this life has gone on from a checkpoint, or evaluated a new policy."""
+        """Return whether this life has continued from a checkpoint, or evaluated a new policy."""
         return "resumed from" in self.output() or self.last_step() == 0
 
     def end(self, program: subprocess.Popen[bytes]) -> int:
@@ -148,8 +151,8 @@ class Run:
         return any((self.dir / "checkpoints").glob(".step_*.partial"))
 
     def hashes(self) -> dict[str, str]:
-        """Return a hash of every file in the run directory, but of the lock: whoever looks at the
-        directory takes over, and removes, that of an owner who was killed.
+        """Return a hash of every file in the run directory except the lock, which any program
+        removes after its owner was killed.
         """
         files = [path for path in self.dir.rglob("*") if path.is_file() and path.name != LOCK]
         return {
@@ -158,7 +161,7 @@ class Run:
         }
 
     def fail(self, what: str) -> None:
-        """Note, and print, what was wrong."""
+        """Record and print a fault."""
         self.failures.append(what)
         print(f"FAILED: {what}", flush=True)
 
@@ -193,11 +196,11 @@ def name_of(process: psutil.Process) -> str:
 
 
 def _shared_inodes(pid: int) -> set[int]:
-    """Return the inodes of the shared memory that a process has open. Its names will not do, for a
-    semaphore is mapped under the temporary name that it was made with.
+    """Return the inodes of the shared memory that a process has open. Names do not work, because
+    a semaphore is mapped under the temporary name that it was made with.
     """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return set()
     return {int(line.split()[4]) for line in lines if f"{SHARED}/" in line}

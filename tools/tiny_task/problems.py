@@ -26,7 +26,7 @@ NUM_HELD_OUT = 256
 
 _HELD_OUT_SEED = "held out"
 _TRAINING_SEED = "training"
-# The warm start sees other problems than RL.
+# The warm start trains on other problems than RL.
 _RL_SEED, _WARM_START_SEED = 0, 1
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 PAD, EOS, UNKNOWN, BOX = "<pad>", "<eos>", "<unk>", "\\boxed{"
 # The policy knows no roles: a chat is its messages, with a space between two of them. It is not
-# shown tools, since it knows one way to call: \\boxed{21} is the call boxed(value="21").
+# shown tools, because it knows only one way to call: \\boxed{21} is the call boxed(value="21").
 CHAT_TEMPLATE = (
     "{#- tools are not shown -#}"
     "{% for message in messages %}{{ '' if loop.first else ' ' }}{{ message['content'] }}"

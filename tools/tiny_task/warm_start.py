@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 from tiny_task.problems import HASTY_FRACTION, Problem, worked_solution
 
-IGNORED = -100  # label of a token without loss
+IGNORED = -100  # label of a token that has no loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class WarmStart:
     intermediate_size: int = 512
     num_layers: int = 2
     num_heads: int = 4
-    # About 1 / sqrt(hidden_size); with the usual 0.02 a model this narrow learns far slower.
+    # About 1 / sqrt(hidden_size); with the usual 0.02 a model this narrow learns far more slowly.
     init_std: float = 0.08
     hasty_fraction: float = HASTY_FRACTION  # of the worked solutions
     num_rows: int = 32_000

@@ -1,4 +1,4 @@
-"""Fixes of vLLM on CPU: weights that can be reloaded, temperatures of guessed tokens.
+"""Fixes for vLLM on CPU: weights that can be reloaded, and temperatures of guessed tokens.
 
 Legend: [B] rows of an engine step, one per request. [N] tokens guessed for all requests.
 """
@@ -19,7 +19,7 @@ _set_up_experts = UnquantizedFusedMoEMethod._setup_kernel
 
 
 def _plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:  # noqa: ARG001
-    """Compute `layer` from its own weight, and keep the weight."""
+    """Compute `layer` from its own weight, and keep that weight."""
     layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
 
 
@@ -27,7 +27,7 @@ def keep_plain_weights() -> None:
     """Make every vLLM model built in this process from now on compute with its plain weights.
 
     vLLM packs linear weights into a second copy after loading. A reload packs the layers whose
-    weights it brings, but a tied lm_head gets none: it would compute with the old weights.
+    weights it loads. It loads none for a tied lm_head, which would compute with the old weights.
     """
     vllm_linear.dispatch_cpu_unquantized_gemm = _plain_linear
 
@@ -36,7 +36,7 @@ def keep_plain_weights() -> None:
 def _set_up_and_pack_experts(
     method: UnquantizedFusedMoEMethod, layer: RoutedExperts, w13: torch.Tensor, w2: torch.Tensor
 ) -> None:
-    """Do vLLM's set-up, and after a reload the packing that vLLM does after the first load only."""
+    """Do vLLM's set-up, and pack again after a reload, which vLLM does not."""
     is_reload = method.moe_kernel is not None
     _set_up_experts(method, layer=layer, w13=w13, w2=w2)
     if is_reload:
@@ -47,9 +47,9 @@ def _set_up_and_pack_experts(
 def keep_experts_packed() -> None:
     """Make every vLLM model in this process pack the experts' weights after each load.
 
-    Its kernel reads them padded and in its own order. A reload brings them in a checkpoint's order:
-    without packing, the kernel would misread them, or, where the width is padded, the reload would
-    fail.
+    The kernel needs them padded and in its own order, and a reload loads them in a checkpoint's
+    order. Without packing the kernel would misread them, or, if the width is padded, the reload
+    would fail.
     """
     UnquantizedFusedMoEMethod._setup_kernel = _set_up_and_pack_experts  # type: ignore[assignment]
 
@@ -61,10 +61,9 @@ def _expand_batch_to_tokens(
     replace_from: int = 0,
     replace_to: int = 0,
 ) -> torch.Tensor:
-    """Return for each guessed token the value of its request, [N], from `x` [B].
-
-    `cu_num_tokens` [B] counts the tokens guessed for a request and all before it; `num_tokens` is
-    its last value. `replace_from` becomes `replace_to`.
+    """Return for each guessed token the value of its request, [N], from `x` [B]. `cu_num_tokens`
+    [B] counts the tokens guessed for a request and all before it; `num_tokens` is its last
+    value. `replace_from` becomes `replace_to`.
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
     replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)

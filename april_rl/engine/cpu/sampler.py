@@ -46,7 +46,7 @@ def gumbel_argmax(logprobs: torch.Tensor, seeds: NDArray[np.int64]) -> torch.Ten
     """Draw one token per row from the distribution `logprobs` [B, V] (Gumbel-max trick) → int64
     [B].
 
-    vLLM's kernel hashes (seed of the row, token) into the noise of that token.
+    vLLM's kernel hashes (seed of the row, token) to get the noise of that token.
     """
     tokens: torch.Tensor = torch.ops._C.fused_gumbel_argmax(logprobs, torch.from_numpy(seeds))
     return tokens
@@ -75,8 +75,8 @@ class CounterSampler(Sampler):
     """Samples at one temperature and reports the sampled token's log-probability.
 
     vLLM's own sampler draws from each request's generator in Python, and cannot do that for a
-    prompt that is prefilled in several steps. A request's seed comes from its `extra_args`, and so
-    does its own `Sampling`, if it has one; the other rows are computed as if no row had one.
+    prompt that is prefilled in several steps. A request's `extra_args` hold its seed, and its
+    own `Sampling` if it has one; this does not change how the other rows are computed.
     """
 
     def __init__(self, runner: CPUModelRunner, *, temperature: float) -> None:
@@ -96,7 +96,7 @@ class CounterSampler(Sampler):
         """
         arguments = self._row_arguments(len(logits))
         own = [row for row, given in enumerate(arguments) if SAMPLING in given]
-        own_logits = logits[own] if own else None  # a copy: the next lines may overwrite them
+        own_logits = logits[own] if own else None  # a copy, as the next lines overwrite logits
         scaled = logits.to(torch.float32).div_(self._temperature)
         logprobs = scaled.log_softmax(dim=-1)
         if own_logits is not None:
@@ -136,6 +136,6 @@ def _own_logprobs(logits: torch.Tensor, sampling: Sequence[Sampling]) -> torch.T
 
 
 def install_counter_sampler(worker: WorkerWrapperBase, *, temperature: float) -> None:
-    """Let vLLM's `worker` sample with a `CounterSampler`."""
+    """Make vLLM's `worker` sample with a `CounterSampler`."""
     runner: CPUModelRunner = worker.model_runner
     runner.sampler = CounterSampler(runner, temperature=temperature)

@@ -1,7 +1,7 @@
 """Agents: programs that talk to the policy through a client of OpenAI's API, as environments.
 
-An agent is an environment turned inside out: it calls, and its next request is the observation
-after the turn before. The value that it returns at its end is the reward.
+An agent is an environment turned inside out: it makes the calls, and its next request is the
+observation after the previous turn. The value that it returns at its end is the reward.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class Agent:
         self._waiting: list[_Request] = []  # requests without a response, in the order of arrival
         self._arrival = asyncio.Event()  # set when another request arrives
         self._expected: deque[str] = deque()  # keys of requests that had responses before
-        self._current: _Request | None = None  # the request that the next turn responds to
+        self._current: _Request | None = None  # the request that the next turn answers
         self._last: _Request | None = None  # the request that had the last response
         self._num_turns = 0
-        self._is_over = False  # the budget is used up: nothing more is sampled
-        self._was_refused = False  # a request was refused for that reason
+        self._is_over = False  # the budget is used up, and nothing more is sampled
+        self._was_refused = False  # a request was refused because the budget is used up
         self._has_ended = False
 
     def expect(self, keys: Sequence[str]) -> None:
-        """Take requests with these keys first, in this order: while an episode is built again, by
-        turns that it had, requests at the same time may come in another one.
+        """Expect requests with these keys first, in this order. When an episode is built again
+        from its turns, simultaneous requests may arrive in another order.
         """
         self._expected = deque(keys)
 
@@ -77,12 +77,12 @@ class Agent:
         self._running = asyncio.ensure_future(running)
         self._current = await self._next_request()
         if self._current is None:
-            self._running.result()  # raises what ended it
-            raise RuntimeError("the agent ended before it asked the policy anything")
+            self._running.result()  # raises the error that ended it
+            raise RuntimeError("the agent ended before its first request to the policy")
         return _observe(self._current.asked)
 
     async def step(self, turn: Turn) -> StepResult:
-        """Send the turn as the response to the current request; return the messages of the next
+        """Send the turn as the response to the current request. Return the messages of the next
         request, or the reward.
         """
         current = self._current
@@ -120,7 +120,7 @@ class Agent:
             request.response.cancel()
 
     def ask(self, request: CompletionRequest, client: Client) -> asyncio.Future[ApiResponse]:
-        """Take a request of the program. When a client has lost patience or its connection, the
+        """Accept a request of the program. If a client has lost patience or its connection, the
         same request gets the response that no client has read.
         """
         if self._has_ended:
@@ -147,12 +147,13 @@ class Agent:
         self._was_refused |= bool(self._waiting)
         for request in self._waiting:
             request.response.set_exception(RefusedError(_OVER))
-            request.response.exception()  # its client may be gone
+            request.response.exception()  # read the exception, because the client may be gone
         self._waiting.clear()
 
     async def _next_request(self) -> _Request | None:
         if self._expected:
-            with suppress(TimeoutError):  # the program asks something else, which its tokens show
+            # The program may ask something else now, which its tokens will show.
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._patience_s):
                     return await self._request(self._expected.popleft())
         return await self._request("")

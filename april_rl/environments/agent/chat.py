@@ -1,5 +1,5 @@
-"""Requests for completions in OpenAI's API (v1), of chats and of texts, as far as a policy in
-training can respond to them.
+"""Requests for completions in OpenAI's API (v1), of chats and of texts, in the part of the API that
+a policy in training can answer.
 
 Source: the API reference, https://platform.openai.com/docs/api-reference/chat.
 """
@@ -26,7 +26,7 @@ _IGNORED = frozenset(
         *("service_tier", "safety_identifier"),
     )
 )
-# Parameters that are accepted with these values only.
+# Parameters that are accepted only with these values.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "frequency_penalty": (None, 0),
@@ -42,7 +42,7 @@ _MAX_TOKENS_OF_TEXT = 16  # the API's default
 
 
 class RefusedError(ValueError):
-    """A request is refused; the message is for the agent's author."""
+    """A request is refused; the message is for the author of the agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class CompletionRequest:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     stop: tuple[str, ...] = ()  # texts that end the response, which the agent does not read
-    max_tokens: int = 0  # of the response; 0: the rest of the budget
+    max_tokens: int = 0  # limit of the response; 0: the rest of the budget
     is_streamed: bool = False
     wants_usage: bool = field(default=False, compare=False)
     wants_logprobs: bool = field(default=False, compare=False)
@@ -75,7 +75,7 @@ class CompletionRequest:
         body = _check(body, {**_ONLY, **_ONLY_OF_CHAT}, _READ_OF_CHAT | _WISHES_OF_CHAT)
         messages, tools = body.get("messages"), body.get("tools") or []
         if not isinstance(messages, list) or not messages:
-            raise RefusedError("messages must be a list with at least one message")
+            raise RefusedError("messages must be a list of at least one message")
         if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
             raise RefusedError(f"tools={json.dumps(tools):.60} is not valid in the API")
         newer = body.get("max_completion_tokens")
@@ -166,6 +166,6 @@ def _message(given: object) -> Message:
         called = {"tool_calls": calls_of_tools(calls, "a message")} if calls else {}
     except ValueError as error:
         raise RefusedError(str(error)) from error
-    # Chat templates use the older name.
+    # Chat templates use the older name of the role.
     named = "system" if role == "developer" else role
     return {**message, "role": named, "content": content or "", **called}

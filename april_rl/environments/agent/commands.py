@@ -21,23 +21,24 @@ from april_rl.outside.user_code import memory_gib
 
 _KEPT_BYTES = 1 << 16  # the last bytes of a command's output
 _SHOWN_BYTES = 2000  # the part of them that an error message shows
-_DRAIN_S = 1.0  # the wait for the output after the command has ended
+_DRAIN_S = 1.0  # how long to wait for the output after the command has ended
 _MOST_LOOKS, _LOOK_S = 50, 0.01  # searches for orphans of a command, and the pause between two
 _PR_SET_CHILD_SUBREAPER = 36
 _LIMIT = "the command and each program that it starts may use environment.memory_gib"
 _OF_MEMORY = re.compile(r"memory|alloc", re.IGNORECASE)
 
-_running: set[int] = set()  # commands; the other children of this process are orphans
+# Process ids of running commands; the other children of this process are orphans.
+_running: set[int] = set()
 
 
 def adopt_orphans() -> None:
-    """Become the parent of the processes that commands leave behind, so that they are found."""
+    """Become the parent of processes that commands leave behind, so that they can be found."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 async def output_of(words: Sequence[str], variables: Mapping[str, str], *, mark: str) -> str:
-    """Return the end of what a command prints. `mark` is the name of the variable by which programs
-    that it has started are known. Raise RuntimeError when it fails.
+    """Return the end of what a command prints. `mark` is the name of the variable that marks
+    programs that it has started. Raise RuntimeError when it fails.
     """
     command, transport = await _start(words, variables)
     try:
@@ -94,7 +95,7 @@ async def _start(
             pass_fds=(fd,),
         )
         _running.add(transport.get_pid())
-        with suppress(ProcessLookupError):  # it has ended
+        with suppress(ProcessLookupError):  # the command has ended
             fcntl.fcntl(fd, fcntl.F_SETOWN, -transport.get_pid())
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(fd, fcntl.F_SETFL, os.O_ASYNC)
@@ -110,7 +111,7 @@ async def _kill(command: _Command, transport: asyncio.SubprocessTransport, mark:
     """Kill a command with its session and the orphans with the mark; wait for their end."""
     with suppress(ProcessLookupError):
         os.killpg(transport.get_pid(), signal.SIGKILL)
-    await command.ended.wait()  # its children are orphans then
+    await command.ended.wait()  # afterwards its children are orphans
     _running.discard(transport.get_pid())
     for _ in range(_MOST_LOOKS):
         if sum(_kill_orphan(pid, mark) for pid in _orphans()) == 0:
@@ -125,7 +126,7 @@ def _kill_orphan(pid: int, mark: bytes) -> bool:
         if mark in variables.split(b"\0"):
             os.kill(pid, signal.SIGKILL)
         has_ended, _ = os.waitpid(pid, os.WNOHANG)
-    except OSError:  # it is gone
+    except OSError:  # the process is gone
         return False
     return mark in variables.split(b"\0") or bool(has_ended)
 

@@ -31,8 +31,8 @@ _SERVED = "this endpoint serves POST /v1/chat/completions, POST /v1/completions 
 class Client(NamedTuple):
     """The client that sent a request."""
 
-    is_retry: bool  # it says that it sends the request again
-    is_gone: Callable[[], bool]  # its connection is lost
+    is_retry: bool  # the client says that it sends the request again
+    is_gone: Callable[[], bool]  # whether the client's connection is lost
 
 
 class Asked(Protocol):

@@ -39,7 +39,7 @@ def of_function(function: Callable[..., Any], args: Mapping[str, Any], context: 
     keywords = {**args, **_context(function, context)}
 
     async def run(access: Access, row: Mapping[str, Any], seed: int) -> object:
-        # Importing it takes a second, which other environments need not wait.
+        # Importing it takes a second, and environments without agents need not wait for it.
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         # Nothing is encrypted; loading certificates would take longer than an episode.
@@ -48,7 +48,7 @@ def of_function(function: Callable[..., Any], args: Mapping[str, Any], context: 
         async with AsyncOpenAI(base_url=url, api_key=key, timeout=None, http_client=http) as client:
             try:
                 return await function(client, row, seed, **keywords)
-            except (SystemExit, KeyboardInterrupt) as error:  # they would end the whole process
+            except (SystemExit, KeyboardInterrupt) as error:  # either would end the whole process
                 raise RuntimeError(f"the agent raised {error!r}") from error
 
     return run

@@ -22,7 +22,7 @@ class ApiResponse(NamedTuple):
     """A response to a request."""
 
     turn: Turn
-    message: Message  # the turn as the agent sees it
+    message: Message  # the turn in the form that the agent reads
     name: str  # its id
 
 
@@ -52,13 +52,13 @@ def _message(turn: Turn, request: CompletionRequest, *, number: int) -> Message:
 def added_messages(
     before: CompletionRequest, response: ApiResponse, asked: CompletionRequest
 ) -> tuple[Message, ...] | None:
-    """Return the messages that a request adds to the last one and its response; None if it does not
-    continue them.
+    """Return the messages that a request adds to the previous request and its response; None if
+    it does not continue them.
     """
     if asked.is_text != before.is_text or asked.tools != before.tools:
         return None
     if asked.is_text:
-        # A text continues behind all that was sampled, and no token that ends it may stand there.
+        # A text continues after all sampled tokens, and none of them may be an end token.
         text = asked.messages[0]["content"]
         whole = before.messages[0]["content"] + response.turn.text
         continues = (response.turn.is_truncated or response.turn.is_stopped) and text.startswith(
@@ -89,7 +89,7 @@ def body(response: ApiResponse, request: CompletionRequest) -> _Object:
 
 
 def events(response: ApiResponse, request: CompletionRequest) -> list[_Object]:
-    """Return the events of a streamed response: all of it at once, and its end."""
+    """Return the events of a streamed response: the whole text at once, and the end."""
     first: _Object = {"index": 0, "finish_reason": None}
     first["logprobs"] = _logprobs(response.turn, request)
     last: _Object = {"index": 0, "finish_reason": _finish_reason(response, request)}
@@ -120,7 +120,7 @@ def _finish_reason(response: ApiResponse, request: CompletionRequest) -> str:
 
 
 def _logprobs(turn: Turn, request: CompletionRequest) -> _Object | None:
-    """Return the log-probabilities of all that was sampled, behind a `stop` too."""
+    """Return the log-probabilities of all sampled tokens, including those after a `stop`."""
     if not request.wants_logprobs:
         return None
     if request.is_text:
@@ -153,9 +153,9 @@ def _ends(response: ApiResponse, request: CompletionRequest) -> list[str]:
 
 
 def _is_same(ours: Message, theirs: Message, *, ends: Sequence[str] = ()) -> bool:
-    """Return whether a message is repeated. Clients add and drop empty fields. Of the assistant's
-    an agent may leave out thoughts and blanks around them, or add one of `ends`: the policy
-    continues from its own tokens.
+    """Return whether a message is repeated. Clients add and drop empty fields. In the
+    assistant's messages an agent may leave out thoughts and the blanks around them, or add one
+    of `ends`: the policy continues from its own tokens anyway.
     """
     if ours["role"] != "assistant":
         return _fields(ours) == _fields(theirs)
@@ -167,7 +167,9 @@ def _is_same(ours: Message, theirs: Message, *, ends: Sequence[str] = ()) -> boo
 
 
 def _fields(message: Message) -> dict[str, object]:
-    """Return the fields of a message, tool calls as data: clients may write them differently."""
+    """Return the fields of a message with tool calls as data, because clients may write them
+    differently.
+    """
     filled = {name: value for name, value in message.items() if value}
     return {**filled, "tool_calls": _calls(message)}
 

@@ -1,4 +1,4 @@
-"""`python -m april_rl compare RUN_A RUN_B...`: runs, or the jobs of a sweep, side by side."""
+"""`python -m april_rl compare RUN_A RUN_B...`: compare runs, or the jobs of a sweep."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a run directory, or a folder of run directories such as that of --multirun",
     )
     parser.add_argument(
-        "--accuracy", type=float, help="to be reached; default: what all runs reach"
+        "--accuracy", type=float, help="accuracy to reach; default: the highest that all runs reach"
     )
     parser.add_argument("--set", help="the held-out set; default: the first that all runs have")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""`python -m april_rl data PATH...`: what a data set looks like before a GPU is paid for."""
+"""`python -m april_rl data PATH...`: show what a data set contains before a GPU is paid for."""
 
 from __future__ import annotations
 

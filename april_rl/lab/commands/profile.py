@@ -1,5 +1,5 @@
-"""`python -m april_rl profile +recipe=NAME`: how long a policy's responses are, and which
-over-sampling factor they call for, before training begins.
+"""`python -m april_rl profile +recipe=NAME`: measure the response lengths of a policy before
+training, and which over-sampling factor they call for.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ machine, by the simulator. Settings are those of training.
 _OUTPUT = "output="
 FILE_NAME = "profile.json"
 _NUM_STEPS, _WARMUP_STEPS = 12, 6  # simulated steps that count, and those before
-_ALL = "training"  # name of the set where the data is no mixture
+_ALL = "training"  # name of the set when the data is not a mixture
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         return 0
     with suppress(OSError):
-        folder.rmdir()  # fails if it holds anything, which is fine
+        folder.rmdir()  # fails if the folder is not empty, which is fine
     return status
 
 
@@ -121,7 +121,7 @@ def _configure(settings: Sequence[str]) -> TrainConfig:
         compose_overrides([given for given in settings if not given.startswith(_OUTPUT)])
     )
     check_early(config, evaluates=False)
-    config.evaluation.max_response_tokens = 0  # that of training
+    config.evaluation.max_response_tokens = 0  # use the same limit as training
     config.evaluation.sets = {
         name or _ALL: EvaluationSetConfig(path=chosen.path)
         for name, chosen in training_sets(config.data).items()
@@ -138,7 +138,7 @@ def _profile(
     from april_rl.commands.evaluation_run import EvaluationRun
     from april_rl.planning.sizes import context_length
 
-    context_length(config, is_training=False)  # before the tiny task's model is trained
+    context_length(config, is_training=False)  # check before the tiny task's model is trained
     with ExitStack() as stack:
         run = EvaluationRun(
             config,

@@ -35,6 +35,7 @@ accept=one_update."""
 
 def main(arguments: Sequence[str]) -> int:
     """Rehearse the recipe that `arguments` compose and return the exit status."""
+
     if not arguments or {"-h", "--help"} & set(arguments):
         print(_USAGE)
         return 0

@@ -33,7 +33,7 @@ _FIELDS: tuple[tuple[str, type, str], ...] = (
     ("max_response_tokens", int, "longest response in tokens"),
     ("prompt_tokens", int, "tokens of every prompt"),
     ("num_engines", int, "number of engines"),
-    ("tick_steps", int, "engine steps between two decisions; more simulate faster"),
+    ("tick_steps", int, "engine steps between two decisions; a higher number simulates faster"),
     ("max_batched_tokens", int, "tokens of one engine step"),
     ("max_staleness", int, "cap on the age of a trained token"),
     ("no_signal_frac", float, "share of groups with equal rewards"),
@@ -41,7 +41,7 @@ _FIELDS: tuple[tuple[str, type, str], ...] = (
     ("rest_s", float, "seconds of a step outside the rollout"),
     ("seed", int, "seed of lengths, rewards and tools"),
 )
-# Options of samples with several turns, beside --turns.
+# Options of samples with several turns, in addition to --turns.
 _TURN_FIELDS: tuple[tuple[str, type, str], ...] = (
     ("observation_tokens", int, "with --turns: tokens that a tool call adds (default 0)"),
     ("tool_s", float, "with --turns: median seconds of a tool call (default 0)"),
@@ -50,7 +50,7 @@ _TURN_FIELDS: tuple[tuple[str, type, str], ...] = (
 
 
 class SimulationError(RunError):
-    """The simulation cannot be set up as asked."""
+    """The simulation cannot be set up as requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Source:
     scenario: Scenario
     refill: bool
     title: str
-    kv_bytes_per_token: int | None  # None: not known of a recorded run
+    kv_bytes_per_token: int | None  # None: the recorded run does not say it
     doubt: str = ""  # what the scenario does not know
 
 
@@ -197,7 +197,8 @@ def _preset(options: argparse.Namespace) -> Source:
         measured = Calibration.read(options.calibration)
         preset = replace(preset, rates=measured.rates)
         title += f" on {measured.device}"
-    placeholder = Lognormal(median_tokens=1.0, sigma=0.0)  # `_length_of` knows the final budget
+    # A stand-in: `_length_of` knows the final budget.
+    placeholder = Lognormal(median_tokens=1.0, sigma=0.0)
     return Source(
         scenario=Scenario(cost=preset.cost, length_of=placeholder, num_engines=8, tick_steps=32),
         refill=True,
@@ -207,7 +208,9 @@ def _preset(options: argparse.Namespace) -> Source:
 
 
 def _load_run(run_dir: Path) -> Source:
-    """Return the scenario of a recorded run: its lengths, rewards, cost and configuration."""
+    """Return the scenario of a recorded run, which has its lengths, rewards, cost and
+    configuration.
+    """
     from april_rl.config.store import run_config
     from april_rl.lab.simulator.recorded_run import NO_SMALL_BATCHES, recorded_scenario
 
@@ -246,7 +249,7 @@ def _compare(source: Source, options: argparse.Namespace) -> list[dict[str, obje
 
 
 def _check_cap(scenario: Scenario, factor: float) -> None:
-    """Refuse a cap below α - 1, as the configuration does."""
+    """Raise an error for a staleness cap below α - 1, as the configuration does."""
     if scenario.max_staleness < factor - 1:
         raise SimulationError(
             f"--max-staleness must be >= {factor - 1:g} with --alpha {factor:g} (a sample stays "
@@ -255,7 +258,9 @@ def _check_cap(scenario: Scenario, factor: float) -> None:
 
 
 def _paper() -> list[dict[str, object]]:
-    """Simulate the paper's table; print it beside the paper's figures and return its rows."""
+    """Simulate the cases of the paper's table, print them next to the paper's figures and return
+    the rows.
+    """
     cases = list(paper_cases())
     console = Console(stderr=True)
     found = [simulate_case(case) for case in track(cases, "simulating", console=console)]

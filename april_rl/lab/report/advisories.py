@@ -12,17 +12,17 @@ from april_rl.lab.simulator.recorded_run import NO_SMALL_BATCHES, RecordedRunErr
 from april_rl.rollout.over_sampling import waitless_staleness
 from april_rl.tracking.signal_watch import NUM_SILENT, SignalWatch
 
-_WORTH_SAYING = 1.1  # a predicted gain
-_LONG_TAIL = 0.2  # share of the time less share of the samples
-_MANY = 0.02  # samples without a reward
+_WORTH_SAYING = 1.1  # a predicted gain above this is reported
+_LONG_TAIL = 0.2  # difference between share of the time and share of the samples
+_MANY = 0.02  # share of samples without a reward
 _TRUNCATED = 0.2
-_DISPERSION = 1.25  # a ratio of standard deviations; 1 is a random draw
-_PREEMPTED = 0.01  # of the samples
-_PREFILLED_AGAIN = 0.05  # of the rollouts' time
-_SLOW_REWARD = 0.1  # of the rollouts
+_DISPERSION = 1.25  # ratio of standard deviations; 1 is a random draw
+_PREEMPTED = 0.01  # share of the samples
+_PREFILLED_AGAIN = 0.05  # share of the rollouts' time
+_SLOW_REWARD = 0.1  # share of the rollouts' time
 _SEVERAL, _MOST_TURNS = 1.5, 0.8
 _FASTER_REWARD = (
-    "Use a faster reward, or more of it at a time: reward.num_processes, or its argument "
+    "Use a faster reward, or run more of it in parallel: reward.num_processes, or its argument "
     "concurrency."
 )
 _FASTER_ENVIRONMENT = (
@@ -32,9 +32,7 @@ _FASTER_ENVIRONMENT = (
 
 
 def advisories(run: RunFiles, gains: Gains | None) -> list[str]:
-    """Return sentences about what to change, the most useful first; none for a run without a
-    problem.
-    """
+    """Return advice on what to change, the most useful first; none for a run without a problem."""
     return [
         *_failures(run),
         *_slow_reward(run),
@@ -153,11 +151,11 @@ def _larger_cap(run: RunFiles) -> str:
     longest = max((length for _, length in run.series("rollout/response_tokens_max")), default=0.0)
     mean = run.mean("rollout/response_tokens_mean", late=True)
     free = waitless_staleness(own, longest=longest, mean=mean) if own and mean else 0
-    if free <= run.number("rollout.max_staleness"):  # tools, too, make samples older
+    if free <= run.number("rollout.max_staleness"):  # tools make samples older, too
         return "A larger rollout.max_staleness or a smaller α avoids the wait."
     return (
         f"With α = {own:g} and responses of at most {longest:g} tokens, {mean:.0f} on average, no "
-        f"step waits at rollout.max_staleness={free} (α · longest ÷ mean). What that gains: "
+        f"step waits at rollout.max_staleness={free} (α · longest ÷ mean). The gain is shown by "
         f"python -m april_rl simulate --run {run.run_dir} --alpha {own:g} --max-staleness {free}."
     )
 
@@ -190,15 +188,15 @@ def _engines(run: RunFiles) -> Iterator[str]:
 
 
 def _spares_prefill(run: RunFiles) -> str:
-    """Return what would keep the KV caches of parked samples."""
+    """Return the change that would keep the KV caches of parked samples."""
     if run.total("rollout/kept_samples") or run.setting("rollout.resume") == "keep":
         return "their KV cache made room for running ones: give it more memory, or reduce α."
     return "rollout.resume=keep, with engines that stay awake, saves that."
 
 
 def _reprefill_share(run: RunFiles) -> float:
-    """Return the share of the engines' time in rollouts that resumed samples took until they could
-    continue; 0 where the timelines lack the cost.
+    """Return the share of the engines' time in rollouts that resumed samples needed before they
+    could continue; 0 if the timelines lack the cost.
     """
     tokens = run.total("rollout/reprefill_tokens")
     total_s = run.total("rollout/time_s") * run.num_engines

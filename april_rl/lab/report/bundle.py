@@ -34,7 +34,7 @@ def _cache() -> Path:
 
 
 def _keep(path: Path, text: str) -> None:
-    """Write whole or not at all; without a writable cache the bundle is made each time."""
+    """Write the file whole or not at all; without a writable cache the bundle is made each time."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,9 +11,9 @@ from april_rl.lab.report.vega import STEP, Chart, Spec, age_scale, axis, base, l
 
 # Steps in a chart; a longer run is drawn as means over equal numbers of steps.
 MAX_POINTS, MAX_BARS = 200, 60
-_MAX_LENGTHS = 5000  # in the histogram
+_MAX_LENGTHS = 5000  # samples in the histogram
 
-# Time of a step, in the order it passes. What is left of the step is packing and transfers.
+# Parts of a step in order; the remainder is packing and transfers.
 PHASES = (
     ("generation", "time/rollout_s"),
     ("waiting for rewards", "time/score_s"),
@@ -22,7 +22,7 @@ PHASES = (
     ("weight sync", "time/weight_sync_s"),
 )
 REST = "packing and transfers"
-_TOTALS = ("opened", "trained", "rejected", "dropped")  # of the ledger, since the beginning
+_TOTALS = ("opened", "trained", "rejected", "dropped")  # counts of the ledger since the run began
 
 
 def charts(run: RunFiles) -> list[Chart]:
@@ -46,8 +46,8 @@ def charts(run: RunFiles) -> list[Chart]:
 
 
 def average(rows: Sequence[Row], *, limit: int) -> Sequence[Row]:
-    """Return at most `limit` rows: the means of as many neighbours as that takes, each with the
-    number of the last step in it.
+    """Return at most `limit` rows: each is the mean of equally many neighbours, with the number
+    of the last step in it.
     """
     size = -(-len(rows) // limit)
     if size <= 1:
@@ -186,7 +186,7 @@ def _flows(steps: Sequence[Row]) -> list[Row]:
     totals = {f"{name} in the step": f"ledger/{name}" for name in _TOTALS}
     stocks = {f"{name} at its end": f"ledger/{name}" for name in ("parked", "ready")}
     rows: list[Row] = []
-    before: Row = {}  # a run resumed in another folder has no row before its first
+    before: Row = {}  # a run that was resumed in another folder lacks the row before its first
     for row in steps:
         is_known = row["step"] == 1 or before
         flows = {

@@ -1,4 +1,4 @@
-"""The figures of a run that are compared with those of other runs."""
+"""The figures of a run that a comparison shows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from april_rl.lab.report.run_files import RunFiles
 
 
 class Evaluated(NamedTuple):
-    """A held-out accuracy, and the cost of training until then."""
+    """A held-out accuracy, and the cost of training up to it."""
 
     samples: int  # trained
-    seconds: float  # of training steps, without evaluations and checkpoints
+    seconds: float  # time of training steps, without evaluations and checkpoints
     accuracy: float
-    high: float  # upper end of its 95 % interval
+    high: float  # upper end of the 95 % interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +96,8 @@ def _accuracy_after_samples(run: RunFiles, budget: Budget) -> float | None:
 
 
 def _accuracy_after_seconds(run: RunFiles, budget: Budget) -> float | None:
-    """Return the accuracy after equal time. It is interpolated, because runs are evaluated after
-    equal numbers of steps.
+    """Return the accuracy after equal time. It is interpolated because runs are evaluated by
+    steps, not by time.
     """
     found = evaluations(run, budget.evaluation_set)
     if not found:

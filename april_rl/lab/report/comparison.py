@@ -1,4 +1,4 @@
-"""Runs side by side: variants of one experiment, each with its seeds, against the first of them."""
+"""Compare runs: variants of one experiment, each with its seeds, against the first of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from april_rl.lab.report.run_files import ReportError, RunFiles, read_run
 
 SYNCHRONOUS = "synchronous"
 _MAX_HEAD = 40  # characters
-_MIN_SEEDS, _MIN_STEPS = 2, 10  # below them a ratio of two variants is noise
+_MIN_SEEDS, _MIN_STEPS = 2, 10  # with fewer, a ratio of two variants is noise
 # Two-sided 95 % quantiles of Student's t, for 1 … 10 degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 _SCHEDULE = ("rollout.over_sampling_factor", "rollout.refill")
@@ -32,17 +32,17 @@ _PLACES = ("seed", "resume", "name", "tracking", "checkpoint")
 class Cell(NamedTuple):
     """A figure of a variant, as text."""
 
-    mean: str  # over its runs
-    versus: str  # against the baseline
+    mean: str  # mean over its runs
+    versus: str  # compared with the baseline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Variants by name, the baseline first, and the budget they are compared at."""
+    """The variants by name, the baseline first, and the budget at which they are compared."""
 
     variants: Mapping[str, Sequence[RunFiles]]
     budget: Budget
-    differences: Mapping[str, str]  # settings of the variants whose names do not say them
+    differences: Mapping[str, str]  # settings that the names of the variants do not show
 
     @property
     def baseline(self) -> str:
@@ -50,7 +50,7 @@ class Comparison:
         return next(iter(self.variants))
 
     def mean(self, figure: Figure, variant: str) -> float | None:
-        """Return the mean of a figure over a variant's seeds that have it."""
+        """Return the mean of a figure over the seeds of a variant that have it."""
         values = self._values(figure, variant)
         return fmean(values.values()) if values else None
 
@@ -59,9 +59,9 @@ class Comparison:
         return sum(figure.value(run, self.budget) is None for run in self.variants[variant])
 
     def pair(self, figure: Figure, variant: str) -> tuple[float, float] | None:
-        """Return a variant against the baseline on the seeds both have, with half its 95 %
-        interval: a difference of shares, else the logarithm of a ratio. None without a pair; the
-        interval of a single pair is infinite.
+        """Compare a variant with the baseline on their common seeds. Return the difference of
+        shares, or else the logarithm of the ratio, with half its 95 % interval. Return None
+        without a pair; the interval of a single pair is infinite.
         """
         mine, base = self._values(figure, variant), self._values(figure, self.baseline)
         pairs = [(mine[seed], base[seed]) for seed in mine if seed in base]
@@ -76,7 +76,7 @@ class Comparison:
         return fmean(found), quantile * stdev(found) / math.sqrt(len(found))
 
     def doubts(self) -> dict[str, list[str]]:
-        """Return why ratios are left out, each reason with the variants concerned."""
+        """Return the reasons for omitted ratios, each with the variants concerned."""
         found: dict[str, list[str]] = {}
         for variant in [*self.variants][1:]:
             figures = [figure for figure in FIGURES if self.pair(figure, variant)]
@@ -86,7 +86,9 @@ class Comparison:
         return found
 
     def _doubts(self, figure: Figure, variant: str) -> Iterator[str]:
-        """Yield why chance alone would explain the ratio of a variant to the baseline."""
+        """Yield the reasons why chance alone could explain the ratio of a variant to the
+        baseline.
+        """
         if figure.is_share:
             return
         seeds = self._values(figure, variant).keys() & self._values(figure, self.baseline)
@@ -108,8 +110,8 @@ class Comparison:
         return {seed: fmean(values) for seed, values in found.items()}
 
     def versus(self, figure: Figure, variant: str) -> str:
-        """Return the paired comparison as text: × 1.31 [1.20, 1.43], or a difference; nothing where
-        chance alone would explain a ratio.
+        """Return the paired comparison as text: × 1.31 [1.20, 1.43], or a difference; empty if
+        chance alone could explain a ratio.
         """
         if variant == self.baseline or (found := self.pair(figure, variant)) is None:
             return ""
@@ -143,8 +145,8 @@ class Comparison:
 def compare(
     paths: Sequence[Path], *, accuracy: float | None, evaluation_set: str | None
 ) -> Comparison:
-    """Return the comparison of run directories, or of folders that hold some. Without `accuracy`
-    it is the highest that all of them reach.
+    """Return the comparison of run directories, or of folders that contain some. The default of
+    `accuracy` is the highest one that all of them reach.
 
     Raises ReportError for a folder without a run, fewer than two runs, or an unknown set.
     """
@@ -207,14 +209,14 @@ def _heads(variants: Mapping[str, Sequence[RunFiles]]) -> list[str]:
 
 
 def _name(settings: Mapping[str, object], differing: Sequence[str]) -> str:
-    """Return what sets a run apart: `synchronous`, `α = 2`, or the settings themselves."""
+    """Return what distinguishes a run: `synchronous`, `α = 2`, or the settings themselves."""
     shown = {key: settings.get(key) for key in differing if key not in _SCHEDULE}
     names = [_schedule(settings)] if any(key in differing for key in _SCHEDULE) else []
     return ", ".join([*names, *(f"{key}={value}" for key, value in shown.items())]) or "all runs"
 
 
 def _schedule(settings: Mapping[str, object]) -> str:
-    """Return how many samples a run starts; only α = 1 without refill is synchronous."""
+    """Describe how many samples a run starts; only α = 1 without refill is synchronous."""
     factor, refill = (settings.get(key) for key in _SCHEDULE)
     if factor == 1:
         return f"α = {factor} with refill" if refill else SYNCHRONOUS
@@ -222,7 +224,7 @@ def _schedule(settings: Mapping[str, object]) -> str:
 
 
 def _flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Return the settings by dotted key, without the ones that say where a run is."""
+    """Return the settings by dotted key, without those for the place of the run."""
     found: dict[str, object] = {}
     for name, value in config.items():
         key = f"{prefix}{name}"

@@ -39,7 +39,7 @@ def _explanation(comparison: Comparison) -> str:
 
 
 def _omission_note(comparison: Comparison) -> list[str]:
-    """Return the sentence that says why ratios are left out, if some are."""
+    """Return the sentence that explains why ratios are omitted, if some are."""
     doubts = comparison.doubts()
     if not doubts:
         return []

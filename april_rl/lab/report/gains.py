@@ -15,7 +15,7 @@ from april_rl.rollout.measures.timeline import Timeline, timeline_of
 
 _FACTORS = (1.5, 2.0, 3.0)
 _NUM_STEPS, _WARMUP_STEPS = 6, 4
-NUM_FILES = 4  # of samples and timelines: samples of a large model take hundreds of MB a step
+NUM_FILES = 4  # files to read: the samples of a large model take hundreds of MB a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +24,12 @@ class Gains:
 
     synchronous: Timeline
     by_factor: dict[float, float]  # samples/s of a step ÷ those of the synchronous loop
-    is_scaled: bool  # simulated smaller than it was, with equal times
+    is_scaled: bool  # it was simulated at a smaller size, with equal times
 
     @property
     def tail(self) -> tuple[float, float]:
-        """Return (w, p): the share w of the synchronous rollout waits for the last share p of its
-        samples, at the bend of the curve, where w − p is largest.
+        """Return (w, p) at the bend of the curve, where w − p is largest: the synchronous
+        rollout waits for the last share p of its samples for the share w of its time.
         """
         ended = sorted(stay.ended_s for stay in self.synchronous.stays)
         shares = (

@@ -9,7 +9,7 @@ from html import escape
 from april_rl.lab.report.bundle import LICENCE, vega_bundle
 from april_rl.lab.report.vega import AGE_COLOURS, Chart
 
-# Nothing may be fetched; Vega compiles its expressions, hence unsafe-eval.
+# The page may fetch nothing; Vega compiles its expressions, hence unsafe-eval.
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data: blob:"
@@ -101,7 +101,7 @@ def page(title: str, body: Iterable[str]) -> str:
         f".age{age} {{ background: {colour}59; }}\n" for age, colour in enumerate(AGE_COLOURS)
     )
     note = f'<p class="soft">{WITHOUT_CHARTS}</p>' if bundle is None else ""
-    # A tag within the library's strings would end the element.
+    # A tag inside one of the library's strings would end the element.
     vega = "" if bundle is None else bundle.replace("</script", "<\\/script")
     return "\n".join(
         (

@@ -8,8 +8,8 @@ from statistics import fmean, stdev
 from april_rl.lab.report.run_files import Row, RunFiles
 from april_rl.lab.report.vega import STEP, Chart, Spec, axis, base, legend, lines, points
 
-_WINDOW = 10  # steps whose mean is drawn through the points
-_ENOUGH = 5  # points of a window for an interval: fewer say little about their spread
+_WINDOW = 10  # steps over which the drawn mean is taken
+_ENOUGH = 5  # points in a window that an interval needs: fewer say little about their spread
 
 
 def reward(steps: Sequence[Row]) -> Chart | None:

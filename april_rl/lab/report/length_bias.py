@@ -1,9 +1,9 @@
 """Length bias: whether trained responses are as long as those of all opened groups.
 
-Partial rollouts train short responses first: until the long ones of the first steps are finished,
-trained responses are shorter than those the policy writes. After that, as many long ones arrive
-from earlier steps as are left to later ones. A schedule that lost or starved long samples would
-show here.
+Partial rollouts train short responses first: until the long ones of the first steps are
+finished, trained responses are shorter than the policy's. After that, as many long responses
+arrive from earlier steps as are left to later steps. A schedule that lost or starved long
+samples would show here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Self
 from april_rl.lab.simulator.length_statistics import dispersion, restricted_mean
 from april_rl.rollout.measures.timeline import Timeline
 
-WINDOW_STEPS = 20  # recorded steps; more than a group may live, where every step is recorded
+WINDOW_STEPS = 20  # recorded steps; a group lives for fewer if every step is recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBias:
-    """How the groups that some steps trained differ from the groups that they opened."""
+    """The difference between the groups that some steps trained and the groups that they opened."""
 
     opened_tokens_mean: float  # response length of all samples of the opened groups
     trained_tokens_mean: float
@@ -47,10 +47,11 @@ class LengthBias:
 
 
 def _opened_lengths(timelines: Sequence[Timeline]) -> tuple[list[int], list[int]]:
-    """Return the lengths of finished samples and of unfinished ones, of groups that these steps
+    """Return the lengths of finished and of unfinished samples in groups that these steps
     opened.
     """
-    known: dict[tuple[int, int], tuple[int, bool]] = {}  # a sample: its tokens, whether finished
+    # By sample: its tokens, and whether it has finished.
+    known: dict[tuple[int, int], tuple[int, bool]] = {}
     for each in timelines:
         for stay in each.stays:
             is_finished = stay.outcome == "finished"

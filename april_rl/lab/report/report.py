@@ -25,7 +25,7 @@ NAME = "report.html"
 
 
 class WrittenReport(NamedTuple):
-    """The page, its advice for the terminal, and the traces of profiled steps made with it."""
+    """The page, its advice for the terminal, and the traces of profiled steps."""
 
     path: Path
     advice: list[str]
@@ -76,7 +76,7 @@ def _body(run: RunFiles, gains: Gains | None, advice: list[str]) -> Iterator[str
 
 
 def _what_ran(run: RunFiles) -> str:
-    """Return what was trained, on what, and how far it came."""
+    """Return the model, the data, and the progress of the run."""
     wanted = int(run.number("trainer.num_steps"))
     last = max((step for step, _ in run.series("time/step_s")), default=0)
     ended = f"all {wanted} steps" if last >= wanted else f"ended after step {last} of {wanted}"
@@ -104,7 +104,7 @@ def head_figures(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     seconds = [value for _, value in run.series("time/step_s")]
     if seconds:
         rate = sum(run.trained_samples) / sum(seconds)
-        yield "trained samples/s", f"{rate:.1f}", "steps with their update, evaluations apart"
+        yield "trained samples/s", f"{rate:.1f}", "steps with their update, without evaluations"
         yield "time of a step", f"{median(seconds):.2f} s", "median"
     if (share := run.mean("staleness/off_policy_token_frac")) is not None:
         age = run.mean("staleness/age_mean") or 0.0
@@ -112,7 +112,7 @@ def head_figures(run: RunFiles) -> Iterator[tuple[str, str, str]]:
 
 
 def _timeline(run: RunFiles, gains: Gains | None) -> Iterator[str]:
-    """Yield the last saved step, and beside it a simulated synchronous one on the same scale."""
+    """Yield the last saved step, and a simulated synchronous one on the same scale."""
     step, timeline = run.timeline
     if timeline is None or not timeline.stays:
         return
@@ -149,7 +149,7 @@ def _timeline(run: RunFiles, gains: Gains | None) -> Iterator[str]:
 
 
 def _occupancy(run: RunFiles, step: int) -> float:
-    """Return the occupancy of a step by the engines' counts, which are finer than the
+    """Return the occupancy of a step from the engines' counts, which are finer than the
     timeline's.
     """
     return dict(run.series("rollout/occupancy")).get(step, 0.0)

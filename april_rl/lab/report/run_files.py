@@ -48,7 +48,7 @@ class RunFiles:
         return sorted({parts[1] for parts in keys if parts[-1] == "avg_at_k"})
 
     def setting(self, key: str) -> object:
-        """Return the setting at a dotted `key`; None where config.yaml has none."""
+        """Return the setting at a dotted `key`; None if config.yaml has none."""
         value: object = self.config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -72,10 +72,10 @@ class RunFiles:
 
     @cached_property
     def trained_samples(self) -> list[int]:
-        """Return how many samples each row trained [rows]: 0 for an evaluation alone and for a step
-        that was skipped.
+        """Return how many samples each row trained [rows]: 0 for a row with only an evaluation
+        and for a skipped step.
         """
-        # The rows of a run that was resumed elsewhere do not begin with its first step.
+        # The rows of a run that was resumed in another folder do not begin with its first step.
         before = 0.0 if self._has_beginning else None
         found = []
         for row in self.rows:
@@ -121,13 +121,15 @@ class RunFiles:
 
     @cached_property
     def samples(self) -> tuple[int, list[Mapping[str, Any]]]:
-        """Return the last step whose samples were saved, and those; step 0 and none otherwise."""
+        """Return the last step with saved samples, and the samples; step 0 and none if there is
+        no such step.
+        """
         return self._read_samples(self._sample_paths[-1:])
 
     @cached_property
     def first_samples(self) -> tuple[int, list[Mapping[str, Any]]]:
-        """Return the first step whose samples were saved, and those; step 0 and none if no other
-        step than that of `samples` has any.
+        """Return the first step with saved samples, and the samples; step 0 and none if it is
+        the step that `samples` returns.
         """
         return self._read_samples(self._sample_paths[:-1][:1])
 
@@ -146,7 +148,9 @@ class RunFiles:
 
     @property
     def timeline(self) -> tuple[int, Timeline | None]:
-        """Return the last step that has a timeline, and it; step 0 and None otherwise."""
+        """Return the last step with a timeline, and the timeline; step 0 and None if there is
+        none.
+        """
         return list(self._timelines.items())[-1] if self._timelines else (0, None)
 
     @cached_property
@@ -156,7 +160,7 @@ class RunFiles:
 
     @cached_property
     def _timelines(self) -> dict[int, Timeline]:
-        """The last timelines, by step."""
+        """The last timelines by step."""
         paths = sorted((self.run_dir / "timeline").glob("step_*[0-9].json"))[-WINDOW_STEPS:]
         try:
             return {_step_of(path): read_timeline(path) for path in paths}
@@ -169,7 +173,7 @@ def _step_of(path: Path) -> int:
 
 
 def read_run(run_dir: Path) -> RunFiles:
-    """Return what `run_dir` holds. Raises ReportError when it is not a run directory."""
+    """Return the files in `run_dir`. Raises ReportError when it is not a run directory."""
     metrics, config = run_dir / "metrics.jsonl", run_dir / "config.yaml"
     for path in (metrics, config):
         if not path.is_file():

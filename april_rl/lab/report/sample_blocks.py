@@ -11,17 +11,18 @@ from april_rl.lab.report.vega import AGE_COLOURS
 from april_rl.tracking.figures import ages_text
 
 _LONGEST, _BEST, _WORST = 4, 4, 4  # samples of each kind
-_SHOWN_CHARACTERS = 6000  # of a prompt, or of a response
-_SHOWN_PIECES = 60  # turns of a conversation, or completions of a response
+_SHOWN_CHARACTERS = 6000  # characters shown of a prompt or a response
+_SHOWN_PIECES = 60  # turns shown of a conversation, or completions of a response
 
 
 def sample_blocks(samples: Sequence[Mapping[str, Any]]) -> str:
-    """Return the longest, the best and the worst rewarded samples, each behind a line that opens
-    it.
+    """Return the longest, the best and the worst rewarded samples, each collapsed below a
+    heading.
     """
     by_length = sorted(samples, key=lambda s: -s["num_tokens"])
     longest, others = by_length[:_LONGEST], by_length[_LONGEST:]
-    by_reward = sorted(others, key=lambda s: -s["reward"])  # the longest first of equal ones
+    # Among equal ones, the longest comes first.
+    by_reward = sorted(others, key=lambda s: -s["reward"])
     best, rest = by_reward[:_BEST], by_reward[_BEST:]
     worst = sorted(rest, key=lambda s: s["reward"])[:_WORST]
     blocks = ("The longest", longest), ("The best rewarded of the others", best)
@@ -63,7 +64,7 @@ def _block(sample: Mapping[str, Any], *, is_open: bool) -> str:
 
 
 def _text_of(sample: Mapping[str, Any]) -> str:
-    """Return the response; with an environment, each turn and what was said to it."""
+    """Return the response; with an environment, each turn and the reply to it."""
     said = sample.get("conversation")
     if not said:
         return f"<dt>response</dt><dd><pre>{_shade_ages(sample)}</pre></dd>"
@@ -79,8 +80,8 @@ def _text_of(sample: Mapping[str, Any]) -> str:
 
 
 def _shade_ages(sample: Mapping[str, Any]) -> str:
-    """Return the response, each completion with the shade of its age; samples of older runs, which
-    do not say where completions end, have no shades.
+    """Return the response with each completion shaded by its age; samples of older runs, which
+    do not record where completions end, have no shades.
     """
     response, ages = sample["response"], [age for age, _ in sample["ages"]]
     ends = sample.get("ends") or [len(response)]
@@ -99,7 +100,7 @@ def _shade_ages(sample: Mapping[str, Any]) -> str:
 
 
 def _ends_of(pieces: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], int]:
-    """Return the first and the last pieces that are shown, and how many are left out between."""
+    """Return the first and the last pieces to show, and how many are left out between."""
     if len(pieces) <= _SHOWN_PIECES:
         return pieces, (), 0
     half = _SHOWN_PIECES // 2

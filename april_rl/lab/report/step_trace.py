@@ -1,4 +1,4 @@
-"""One Chrome trace of each profiled step, from what the run left in profile/step_N/.
+"""One Chrome trace for each profiled step, from the files in profile/step_N/.
 
 Times are microseconds since the step's first phase began, by each machine's own clock. Format:
 "Trace Event Format", Google, 2016.
@@ -14,13 +14,12 @@ from typing import Any
 
 Event = dict[str, Any]
 
-_CONTROLLER, _WORKER = 1, 100  # ids of processes in the trace; GPUs of the worker follow it
+_CONTROLLER, _WORKER = 1, 100  # ids of processes in the trace; the worker's GPUs follow it
 
 
 def write_step_traces(run_dir: Path) -> list[Path]:
-    """Write profile/step_N.trace.json.gz for every profiled step that has none, and return them.
-
-    Raise OSError or ValueError for files that cannot be read or written.
+    """Write profile/step_N.trace.json.gz for every profiled step that lacks it, and return the
+    paths. Raise OSError or ValueError for files that cannot be read or written.
     """
     folders = sorted(path for path in (run_dir / "profile").glob("step_*") if path.is_dir())
     ended = [folder for folder in folders if (folder / "phases.json").is_file()]
@@ -35,7 +34,7 @@ def _write_trace(folder: Path) -> Path:
         file.write("\n]}\n")
     for part in [folder / "phases.json", folder / "calls.json", *folder.glob("torch_*.json.gz")]:
         part.unlink()
-    if not any(folder.iterdir()):  # otherwise it keeps memory.pickle
+    if not any(folder.iterdir()):  # otherwise memory.pickle is still there
         folder.rmdir()
     return path
 
@@ -76,7 +75,7 @@ def _range(found: Event, category: str, origin_ns: int, *, process: int) -> Even
 
 
 def _name_events(process: int, name: str, *, thread: str | None = None) -> Iterator[Event]:
-    """Yield the events that name a process and its first thread and sort it by its id."""
+    """Yield the events that name a process and its first thread, and sort it by its id."""
     shown = {"process_name": {"name": name}, "process_sort_index": {"sort_index": process}}
     shown |= {} if thread is None else {"thread_name": {"name": thread}}
     for kind, args in shown.items():
@@ -92,11 +91,12 @@ def _place_events(trace: Event, number: int, origin_ns: int, *, pid: int) -> Ite
     """
     shift = (trace["baseTimeNanoseconds"] - origin_ns) / 1e3
     for event in trace["traceEvents"]:
-        is_mark = event["ph"] in ("M", "i") or event.get("cat") == "Trace"  # names, torch's window
+        # Names, and torch's own window.
+        is_mark = event["ph"] in ("M", "i") or event.get("cat") == "Trace"
         if is_mark or not isinstance(event["pid"], int):
             continue
         process = _WORKER if event["pid"] == pid else _WORKER + 1 + event["pid"]
         placed = {**event, "ts": event["ts"] + shift, "pid": process}
-        if "id" in event:  # of an arrow between a call and its kernel
+        if "id" in event:  # the arrow between a call and its kernel
             placed["id"] = f"{number}.{event['id']}"
         yield placed

@@ -9,8 +9,8 @@ from april_rl.lab.report.vega import Spec, age_scale, axis, base, legend
 from april_rl.rollout.measures.timeline import Bar, Timeline
 
 MAX_SLOTS = 192  # drawn at most; with more slots, every k-th one
-_CANVAS_FROM = 1500  # bars; SVG is slow with more
-_STATES = {  # and their colours
+_CANVAS_FROM = 1500  # number of bars from which a canvas is used; SVG is slow with more
+_STATES = {  # the states and their colours
     "finished": "#2a9d5c",
     "acting": "#8a8f98",
     "parked": "#e0115f",
@@ -25,7 +25,9 @@ def busy_frac(timeline: Timeline) -> float:
 
 
 def timeline_spec(timeline: Timeline, *, until_s: float, height: int = 420) -> Spec:
-    """Return the chart of a step; `until_s` ends the time axis, so that two can be compared."""
+    """Return the chart of a step; `until_s` ends the time axis, so that two charts can be
+    compared.
+    """
     num_slots = sum(timeline.slots.values())
     bars = _first_slots(list(timeline.bars()), num_slots=num_slots)
     ages = [f"age {age}" for age in range(1 + max((b.stay.age for b in bars), default=0))]
@@ -55,13 +57,13 @@ def timeline_spec(timeline: Timeline, *, until_s: float, height: int = 420) -> S
 
 
 def _mark_size(values: Sequence[Spec], height: int) -> float:
-    """Return the pixels of a mark, nearly as high as a bar."""
+    """Return the size of a mark in pixels, nearly as high as a bar."""
     num_slots = 1 + max((value["slot"] for value in values), default=0)
     return max(3.0, 0.8 * height / num_slots)
 
 
 def _marks(bars: Sequence[Bar], y: Spec, *, size: float) -> Spec:
-    """Return the layer that marks where samples finish, act, are parked and are resumed."""
+    """Return the layer with marks where samples finish, act, are parked or resumed."""
     marks = [
         {"at": round(at_s, 4), "middle": bar.slot + 0.45, "state": state}
         for bar in bars

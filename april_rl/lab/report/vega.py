@@ -1,4 +1,4 @@
-"""Vega-Lite specifications: what every chart of a page has in common."""
+"""Vega-Lite specifications: the parts that all charts of a page share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AGE_COLOURS = ("#5b8fb9", "#e3b23c", "#e8833a", "#d1495b", "#a23b8f", "#6f4fb3")
 class Chart:
     """One chart of a page."""
 
-    id: str  # of its element
+    id: str  # id of the HTML element
     title: str
     caption: str  # what it shows, and how to read it
     spec: Spec
@@ -40,7 +40,7 @@ def axis(field: str, title: str, kind: str = "quantitative", **rest: object) -> 
 
 
 def legend(columns: int = 3) -> Spec:
-    """Return a legend below the chart, where it takes no width from it."""
+    """Return a legend below the chart, where it does not reduce the width."""
     return {"orient": "bottom", "title": None, "columns": columns, "labelLimit": 260}
 
 

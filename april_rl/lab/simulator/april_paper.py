@@ -16,11 +16,12 @@ from april_rl.lab.simulator.presets import PRESETS
 from april_rl.lab.simulator.simulation import Scenario
 
 MAX_RESPONSE_TOKENS = 16384
-NO_SIGNAL_FRAC = 0.4  # of groups under the filter
+NO_SIGNAL_FRAC = 0.4  # share of groups that the filter rejects
 _SIGMA = 0.6
-_CORRELATION = 0.3  # of samples of one group
+_CORRELATION = 0.3  # correlation between samples of one group
 _NUM_STEPS, _WARMUP_STEPS = 8, 5
-# The simulator's time goes into ticks. A tick of so many steps is 2 % of a synchronous step.
+# Most of the simulator's time goes into ticks. A tick of this many steps is 2 % of a synchronous
+# step.
 _TICK_STEPS = 128
 
 
@@ -29,7 +30,8 @@ class PaperCase:
     """One cell of the table, with the length distribution it is simulated with."""
 
     data_set: str
-    mean_tokens: float  # of responses under the budget: the harder the data set, the longer
+    # Mean length of responses within the budget: harder data sets have longer ones.
+    mean_tokens: float
     model: str
     is_filtered: bool
     paper_gain: float  # over synchronous
@@ -74,13 +76,13 @@ _MODELS = ("qwen3_4b", "qwen3_8b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperRow:
-    """A simulated cell beside the paper's figure; gains are over the synchronous loop."""
+    """A simulated cell next to the paper's figure; gains are over the synchronous loop."""
 
     case: PaperCase
     synchronous: Prediction
     one_shot: Prediction  # α = 2 without refill: the paper's scheme
     refill: Prediction  # α = 2 with refill: ours
-    kept: Prediction  # and parked samples keep their KV cache
+    kept: Prediction  # like `refill`, and parked samples keep their KV cache
 
     def figures(self) -> dict[str, object]:
         """Return the case and the simulated gains by name."""
@@ -98,7 +100,7 @@ def simulate_case(case: PaperCase) -> PaperRow:
     scenario, refill = case.scenario(), Mode(2.0, refill=True)
     modes = [SYNCHRONOUS, Mode(2.0, refill=False), refill]
     synchronous, one_shot, refilled = _predict(scenario, modes)
-    # Without over-sampling nothing is parked: the synchronous loop is the same.
+    # Without over-sampling nothing is parked, which is the synchronous loop.
     _, kept = _predict(replace(scenario, keeps_parked=True), [SYNCHRONOUS, refill])
     return PaperRow(
         case=case, synchronous=synchronous, one_shot=one_shot, refill=refilled, kept=kept

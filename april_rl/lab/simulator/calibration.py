@@ -1,4 +1,4 @@
-"""Speeds and memory of a GPU as `tools/gpu_acceptance.py` measured them, in calibration.json."""
+"""GPU speeds and memory measured by `tools/gpu_acceptance.py`, read from calibration.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 from april_rl.errors import RunError
 from april_rl.lab.simulator.presets import Rates
 
-# The least and the largest value that is taken for a measurement. A value in another unit, such as
+# The smallest and the largest value that can be a measurement. A value in another unit, such as
 # GB/s, is far outside.
 _LIMITS = {
     "decode_bytes_per_s": (1e8, 1e14),
@@ -23,7 +23,7 @@ _LIMITS = {
 
 
 class CalibrationError(RunError):
-    """A calibration file cannot be used; the message says why."""
+    """The calibration file cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +31,11 @@ class Calibration:
     """Measurements of one GPU; each replaces an assumption of a prediction."""
 
     device: str
-    decode_bytes_per_s: float  # weights, keys and values that decoding reads
-    between_steps_s: float  # of an engine step, which no byte and no token explains
+    decode_bytes_per_s: float  # weights, keys and values that decoding reads in a second
+    between_steps_s: float  # the part of an engine step that depends on neither bytes nor tokens
     prefill_flops_per_s: float
     update_flops_per_s: float  # model FLOPs of the learner
-    sync_bytes_per_s: float  # weights from the learner into the engine
+    sync_bytes_per_s: float  # weights that go from the learner into the engine in a second
     asleep_gib: float  # memory that a sleeping engine with CUDA graphs keeps
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Seconds that an engine's work costs, and how to fit them to the ticks of a run."""
+"""Seconds that an engine's work takes, and how to fit them to the ticks of a run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ Floats = NDArray[np.float64]
 
 MIN_TICKS = 8  # twice as many equations as unknowns
 TUKEY_CUTOFF = 4.685  # residuals of more standard deviations get no weight
-MAD_TO_DEVIATION = 1.4826  # of a normal distribution
-ROUNDS = 6  # of reweighting; the weights no longer move after three or four
-_RCOND = 1e-8  # relative, of the normal equations: ignores work that varies by less than 1e-4
+MAD_TO_DEVIATION = 1.4826  # factor for a normal distribution
+ROUNDS = 6  # rounds of reweighting; the weights no longer change after three or four
+# Relative cutoff of the normal equations: it ignores work that varies by less than 1e-4.
+_RCOND = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class EngineCost:
         context_token_steps: float,
         prefilled_tokens: float,
     ) -> float:
-        """Return the seconds that this work takes; the counts are those of a Tick."""
+        """Return the seconds for this work; the counts are those of a Tick."""
         return (
             self.step_s * engine_steps
             + self.sample_s * slot_steps

@@ -17,8 +17,8 @@ from april_rl.types import SampleId
 LengthDistribution = Callable[[SampleId], int]
 
 _NORMAL = NormalDist()
-_HALVINGS = 60  # of an interval of logarithms: to the last bit
-_OF_THE_PROMPT = -1  # instead of a sample's index
+_HALVINGS = 60  # halvings of an interval of logarithms, down to the last bit
+_OF_THE_PROMPT = -1  # stands for the prompt in place of a sample's index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,8 @@ class Recorded:
     seed: int = 0
 
     def __call__(self, sample_id: SampleId) -> int:
-        """The length at the sample's place in the group drawn for its prompt; where groups were
-        smaller, of any of its samples.
+        """Return the length at the sample's index in the group drawn for its prompt; if that
+        group was smaller, of a random one of its samples.
         """
         drawn = uniform(self.seed, sample_id.prompt_id, _OF_THE_PROMPT)
         group = self.groups[int(drawn * len(self.groups))]

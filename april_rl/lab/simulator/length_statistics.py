@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_FEWEST_BATCHES = 10  # with fewer there is no dispersion
-_NEIGHBOURS = 5  # steps of the running mean that a batch is compared with, itself in the middle
+_FEWEST_BATCHES = 10  # batches needed for a dispersion
+_NEIGHBOURS = 5  # window of the running mean that a batch is compared with, centred on it
 
 
 def survival(
@@ -25,7 +25,7 @@ def survival(
     """
     ends, num_ended = _count(np.asarray(finished))
     cuts = np.sort(np.asarray(unfinished, float))
-    # Samples of at least this length, including unfinished ones of the same length.
+    # Samples of at least this length, counting unfinished ones of exactly this length.
     at_risk = num_ended[::-1].cumsum()[::-1] + len(cuts) - np.searchsorted(cuts, ends)
     return ends, np.cumprod(1 - num_ended / at_risk)
 
@@ -43,10 +43,10 @@ def restricted_mean(finished: ArrayLike, unfinished: ArrayLike) -> float:
 
 
 def dispersion(batches: Sequence[Sequence[float]]) -> float | None:
-    """Return the standard deviation of the batches' means around their running mean, divided by
-    what it is expected to be if every batch were drawn at random: the standard deviation of the
-    values over the root of a batch's size. 1 is a random draw. None with too few batches to tell,
-    or when all values are equal.
+    """Return the standard deviation of the batches' means around their running mean, divided by its
+    expected value if every batch were drawn at random: the standard deviation of the values over
+    the root of a batch's size. 1 is a random draw. None with too few batches to tell, or when all
+    values are equal.
 
     The running mean over neighbouring steps takes out what changes slowly: a policy whose responses
     grow longer is not mistaken for a schedule that sorts them.
@@ -60,7 +60,7 @@ def dispersion(batches: Sequence[Sequence[float]]) -> float | None:
     inner = filled[edge:-edge]
     values = np.concatenate([batch - mean for batch, mean in zip(inner, level, strict=True)])
     expected = values.var() * len(inner) / len(values)
-    # A mean of independent values deviates less from a running mean that it is part of.
+    # A value deviates less from a running mean that includes it than from an independent mean.
     found = np.square(means[edge:-edge] - level).mean() / (1 - 1 / _NEIGHBOURS)
     return float(np.sqrt(found / expected)) if expected else None
 

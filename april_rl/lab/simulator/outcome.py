@@ -24,8 +24,8 @@ class Outcome:
     """Totals over the counted steps of a simulated run, in real samples and tokens."""
 
     num_steps: int = 0
-    rollout_s: float = 0.0  # of all steps
-    rest_s: float = 0.0  # of all steps
+    rollout_s: float = 0.0  # sum over all steps
+    rest_s: float = 0.0  # sum over all steps
     trained_samples: float = 0.0
     finished_samples: float = 0.0
     generated_tokens: float = 0.0
@@ -34,10 +34,11 @@ class Outcome:
     peak_kv_tokens: int = 0  # most tokens that one engine held, running and kept
     peak_parked_tokens: int = 0  # most response tokens that the buffer held between two steps
     slot_s: float = 0.0  # Σ over steps of slots times seconds
-    busy_slot_s: float = 0.0  # of these, with a request
-    factor: float = 1.0  # α of the last step
-    tokens_by_age: Counter[int] = field(default_factory=Counter)  # trained ones, as simulated
-    # Of each step the mean response length of each trained group.
+    busy_slot_s: float = 0.0  # the part of slot_s in which the slot has a request
+    factor: float = 1.0  # α in the last step
+    # Lengths of the trained responses, as simulated.
+    tokens_by_age: Counter[int] = field(default_factory=Counter)
+    # For each step, the mean response length of each trained group.
     group_lengths: list[list[float]] = field(default_factory=list)
 
     @property
@@ -52,8 +53,8 @@ class Outcome:
 
     @property
     def finished_samples_per_s(self) -> float:
-        """Return finished samples per second of rollout, including those rejected or trained
-        later.
+        """Return finished samples per second of rollout, including samples that are rejected or
+        trained later.
         """
         return self.finished_samples / self.rollout_s
 
@@ -80,6 +81,7 @@ class Outcome:
     @property
     def age_mean(self) -> float:
         """Return the mean age of the trained tokens, in policy versions."""
+
         total = sum(age * count for age, count in self.tokens_by_age.items())
         return total / max(1, self.tokens_by_age.total())
 
@@ -111,7 +113,7 @@ class Outcome:
         }
 
     def add(self, collection: Collection, *, policy_version: int, scale: Scale) -> None:
-        """Count one step that collected with `policy_version`."""
+        """Count one step, collected with `policy_version`."""
         record = collection.record
         self.num_steps += 1
         self.rollout_s += record.time_s

@@ -1,4 +1,4 @@
-"""Predict what an over-sampling factor gains: one scenario, simulated in several modes."""
+"""Predict the gain of an over-sampling factor: simulate one scenario in several modes."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def modes_of(factors: Iterable[float], *, refill: bool) -> list[Mode]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """A simulated mode, and its gain over the first mode it is compared with."""
+    """A simulated mode, and its gain over the mode that it is compared with."""
 
     mode: Mode
     outcome: Outcome
     gain: float  # ratio of trained samples per second of rollout
-    step_gain: float  # the same, of whole steps
+    step_gain: float  # the same ratio for whole steps
 
     def figures(self) -> dict[str, object]:
         """Return every figure by name."""
@@ -58,8 +58,7 @@ def predict(
     warmup_steps: int,
     on_step: Callable[[Mode, Collection], None] = lambda mode, collection: None,  # noqa: ARG005
 ) -> Iterator[Prediction]:
-    """Yield the prediction for each mode; all get the same prompts, lengths and rewards.
-
+    """Yield the prediction for each mode; all modes get the same prompts, lengths and rewards.
     `on_step` is called with every step of every mode.
     """
     base: Outcome | None = None

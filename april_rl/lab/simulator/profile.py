@@ -1,4 +1,4 @@
-"""The response lengths of a policy before training, and what they call for."""
+"""The response lengths of a policy before training, and the settings that they call for."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from april_rl.lab.simulator.prediction import Prediction
 from april_rl.rollout.over_sampling import waitless_staleness
 
 _NUM_BINS, _BAR = 12, 40  # rows of the histogram, characters of its longest bar
-_WORTH_IT = 1.05  # a gain in samples per second
-_ALMOST_BEST = 0.97  # of the largest gain: a smaller α is fresher
+_WORTH_IT = 1.05  # smallest gain in samples per second that is worth it
+_ALMOST_BEST = 0.97  # share of the largest gain that is enough: a smaller α gives fresher samples
 _FULL = 0.9  # share of the slots in use above which the staleness cap costs little
 _TRUNCATED = 0.2  # share of cut responses above which the advice mentions them
 
@@ -53,7 +53,7 @@ class Profile:
 
 
 def advice(profile: Profile, predictions: Sequence[Prediction], *, max_staleness: int) -> list[str]:
-    """Return what to set, in words; the first of the predictions is the synchronous loop."""
+    """Return advice on what to set; the first of the predictions is the synchronous loop."""
     best = max((each.gain for each in predictions[1:]), default=1.0)
     found = []
     if best < _WORTH_IT:

@@ -18,8 +18,8 @@ from april_rl.rollout.ticks import TickWork
 from april_rl.tracking.metrics_file import read_metrics
 
 Row = dict[str, float | None]
-# Of runs with refill at α > 1: batches of nearly one size do not tell what small ones cost
-# (docs/simulator.md).
+# For runs with refill at α > 1: their batches have nearly equal sizes, which does not show what a
+# small batch costs (docs/simulator.md).
 NO_SMALL_BATCHES = (
     "What small batches cost is a guess there, because this run had none; python -m april_rl "
     "compare measures the gain over a synchronous run."
@@ -54,7 +54,7 @@ def recorded_scenario(
         num_engines=int(config.runtime.num_workers) // config.engine.tensor_parallel_size,
         length_of=Recorded(groups=_lengths(run_dir, num_files=num_files), seed=config.seed),
         cost=read_cost(run_dir, num_files=num_files),
-        # An engine that sleeps keeps nothing, even with resume=keep.
+        # A sleeping engine keeps nothing, even with resume=keep.
         keeps_parked=_mean(rows, "rollout/kept_samples") > 0,
         prompt_tokens=_mean(late, "rollout/prompt_tokens_mean"),
         no_signal_frac=_mean(rows, "reward/no_signal_frac"),
@@ -65,7 +65,7 @@ def recorded_scenario(
 
 def read_cost(run_dir: Path, *, num_files: int | None = None) -> EngineCost:
     """Return the engine's cost, fitted to the ticks in the later half of a run's timelines, or in
-    the last `num_files` of that half; earlier ones are read too while there are too few ticks.
+    the last `num_files` of that half; earlier files are read too if there are too few ticks.
 
     Raise RecordedRunError if there are no timelines, or all of them together have too few ticks.
     """
@@ -85,7 +85,7 @@ def read_cost(run_dir: Path, *, num_files: int | None = None) -> EngineCost:
         return fit_cost(ticks)
     except ValueError as error:
         raise RecordedRunError(
-            f"{folder} does not tell what an engine step costs: {error}. Train more steps with "
+            f"{folder} does not show what an engine step costs: {error}. Train more steps with "
             "tracking.save_samples_every=1, or simulate a preset instead"
         ) from error
 
@@ -105,7 +105,7 @@ def _lengths(run_dir: Path, *, num_files: int | None) -> tuple[tuple[int, ...], 
 
 def _samples(path: Path) -> Iterator[tuple[int, int]]:
     """Yield (prompt id, response tokens) of every line."""
-    # Not splitlines, which would split a response at U+2028.
+    # splitlines would also split a response at U+2028.
     for number, line in enumerate(path.read_text(encoding="utf-8").strip().split("\n"), start=1):
         try:
             record = json.loads(line)
@@ -115,6 +115,6 @@ def _samples(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _mean(rows: Sequence[Row], key: str) -> float:
-    """Return the mean over the rows that have the key; 0 when none has it."""
+    """Return the mean over the rows that have the key; 0 if there are none."""
     values = [value for row in rows if (value := row.get(key)) is not None]
     return sum(values) / len(values) if values else 0.0

@@ -12,16 +12,15 @@ from april_rl.lab.simulator.length_distributions import Recorded
 from april_rl.lab.simulator.outcome import Scale
 from april_rl.lab.simulator.simulation import Scenario
 
-# A simulated step costs about 0.1 ms a sample and 0.05 ms a tick. With these its samples and ticks
-# are at most a few thousand, and a tick is still a small part of a response.
+# A simulated step costs about 0.1 ms a sample and 0.05 ms a tick. These limits keep it to a few
+# thousand samples and ticks, and a tick is still a small part of a response.
 _MEAN_TOKENS, _MAX_SAMPLES, _MAX_ENGINES = 64, 1024, 8
 
 
 def scale_down(real: Scenario) -> Scenario:
-    """Return a scenario with recorded lengths, made smaller where it is large.
-
-    Its `scale` says how many tokens, groups and engines each simulated one stands for. The cost
-    follows, so that seconds stay what they are.
+    """Return a scenario with recorded lengths, made smaller if it is large. Its `scale` says how
+    many tokens, groups and engines each simulated one stands for. The cost is scaled too, so
+    that times stay the same.
     """
     assert isinstance(real.length_of, Recorded)
     assert real.turns is None  # observations would have to be scaled
@@ -34,7 +33,7 @@ def scale_down(real: Scenario) -> Scenario:
         groups=real.num_groups / num_groups,
         engines=real.num_engines / num_engines,
     )
-    samples = scale.groups / scale.engines  # of an engine
+    samples = scale.groups / scale.engines  # samples of each engine
     groups = [[max(1, round(length / tokens)) for length in group] for group in recorded]
     return replace(
         real,

@@ -9,7 +9,7 @@ from april_rl.lab.simulator.length_distributions import LengthDistribution
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.planning.sizes import tick_steps
 
-_LARGEST_FRAC = 0.95  # of groups without signal: with more, the filter hardly finds any others
+_LARGEST_FRAC = 0.95  # share of groups without signal: above it, the filter hardly finds any others
 
 
 def scenario_of(
@@ -22,9 +22,9 @@ def scenario_of(
     prompt_tokens: float = 1.0,
     no_signal_frac: float = 0.0,
 ) -> Scenario:
-    """Return the run as a scenario to simulate, with what a configuration does not say: the number
-    of engines, their cost, the lengths, whether parked samples keep their KV cache, the mean
-    tokens of a prompt and the share of groups whose rewards are all equal.
+    """Return the run as a scenario to simulate. The arguments are what a configuration does not
+    contain: the number of engines, their cost, the lengths, whether parked samples keep their KV
+    cache, the mean tokens of a prompt and the share of groups whose rewards are all equal.
     """
     rollout = config.rollout
     return Scenario(

@@ -1,8 +1,8 @@
 """An engine that computes nothing but the time: continuous batching on a virtual clock.
 
-It counts what a real one counts and turns the counts into seconds by an `EngineCost`. Between two
-events (a response ends, a prefill is under way, a tick is over) any number of engine steps is one
-closed form, so a response of 16,384 tokens costs as little as one of ten.
+It has the counts of a real engine and turns them into seconds by an `EngineCost`. Between two
+events (a response ends, a prefill is under way, a tick is over) any number of engine steps is
+one closed form, so a response of 16,384 tokens costs as little as one of ten.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Completions, Tick, TickCounts
 from april_rl.types import Completion, FinishReason, SampleId
 
-BLOCK_TOKENS = 16  # of vLLM's prefix cache: siblings share whole blocks of their prompt
+BLOCK_TOKENS = 16  # block size of vLLM's prefix cache: siblings share whole blocks of their prompt
 
 
 @dataclass(slots=True, kw_only=True)
 class _Running:
-    """A request in a slot; while its prefill lasts, `before` is the engine's present step."""
+    """A request in a slot; during its prefill, `before` is the engine's present step."""
 
     request: Request
-    order: int  # of admission
+    order: int  # order of admission
     end: int  # response tokens at which it finishes
     reason: FinishReason
     context_version: int
     prefill_left: int  # tokens
-    before: int = 0  # engine steps before the one that sampled its first token
+    before: int = 0  # how many engine steps had ended when its first token was sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
     """The state of an aborted sample."""
 
-    start: int  # response tokens it ends at
+    start: int  # number of response tokens at which it ends
     context_version: int
     num_tokens: int  # prompt and response
 
 
 class SimulatedEngine:
-    """A `SingleEngine` whose samples end at the length of the distribution, with `episodes` at the
-    end of their turn, or at their budget.
+    """A `SingleEngine` whose samples end at the length from the distribution; with `episodes` at
+    the end of their turn; or at their budget.
     """
 
     def __init__(
@@ -60,30 +60,31 @@ class SimulatedEngine:
         block_tokens: int = BLOCK_TOKENS,
         episodes: Episodes | None = None,
     ) -> None:
-        """`keeps_parked`: aborted samples keep their KV cache; `max_batched_tokens` of one engine
-        step, where each sample that has its prefill takes one.
+        """With `keeps_parked`, aborted samples keep their KV cache; `max_batched_tokens` limits
+        one engine step, in which each sample after its prefill takes one token.
         """
         self._length_of, self._cost = length_of, cost
         self._keeps_parked, self._max_batched_tokens = keeps_parked, max_batched_tokens
         self._block_tokens, self._episodes = block_tokens, episodes
         self._policy_version = 0
         self._queue: deque[Request] = deque()
-        self._running: dict[SampleId, _Running] = {}  # in the order of admission
+        self._running: dict[SampleId, _Running] = {}  # requests in the order of admission
         self._prefills: deque[_Running] = deque()
-        self._ends: list[tuple[int, int, SampleId]] = []  # heap: (step, order, who)
+        self._ends: list[tuple[int, int, SampleId]] = []  # heap of (step, order, sample)
         self._kept: dict[SampleId, _Kept] = {}
         self._kept_tokens = 0
-        self._asked: set[SampleId] = set()  # since the last abort
+        self._asked: set[SampleId] = set()  # what was asked for since the last abort
         self._prefixes: set[int] = set()  # prompts that the prefix cache holds
-        self._turns: dict[SampleId, int] = {}  # tokens of ended turns that it holds, with prompts
+        # Tokens of ended turns that the cache holds, including prompts.
+        self._turns: dict[SampleId, int] = {}
         self._step = 0
         self._order = 0
-        self._context_tokens = 0  # of those that sample tokens
+        self._context_tokens = 0  # tokens of the requests that are sampling
         self.now_s = 0.0  # busy seconds so far
         self.peak_kv_tokens = 0  # most tokens ever held, running and kept
 
     def set_version(self, policy_version: int) -> None:
-        """Sample as `policy_version` from now on; only while the engine is empty."""
+        """Sample as `policy_version` from now on; call this only while the engine is empty."""
         assert not self._running
         assert not self._queue
         self._policy_version = policy_version
@@ -126,7 +127,8 @@ class SimulatedEngine:
 
     def abort(self) -> Completions:
         """Return a completion for every request that was not returned yet, and empty the engine."""
-        if self._asked:  # a step that had its groups at once does not say which samples continue
+        # A step that had all its groups at once does not show which samples continue.
+        if self._asked:
             for sample_id in self._kept.keys() - self._asked:
                 self._kept_tokens -= self._kept.pop(sample_id).num_tokens
         self._asked.clear()
@@ -177,14 +179,14 @@ class SimulatedEngine:
             self._prefills.append(running)
 
     def _natural_end(self, request: Request) -> int:
-        """Return the response tokens at which the request would end without a budget."""
+        """Return the number of response tokens at which the request would end without a budget."""
         if self._episodes is None:
             return self._length_of(request.sample_id)
         return self._episodes.turn_end(request)
 
     def _prefill_tokens(self, request: Request) -> int:
-        """Return the tokens to compute: those that neither the sample's last turn nor a sibling
-        left in the prefix cache.
+        """Return the number of tokens to compute: those that neither the sample's last turn nor
+        a sibling left in the prefix cache.
         """
         prompt_id, num_tokens = request.sample_id.prompt_id, request.num_tokens
         if prompt_id not in self._prefixes:
@@ -201,8 +203,8 @@ class SimulatedEngine:
         heapq.heappush(self._ends, (end, running.order, running.request.sample_id))
 
     def _decode_steps(self, num_steps: int, counts: TickCounts) -> None:
-        """Give every running sample a token in each of `num_steps` steps, of which only the last
-        may end one.
+        """Give every running sample a token in each of `num_steps` steps; only the last step may
+        end a sample.
         """
         running = len(self._running)
         counts.engine_steps += num_steps
@@ -216,7 +218,7 @@ class SimulatedEngine:
 
     def _prefill_step(self, counts: TickCounts) -> None:
         """Run one step in which decoding samples come first and prefills share the remaining
-        tokens; samples for which none remain are not part of it, as in vLLM.
+        tokens; as in vLLM, samples that get no tokens are not part of the step.
         """
         counts.engine_steps += 1
         counts.slot_steps += len(self._ends)
@@ -232,7 +234,7 @@ class SimulatedEngine:
             counts.context_token_steps += head.request.num_tokens
             if not head.prefill_left:
                 self._prefills.popleft()
-                self._begin_decoding(head)  # the step that ends a prefill samples a token
+                self._begin_decoding(head)  # the step that ends a prefill also samples a token
         sampled = len(self._ends)
         counts.generated_tokens += sampled
         self._context_tokens += sampled
@@ -246,7 +248,8 @@ class SimulatedEngine:
             running = self._running.pop(sample_id)
             self._context_tokens -= running.request.num_tokens
             self._context_tokens -= running.end - running.request.start
-            if running.context_version == self._policy_version:  # the cache's keys name the version
+            # The keys of the cache include the version.
+            if running.context_version == self._policy_version:
                 self._turns[sample_id] = len(running.request.prompt_token_ids) + running.end
             finished.append(self._completion(running, running.reason))
         return finished

@@ -1,5 +1,5 @@
-"""Simulate a run of the production collector on simulated engines: the effect of over-sampling,
-refill, filter, staleness cap and kept KV caches on a step, before a GPU is rented.
+"""Simulate a run of the production collector on simulated engines, to see the effect of
+over-sampling, refill, filter, staleness cap and kept KV caches before a GPU is rented.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Scenario:
     prompt_tokens: int = 256
     num_engines: int = 1
     tick_steps: int = 8
-    max_batched_tokens: int = 8192  # of one engine step
-    block_tokens: int = BLOCK_TOKENS  # of the prefix cache
+    max_batched_tokens: int = 8192  # tokens of one engine step
+    block_tokens: int = BLOCK_TOKENS  # block size of the prefix cache
     max_staleness: int = 8
     finish_stale: bool = True
-    keeps_parked: bool = False  # parked samples keep their KV cache
-    no_signal_frac: float = 0.0  # groups whose rewards are all equal
+    keeps_parked: bool = False  # whether parked samples keep their KV cache
+    no_signal_frac: float = 0.0  # share of groups whose rewards are all equal
     is_filtered: bool = False  # such groups are rejected, and others generated in their place
-    score_s: float = 0.0  # from a sample's end to its reward
+    score_s: float = 0.0  # time from the end of a sample to its reward
     turns: Turns | None = None  # None: a response is one turn, without an environment
-    rest_s: float = 0.0  # of a step besides the rollout: update and weight sync
+    rest_s: float = 0.0  # time of a step outside the rollout: update and weight sync
     seed: int = 0
     scale: Scale = field(default_factory=Scale)  # what the simulated work stands for
 
@@ -82,7 +82,7 @@ class Scenario:
         )
 
     def rules(self, *, refill: bool) -> StepRules:
-        """Return the collector's rules for this work; nothing times out."""
+        """Return the collector's rules for this work; there are no time limits."""
         return StepRules(
             num_groups=self.num_groups,
             group_size=self.group_size,
@@ -112,7 +112,8 @@ def simulate(
 ) -> Outcome:
     """Simulate `warmup_steps` steps that fill the buffer, then `num_steps` steps that count.
 
-    The outcome depends on the arguments only, including seeds. `on_step` is called with every step.
+    The outcome depends only on the arguments, including seeds. `on_step` is called with every
+    step.
     """
     run = _Run(scenario, over_sampling=over_sampling, refill=refill)
     outcome, scale = Outcome(), scenario.scale

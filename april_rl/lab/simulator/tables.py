@@ -15,9 +15,8 @@ _GIB = 1 << 30
 def comparison_table(
     predictions: Sequence[Prediction], *, title: str, kv_bytes_per_token: int | None
 ) -> Table:
-    """Return a table with a row for every over-sampling factor.
-
-    Memory is that of the engine that held most, in GiB where the size of a token is known.
+    """Return a table with a row for every over-sampling factor. Memory is that of the engine
+    that held most, in GiB if the size of a token is known.
     """
     table = Table(title=title)
     heads = ("α", "step s", "samples/s", "gain", "occupied", "off-policy", "age mean", "max")
@@ -48,9 +47,7 @@ def _memory(num_tokens: int, bytes_per_token: int | None) -> str:
 
 
 def paper_table(rows: Sequence[PaperRow]) -> Table:
-    """Return a table of the paper's gains beside the simulated ones, in percent over
-    synchronous.
-    """
+    """Return a table of the paper's gains and the simulated ones, in percent over synchronous."""
     table = Table(title="gain over synchronous at α = 2: the paper's, and simulated")
     for head in ("data set", "model", "filter", "paper", "one-shot", "refill", "refill, KV kept"):
         table.add_column(head, justify="left" if head in ("data set", "model") else "right")

@@ -11,19 +11,21 @@ from april_rl.rollout.requests import Request
 from april_rl.types import Observation, Sample
 
 _NORMAL = NormalDist()
-_FIRST_STREAM = -3  # streams of tool calls count down from here, apart from lengths and rewards
+# Streams of tool calls count down from here, so that they never meet those of lengths and rewards.
+_FIRST_STREAM = -3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """The turns of every sample: `num_turns` of equal length with a tool call between each two.
+    """The turns of every sample: `num_turns` of equal length with a tool call after each but the
+    last.
 
     The seconds of a call are lognormal: `tool_sigma` is the deviation of their logarithm.
     """
 
     num_turns: int
-    observation_tokens: int = 0  # that a call adds
-    tool_s: float = 0.0  # median of a call
+    observation_tokens: int = 0  # tokens that a call adds
+    tool_s: float = 0.0  # median time of a call
     tool_sigma: float = 0.0
 
     def __post_init__(self) -> None:
@@ -38,9 +40,8 @@ class Turns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
-    """The environment of simulated samples: it begins and ends at once, and its tool takes time.
-
-    A response that reaches its budget ends before its last turn.
+    """The environment of simulated samples, which begins and ends at once, and whose tool takes
+    time. A response that reaches its budget ends before its last turn.
     """
 
     turns: Turns
@@ -49,7 +50,7 @@ class Episodes:
     seed: int
 
     def turn_end(self, request: Request) -> int:
-        """Return the tokens that the sample has behind its prompt when its present turn ends."""
+        """Return how many tokens the sample has after its prompt when its present turn ends."""
         num_sampled = self.max_response_tokens - request.max_tokens
         num_turns = self.turns.num_turns
         length = max(self.length_of(request.sample_id), num_sampled + 1)
@@ -57,7 +58,7 @@ class Episodes:
         return request.start - num_sampled + math.ceil((turn + 1) * length / num_turns)
 
     def observation(self, sample: Sample) -> Observation:
-        """Return what follows the sample's last turn; nothing before the first one."""
+        """Return the observation after the sample's last turn; empty before the first one."""
         if not sample.spans:
             return Observation(())
         if sample.num_tokens >= min(self.length_of(sample.id), self.max_response_tokens):
@@ -65,8 +66,8 @@ class Episodes:
         return Observation((0,) * self.turns.observation_tokens)
 
     def seconds(self, sample: Sample, observation: Observation) -> float:
-        """Return how long the tool takes to answer with `observation`. It depends on the sample,
-        the turn and the seed only.
+        """Return how long the tool takes to answer with `observation`. It depends only on the
+        sample, the turn and the seed.
         """
         if not sample.spans or observation.is_final or not self.turns.tool_s:
             return 0.0

@@ -15,11 +15,11 @@ from april_rl.rollout.requests import Requests
 from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Reply, Sample, SampleId, Score
 
-_NO_SIGNAL_STREAM = -2  # a stream of its own, apart from that of lengths
+_NO_SIGNAL_STREAM = -2  # a separate stream, so that it never meets the one of lengths
 
 
 class VirtualClock:
-    """Seconds since the run began; only events move it."""
+    """Seconds since the run began; only events advance it."""
 
     def __init__(self) -> None:
         """Start at 0 s."""
@@ -41,7 +41,7 @@ class _Launched:
     submit: Requests
     slots: int
     max_steps: int
-    at_s: float  # when it was launched
+    at_s: float  # when the tick was launched
 
 
 class ParallelEngines:
@@ -51,11 +51,12 @@ class ParallelEngines:
     """
 
     def __init__(self, engines: Sequence[SimulatedEngine], *, clock: VirtualClock) -> None:
-        """Use `engines[i]` as engine i of the protocol."""
+        """Use `engines[i]` as engine i."""
         self._engines, self._clock = engines, clock
         self._launched: list[deque[_Launched]] = [deque() for _ in engines]
-        self._begun: dict[int, tuple[float, Tick]] = {}  # engine -> when its tick ends, and that
-        self._free_s = [0.0] * len(engines)  # when the last tick that has begun ends
+        # By engine: when its tick ends, and the tick.
+        self._begun: dict[int, tuple[float, Tick]] = {}
+        self._free_s = [0.0] * len(engines)  # when the last started tick ends
 
     @property
     def num_engines(self) -> int:
@@ -63,13 +64,13 @@ class ParallelEngines:
         return len(self._engines)
 
     def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
-        """Queue a tick; it begins now, or when the one before it ends."""
+        """Queue a tick, which begins now or when the previous one ends."""
         tick = _Launched(submit=submit, slots=slots, max_steps=max_steps, at_s=self._clock())
         self._launched[engine].append(tick)
 
     def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
-        """Move the clock to the next moment at which ticks end, and return these; with `gather_s`
-        also those that end within that time.
+        """Move the clock to the next end of a tick, and return the ticks that end then; with
+        `gather_s` also those that end within that time.
         """
         for engine in range(self.num_engines):
             if engine not in self._begun and self._launched[engine]:
@@ -83,7 +84,7 @@ class ParallelEngines:
         return [(engine, self._begun.pop(engine)[1]) for engine in ended]
 
     def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:  # noqa: ARG002
-        """Return what the engines hold, once the last of them has reached its abort."""
+        """Return all requests of the engines after the last engine has reached its abort."""
         given_back: list[Completion] = []
         for engine, simulated in enumerate(self._engines):
             given_back += self._end(engine)
@@ -103,7 +104,7 @@ class ParallelEngines:
         self._begun[engine] = (end_s, done)
 
     def _end(self, engine: int) -> Completions:
-        """Wait for the tick that has begun, and return what it finished."""
+        """Wait for the running tick, and return what it finished."""
         if engine not in self._begun:
             return Completions()
         end_s, tick = self._begun.pop(engine)
@@ -112,7 +113,7 @@ class ParallelEngines:
 
 
 class NumberedPrompts:
-    """Prompts 0, 1, 2 … of one length."""
+    """Prompts 0, 1, 2 … of equal length."""
 
     def __init__(self, num_tokens: int, *, has_environment: bool = False) -> None:
         """Give every prompt `num_tokens` tokens."""
@@ -133,8 +134,8 @@ class NumberedPrompts:
 
 
 class DelayedScores:
-    """`ports.Outside` whose rewards are known `score_s` after submission, in order of submission,
-    and whose tools reply when their seconds have passed.
+    """`ports.Outside` whose rewards are known `score_s` after submission, in order of
+    submission, and whose tools reply after their time.
     """
 
     def __init__(
@@ -146,12 +147,12 @@ class DelayedScores:
         clock: VirtualClock,
         episodes: Episodes | None = None,
     ) -> None:
-        """`no_signal_frac` of the prompts get equal rewards for all their samples; `episodes` are
-        those of prompts with an environment.
+        """`no_signal_frac` of the prompts get equal rewards for all their samples; `episodes`
+        are used for prompts with an environment.
         """
         self._no_signal_frac, self._score_s, self._seed = no_signal_frac, score_s, seed
         self._clock, self._episodes = clock, episodes
-        self._pending: deque[tuple[float, SampleId]] = deque()  # when it is known
+        self._pending: deque[tuple[float, SampleId]] = deque()  # (when its score is known, sample)
         self._acting: list[tuple[float, int, Reply]] = []  # heap: (when it is known, order, reply)
         self._num_asked = 0
 
@@ -160,7 +161,7 @@ class DelayedScores:
         self._pending.append((self._clock() + self._score_s, sample.id))
 
     def act(self, sample: Sample) -> None:
-        """Let the sample's tool work; its reply is known when its seconds have passed."""
+        """Let the sample's tool work; its reply is known after its time."""
         assert self._episodes is not None, f"prompt {sample.prompt.id} has no environment"
         observation = self._episodes.observation(sample)
         due_s = self._clock() + self._episodes.seconds(sample, observation)

@@ -27,19 +27,21 @@ from april_rl.rollout.record import StepRecord
 _GRID = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, LARGEST_FACTOR)
 _STRIDE = 2  # grid points to a neighbour; a short simulation may miss the gain of a single one
 _GAIN = 0.02  # relative gain in generated tokens per second needed to raise α
-_UNDECIDED = (0.01, 1)  # mean gain before the first comparison, and its weight in comparisons
-_WEIGHT = 0.1  # of the latest comparison in the mean gain, which remembers about 19
+# Mean gain before the first comparison, and how many comparisons it counts as.
+_UNDECIDED = (0.01, 1)
+_WEIGHT = 0.1  # weight of the latest comparison in the mean gain, which remembers about 19
 _SHORTEST_REST, _LONGEST_REST = 3, 12  # steps that generate, between comparisons
-# A larger α must stay within _ROOM of each budget. _PEAK: a run's peak over a short simulation's.
+# A larger α must stay within _ROOM of each budget. _PEAK is the ratio of a run's peak to that of a
+# short simulation.
 _ROOM, _PEAK = 0.985, 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """Limits on the choice of α, besides the staleness cap that the collector enforces."""
+    """Limits on the choice of α, in addition to the staleness cap that the collector enforces."""
 
     max_off_policy_frac: float  # share of the trained tokens; 1: no limit
-    kv_cache_tokens: float  # of one engine
+    kv_cache_tokens: float  # tokens that fit one engine
 
     def describe_excess(self, found: Prediction, *, room: float = 1.0) -> str:
         """Return a message for the budget that `found` exceeds, or an empty string.
@@ -81,7 +83,8 @@ class AutoFactor:
         # Mean gain and number of comparisons, by pair of α.
         self._gains: dict[tuple[float, float], tuple[float, int]] = {}
         self._needed_gain = _GAIN
-        self._rest, self._steps = _SHORTEST_REST, 0  # steps between comparisons; since the last
+        # Steps between comparisons, and steps since the last one.
+        self._rest, self._steps = _SHORTEST_REST, 0
         self._num_comparisons = 0
         self._pending: Future[list[Prediction]] | None = None  # being simulated
         self._num_broken = 0  # consecutive comparisons that found a budget broken
@@ -115,7 +118,7 @@ class AutoFactor:
         )
 
     def _neighbour(self, places: int) -> float:
-        """Return the allowed α that many grid points away, or the outermost one on that side."""
+        """Return the allowed α this many grid points away, or the outermost one on that side."""
         allowed = [factor for factor in _GRID if factor <= self._largest]
         place = allowed.index(self.factor) + places
         return allowed[min(max(place, 0), len(allowed) - 1)]
@@ -161,7 +164,7 @@ class AutoFactor:
         return mean
 
     def _move(self, factor: float, reason: str) -> str | None:
-        """Set α to `factor`; the next comparison comes sooner if it changed, else later."""
+        """Set α to `factor`; the next comparison comes sooner if α changed, otherwise later."""
         before, self.factor = self.factor, factor
         if factor == before:
             self._rest = min(2 * self._rest, _LONGEST_REST)
@@ -170,7 +173,9 @@ class AutoFactor:
         return f"rollout.over_sampling_factor {before:g} → {factor:g}: {reason}"
 
     def save(self) -> Plain:
-        """Return what was learned as plain data, without a comparison that is being simulated."""
+        """Return what was learned as plain data, without a comparison that is still being
+        simulated.
+        """
         return {
             "factor": self.factor,
             "largest": self._largest,

@@ -1,4 +1,4 @@
-"""The question of `auto`: the current run, simulated with several over-sampling factors."""
+"""The question of `auto`: simulate the current run with several over-sampling factors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from april_rl.lab.simulator.prediction import Mode, Prediction, predict
 from april_rl.lab.simulator.scaled_down import scale_down
 from april_rl.lab.simulator.simulation import Scenario
 
-# Steps that fill the buffer; then the least number of counted steps, and of samples in them.
+# Steps that fill the buffer; then the smallest number of counted steps, and of samples in them.
 _WARMUP_STEPS, _FEWEST_STEPS, _FEWEST_SAMPLES = 8, 16, 1280
 
 
@@ -16,7 +16,7 @@ _WARMUP_STEPS, _FEWEST_STEPS, _FEWEST_SAMPLES = 8, 16, 1280
 class Comparison:
     """Modes to compare on the same work."""
 
-    scenario: Scenario  # its lengths are recorded ones
+    scenario: Scenario  # its lengths come from the run
     modes: tuple[Mode, ...]
 
     def predictions(self) -> list[Prediction]:

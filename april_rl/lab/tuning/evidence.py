@@ -20,8 +20,8 @@ from april_rl.rollout.ticks import TickWork
 from april_rl.types import SampleId
 
 _WINDOW_STEPS = 12  # older steps say little, because the policy has changed
-_TICKS_PER_STEP = 32  # kept per step, evenly spread
-# Until the cost of a sample is known it counts as free, so that a larger batch is tried.
+_TICKS_PER_STEP = 32  # ticks that are kept per step, evenly spread
+# A sample counts as free until its cost is known, so that a larger batch is tried.
 _ANY_COST = EngineCost(step_s=1.0, sample_s=0.0, context_token_s=0.0, prefill_token_s=0.0)
 
 
@@ -29,12 +29,12 @@ class _Length(NamedTuple):
     """The length of a response, as far as it is known."""
 
     tokens: int
-    is_finished: bool  # false: it is at least so long
+    is_finished: bool  # False: the response has at least this length
 
 
 def _ended_episodes(record: StepRecord) -> set[SampleId]:
-    """Return the samples whose environment ended them in the step; of those that it ended between
-    two steps, the ones whose group is scored by now.
+    """Return the samples whose environment ended them in the step; of samples that ended between
+    two steps, return those whose group is scored by now.
     """
     settled = [group for group in record.groups.settled if group.state is not GroupState.dropped]
     ended = {each.sample_id for each in record.acted if each.is_finished}
@@ -44,18 +44,19 @@ def _ended_episodes(record: StepRecord) -> set[SampleId]:
 class Evidence:
     """Sliding windows over the steps of a run.
 
-    Lengths are kept for the groups opened last, finished or not. Short responses finish first, so a
-    window over finished samples alone would be biased towards short ones.
+    Lengths are kept for the last opened groups, finished or not. Short responses finish first,
+    so a window over finished samples alone would be biased towards short ones.
     """
 
     def __init__(self, settings: Scenario, *, refill: bool) -> None:
-        """Start with the settings of the run, and without lengths and cost."""
+        """Begin with the settings of the run, and without lengths and cost."""
         self._settings, self._refill = settings, refill
         self._samples: dict[SampleId, _Length] = {}
-        # By number of slots: a run that stays with one α keeps the cost of other batch sizes.
+        # By number of slots, so that a run that stays with one α keeps the cost of other batch
+        # sizes.
         self._ticks: dict[int, list[TickWork]] = {}
         self._trained, self._rejected = 0.0, 0.0  # groups, older ones with less weight
-        self._prompt_tokens = 1.0  # mean of the last step
+        self._prompt_tokens = 1.0  # mean over the last step
 
     def observe(self, record: StepRecord) -> None:
         """Learn from a step."""
@@ -93,7 +94,9 @@ class Evidence:
         return len(self._ticks) > 1 or not self._refill
 
     def comparison(self, factors: Iterable[float], *, seed: int) -> Comparison:
-        """Return a comparison of `factors` on the current run; `seed` draws the unknown lengths."""
+        """Return a comparison of `factors` for the current run; `seed` draws the unknown
+        lengths.
+        """
         cost = fit_cost(self._all_ticks()) if self.is_cost_known else _ANY_COST
         lengths = finished_lengths(
             [each.tokens for each in self._samples.values()],

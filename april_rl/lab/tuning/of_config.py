@@ -1,4 +1,4 @@
-"""α = `auto` as a configuration asks for it."""
+"""Make α = `auto` from a configuration."""
 
 from __future__ import annotations
 

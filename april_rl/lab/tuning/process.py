@@ -14,7 +14,7 @@ from april_rl.lab.simulator.prediction import Prediction
 from april_rl.lab.tuning.comparison import Comparison
 from april_rl.outside.child_process import die_with_controller, lifeline
 
-_NICENESS = 10  # yields to workers and rewards without starving on a small machine
+_NICENESS = 10  # gives way to workers and rewards without starving on a small machine
 
 
 class SimulationProcess:
@@ -25,7 +25,8 @@ class SimulationProcess:
         self._pool = ProcessPool(
             max_workers=1,
             initializer=partial(_prepare, lifeline()),
-            context=multiprocessing.get_context("spawn"),  # not a copy of the controller
+            # Otherwise it would be a copy of the controller.
+            context=multiprocessing.get_context("spawn"),
         )
 
     def submit(self, comparison: Comparison) -> Future[list[Prediction]]:

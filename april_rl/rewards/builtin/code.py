@@ -80,7 +80,7 @@ class Code:
     sandbox: Sandbox
     value: Value  # share: of the tests that pass; all: 1 when all pass, else 0
     timeout_s: float  # CPU time of one case, or of all asserts of a response
-    limit_s: float  # wall time of a response
+    limit_s: float  # wall time limit of a response
     last_failure: str = ""  # why a response had no score
 
     def score(self, response: str, tests: object, entry: object = None) -> float | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import xxhash
 
-WAIT_S = 30.0  # for another process that is writing
+WAIT_S = 30.0  # how long to wait while another process writes
 
 
 def request_key(request: object) -> str:

@@ -26,7 +26,7 @@ from april_rl.rewards.loading import Context, Reward
 CHAT, CONCAT = "chat", "concat"
 THINK_END = "</think>"
 PLACEHOLDER = re.compile(r"\{(prompt|response)\}")
-CONTROL = re.compile(r"<\|[^|\s]+\|>")  # what chat templates mark turns with
+CONTROL = re.compile(r"<\|[^|\s]+\|>")  # markers of turns in chat templates
 
 
 def build(
@@ -51,7 +51,7 @@ class RewardModel:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    pad_token_id: int | None  # of the model's own configuration
+    pad_token_id: int | None  # padding token in the model's own configuration
     batch_size: int
     max_tokens: int
     template: str

@@ -13,7 +13,7 @@ _OPENING = re.compile(
     r"(?P<indent>[ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)*)(?P<fence>`{3,}(?=[^`]*$)|~{3,})(?P<info>.*)"
 )
 _PYTHON = {"python", "python3", "py"}
-# Comments and texts, so that their quotes are not taken for the start of a text over lines.
+# Comments and texts, so that a quote in them is not taken for the start of a multi-line text.
 _TEXTS = re.compile(r"""#.*|\"{3}|'{3}|"(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?""")
 
 
@@ -25,8 +25,8 @@ class _Block:
     fence: str
     language: str
     lines: list[str] = field(default_factory=list)
-    quotes: str = ""  # of the text over several lines that the last line is in
-    num_before_fence: int | None = None  # lines before the first fence in such a text
+    quotes: str = ""  # quotes of the multi-line text that contains the last line
+    num_before_fence: int | None = None  # number of lines before the first fence in such a text
 
     @property
     def is_python(self) -> bool:
@@ -66,7 +66,7 @@ def last_block(response: str) -> str | None:
     """Return the last complete block of Python after the thinking, or the last one without a name
     when none is named Python; None when there is none, or the thinking does not end.
     """
-    found: dict[bool, str] = {}  # the last block by whether it is named
+    found: dict[bool, str] = {}  # the last block, by whether its language is named
     for block in _blocks((after_thinking(response) or "").split("\n")):
         if block.is_python:
             found[bool(block.language)] = block.code()

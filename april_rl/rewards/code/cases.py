@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 
 TOLERANCE = 1e-6  # allowed error of decimal numbers, absolute or relative, whichever allows more
-# As expected: with a point, or as Python writes 1e-07. As printed: also whole.
+# Expected numbers have a point, or the form that Python writes, 1e-07; printed ones may also be
+# whole.
 _DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE][+-]))([eE][+-]?\d+)?")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 

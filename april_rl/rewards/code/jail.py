@@ -26,15 +26,15 @@ from typing import Any
 from april_rl.rewards.code import landlock, seccomp
 
 CAPABILITY_VERSION_3 = 0x20080522
-MAX_OUTPUT_BYTES = 16 << 20  # per file, and so of all that is printed
+MAX_OUTPUT_BYTES = 16 << 20  # limit of each file, and so of all that is printed
 MAX_OPEN_FILES = 64
 MAX_TIMERS = 64
 MAX_REQUEST_BYTES = 64
 MAX_THREADS = 64
-LOOK_S = 0.01  # between two looks at a program
-REPORT = 3  # file descriptor of the report on tests
+LOOK_S = 0.01  # pause between two checks of a program
+REPORT = 3  # file descriptor for the report on tests
 SOLUTION = "solution"  # the name of the response as a module, for tests that import it
-_execute, _parse = exec, compile  # a response may replace those of `builtins`
+_execute, _parse = exec, compile  # a response may replace these functions in `builtins`
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
     """
     control_number, job_number, parent = (int(argument) for argument in arguments)
     die_with(parent)
-    gc.freeze()  # a child ends in half the time if it does not collect what it shares
+    gc.freeze()  # a child ends in half the time if it does not search the shared objects
     with open(job_number, "rb") as file:
         job = json.load(file)
     with socket.socket(fileno=control_number) as control:
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> None:
             control.send(json.dumps(reply).encode())
     die_with(host)
     stdin, output = files
-    _run(job, stdin, output, ready_end)  # in the child
+    _run(job, stdin, output, ready_end)  # this runs in the child
 
 
 def die_with(parent: int) -> None:
@@ -81,11 +81,13 @@ def die_with(parent: int) -> None:
 def lock_in(job: dict[str, Any]) -> None:
     """Apply all restrictions of the job, from resource limits to the system call filter."""
     _limit(resource.RLIMIT_AS, job["memory_bytes"])
-    _limit(resource.RLIMIT_CPU, math.ceil(job["cpu_s"]) + 1)  # if the parent no longer enforces it
+    # A second limit, in case the parent no longer enforces it.
+    _limit(resource.RLIMIT_CPU, math.ceil(job["cpu_s"]) + 1)
     _limit(resource.RLIMIT_FSIZE, MAX_OUTPUT_BYTES)
     _limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
     _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_SIGPENDING, MAX_TIMERS)  # each takes one of what the user has
+    # Each timer takes one of the user's pending signals.
+    _limit(resource.RLIMIT_SIGPENDING, MAX_TIMERS)
     drop_capabilities()
     if job["landlock"]:
         landlock.allow_reading_only(job["readable"])
@@ -96,7 +98,8 @@ def lock_in(job: dict[str, Any]) -> None:
 def drop_capabilities() -> None:
     """Drop every capability: root has them, and Landlock does not restrict them."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    nothing = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, two words each
+    # Effective, permitted and inheritable capabilities, two words each.
+    nothing = (ctypes.c_uint32 * 6)()
     landlock.check_call(landlock.libc.capset(ctypes.byref(header), ctypes.byref(nothing)))
 
 
@@ -107,7 +110,7 @@ def run_tests(code: str, tests: Sequence[Sequence[Any]], token: str) -> None:
     Stop when one that does not count fails, since the tests after it build on it.
     """
     solution = _new_module(SOLUTION)
-    # nothing is looked up by name after the response has run, which may replace what names mean
+    # After the response has run, no name is looked up: the response may have replaced it.
     listed = [(*test, f"{token} {number}\n".encode()) for number, test in enumerate(tests)]
     is_run, write, leave = _is_run, os.write, os._exit
     if not is_run(code, solution):
@@ -118,7 +121,7 @@ def run_tests(code: str, tests: Sequence[Sequence[Any]], token: str) -> None:
             write(REPORT, line)
         if not (has_passed or counts):
             break
-    leave(0)  # without waiting for threads that the response left
+    leave(0)  # do not wait for threads that the response has left
 
 
 def run_program(code: str, main_module: dict[str, Any]) -> None:
@@ -127,8 +130,8 @@ def run_program(code: str, main_module: dict[str, Any]) -> None:
     """
     status = 1
 
-    def leave() -> None:  # the last of the exit functions, after threads have ended
-        main_module.clear()  # which closes its files
+    def leave() -> None:  # runs last among the exit functions, after the threads have ended
+        main_module.clear()  # this closes its files
         for stream in (sys.stdout, sys.__stdout__):
             if stream is not None:
                 stream.flush()
@@ -160,15 +163,17 @@ def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, 
         last_own_wait_s, own_wait_s = own_wait_s, _own_wait_s()
         has_ended = poll.poll(1000 * LOOK_S)
         used_cpu_s, used_wall_s = _cpu_s(child) - start_cpu_s, time.monotonic() - start_s
-        wait_s = max(wait_s, _wait_s(child))  # that of ended threads is forgotten
+        wait_s = max(wait_s, _wait_s(child))  # the kernel forgets the waits of ended threads
         if has_ended:
             break
         limit = "cpu" if used_cpu_s >= cpu_s else "wall" if used_wall_s >= wall_s else ""
-        if len(_threads(child)) > MAX_THREADS:  # RLIMIT_NPROC counts a user's, and not for root
+        # RLIMIT_NPROC counts all processes of a user, and does not bind root.
+        if len(_threads(child)) > MAX_THREADS:
             limit = "threads"
     used_s = used_cpu_s
     if wait_s < math.inf:
-        # While the child sleeps, waits of this process cost it nothing, but those after its end do.
+        # This process may sleep while the child sleeps, but its waits after the child's end delay
+        # the result.
         late_s = _own_wait_s() - last_own_wait_s
         used_s = max(used_s, used_wall_s - (wait_s - start_wait_s) - late_s)
     os.close(end)
@@ -183,7 +188,7 @@ def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, 
 
 
 def _cpu_s(child: int) -> float:
-    """Return the CPU time of a process: bits/time.h, clock_getcpuclockid."""
+    """Return the CPU time of a process; the clock's id is built as in clock_getcpuclockid."""
     return time.clock_gettime(~child << 3 | 2)
 
 
@@ -216,13 +221,14 @@ def _run(job: dict[str, Any], stdin: int, output: int, ready: int) -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     lock_in(job)
     for number, wanted in ((stdin, 0), (silent if has_tests else output, 1), (silent, 2)):
-        os.dup2(number, wanted)  # until here, standard error is for why the sandbox did not close
+        # Until here, standard error explains why the sandbox could not be closed.
+        os.dup2(number, wanted)
     os.write(ready, b"r")
     os.dup2(output, REPORT)
     os.closerange(REPORT + has_tests, MAX_OPEN_FILES)
     sys.argv = [SOLUTION]
     for name in [name for name in sys.modules if name.partition(".")[0] == "april_rl"]:
-        del sys.modules[name]  # the code has no use for what watches it
+        del sys.modules[name]  # the code must not reach the module that watches it
     main_module = _new_module("__main__")
     if has_tests:
         run_tests(job["code"], job["tests"], job["token"])

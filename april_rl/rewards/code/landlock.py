@@ -10,11 +10,13 @@ import ctypes
 import os
 from collections.abc import Iterable
 
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+# System call numbers, the same on every architecture.
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 VERSION_FLAG = 1
 RULE_PATH_BENEATH = 1
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
-FILES = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}  # ABI: what it can forbid
+# ABI version: the accesses that it can forbid.
+FILES = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
 SCOPE_ABI, ABSTRACT_SOCKETS_AND_SIGNALS = 6, 3
 PR_SET_NO_NEW_PRIVS = 38
 
@@ -26,7 +28,7 @@ class RulesetAttributes(ctypes.Structure):
 
     _fields_ = (
         ("files", ctypes.c_uint64),
-        ("network", ctypes.c_uint64),  # nothing: the filter denies all sockets
+        ("network", ctypes.c_uint64),  # zero: the seccomp filter denies all sockets
         ("scoped", ctypes.c_uint64),
     )
 
@@ -57,7 +59,7 @@ def allow_reading_only(paths: Iterable[str]) -> None:
         files=sum(rights for since, rights in FILES.items() if abi >= since),
         scoped=ABSTRACT_SOCKETS_AND_SIGNALS if abi >= SCOPE_ABI else 0,
     )
-    # fields that an older kernel does not know are zero, which it accepts
+    # an older kernel accepts fields that it does not know if they are zero
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
     ruleset = check_call(libc.syscall(CREATE_RULESET, ctypes.byref(attributes), size, 0))
     for path in paths:

@@ -14,7 +14,7 @@ from pathlib import Path
 from april_rl.outside.user_code import GIB
 from april_rl.rewards.code.sandbox import Sandbox, SandboxError
 
-TIMEOUT_S = 10.0  # for an attempt that ends by itself
+TIMEOUT_S = 10.0  # time limit of an attempt that ends by itself
 LOOP_S = 0.5
 SMALLEST = "bytearray(1 << 24)"
 TRIED = "tried everything"
@@ -101,7 +101,7 @@ def check_isolation(sandbox: Sandbox) -> Isolation:
     raise SandboxError(
         f"This machine does not isolate code that a model wrote, so it is not run. {failure} Use a "
         "kernel with Landlock (Linux 5.13 or later, on x86-64 or aarch64; a container must allow "
-        "it), or, where the machine holds nothing of value, say sandbox: none in the function's "
+        "it), or, if the machine holds nothing of value, set sandbox: none in the function's "
         "args."
     )
 
@@ -138,7 +138,7 @@ def _try_threats(sandbox: Sandbox) -> set[Threat]:
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
     ):
         udp.bind(("127.0.0.1", 0))
-        unix.bind(b"\0" + secrets.token_bytes(8))  # an abstract name, in no folder
+        unix.bind(b"\0" + secrets.token_bytes(8))  # an abstract name, which lies in no folder
         unix.listen()
         opened = os.open(folder, os.O_PATH)
         datagrams.bind(f"/proc/self/fd/{opened}/datagrams")

@@ -29,7 +29,7 @@ from april_rl.rewards.code.jail import MAX_OUTPUT_BYTES
 
 START_S = 20.0  # limit for closing a sandbox before its code runs
 MAX_REPLY_BYTES = 4096
-MAX_REPORT_BYTES = 1 << 20  # more than ten thousand tests
+MAX_REPORT_BYTES = 1 << 20  # enough for more than ten thousand tests
 ENVIRONMENT = {
     "HOME": "/nonexistent",
     "LANG": "C.UTF-8",
@@ -73,9 +73,10 @@ class Finished:
 
     passed: tuple[int, ...]  # the numbers of the tests that count and pass
     output: str  # what a program printed; empty when tests ran
-    exit_code: int | None  # negative: the signal that ended it; None: time or threads did
-    limit: Literal["", "cpu", "wall", "threads", "output"] = ""  # the limit that it reached
-    used_s: float = 0.0  # CPU time, or wall time without waiting for a core if that is more
+    # Negative: the signal that ended it; None: a limit of time or threads ended it.
+    exit_code: int | None
+    limit: Literal["", "cpu", "wall", "threads", "output"] = ""  # the limit that was reached
+    used_s: float = 0.0  # CPU time, or, if longer, wall time less the waiting for a core
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +190,7 @@ class Program:
         except TimeoutError:
             raise SandboxError(f"A {level} sandbox did not close within {START_S:.0f} s.") from None
         except ConnectionError:
-            text = b""  # jail.py has ended
+            text = b""  # jail.py has ended without a report
         reply: dict[str, Any] = json.loads(text or '{"is_closed": false}')
         if not reply["is_closed"]:
             said = _text(self.errors).strip().splitlines() or ["it printed no error"]

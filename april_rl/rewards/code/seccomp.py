@@ -18,16 +18,17 @@ from april_rl.rewards.code.landlock import PR_SET_NO_NEW_PRIVS, check_call, libc
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 PR_GET_SECCOMP = 21
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-X32_BIT = 0x40000000  # calls in the second numbering of x86-64
+X32_BIT = 0x40000000  # flags the calls in the second numbering of x86-64
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 NUMBER, ARCHITECTURE, FIRST, SECOND = 0, 4, 16, 24  # offsets in struct seccomp_data, low words
-FIRST_UNKNOWN = 441  # this call and newer ones, with equal numbers everywhere, fail as if missing
+# This call and newer ones, which have equal numbers everywhere, fail as if missing.
+FIRST_UNKNOWN = 441
 CLONE_THREAD = 0x10000
 PR_SET_PDEATHSIG = 1
 ARCHITECTURES = ("x86_64", "aarch64")
 
-# name: number on x86-64, on aarch64
+# name: (number on x86-64, number on aarch64)
 DENIED: dict[str, tuple[int, int]] = {
     "socket": (41, 198),
     "connect": (42, 203),
@@ -35,8 +36,8 @@ DENIED: dict[str, tuple[int, int]] = {
     "listen": (50, 201),
     "accept": (43, 202),
     "accept4": (288, 242),
-    "io_uring_setup": (425, 425),  # has sockets of its own
-    "setsockopt": (54, 208),  # makes the buffers of a socket pair large
+    "io_uring_setup": (425, 425),  # it has sockets of its own
+    "setsockopt": (54, 208),  # it could enlarge the buffers of a socket pair
     "execve": (59, 221),
     "execveat": (322, 281),
     "kill": (62, 129),
@@ -64,12 +65,12 @@ DENIED: dict[str, tuple[int, int]] = {
     "keyctl": (250, 219),
     "add_key": (248, 217),
     "request_key": (249, 218),
-    "memfd_create": (319, 279),  # memory that counts towards no limit, like the next four
+    "memfd_create": (319, 279),  # its memory counts towards no limit, like that of the next four
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
-    "mq_unlink": (241, 181),  # of other processes, like the next eight
+    "mq_unlink": (241, 181),  # it reaches into other processes, like the next eight
     "shmat": (30, 196),
     "shmctl": (31, 195),
     "msgsnd": (69, 189),
@@ -79,12 +80,12 @@ DENIED: dict[str, tuple[int, int]] = {
     "semtimedop": (220, 192),
     "semctl": (66, 191),
     "flock": (73, 32),
-    "sync": (162, 81),  # makes others wait for the disk
+    "sync": (162, 81),  # it makes other processes wait for the disk
     "syncfs": (306, 267),
-    "inotify_init1": (294, 26),  # of files that Landlock hides; a user has few
+    "inotify_init1": (294, 26),  # it watches files that Landlock hides, and a user has few watches
     "fanotify_init": (300, 262),
-    "truncate": (76, 45),  # Landlock covers it from ABI 3 on
-    "chmod": (90, 53),  # Landlock covers the content of files, not their modes and owners
+    "truncate": (76, 45),  # Landlock covers it from ABI 3
+    "chmod": (90, 53),  # Landlock covers the content of files, but not their modes and owners
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
     "chown": (92, 54),
@@ -101,20 +102,22 @@ DENIED: dict[str, tuple[int, int]] = {
 # fork, vfork, lchown, utime, utimes, inotify_init, futimesat
 ONLY_X86 = (57, 58, 94, 132, 235, 253, 261)
 CLONE3 = 435
-# Calls that are judged by an argument: numbers, argument, comparison, values, and whether only they
-# are allowed, or only they are refused. A call must pass all of its lines.
+# Calls that depend on an argument: numbers, argument, comparison, values, and whether only these
+# values are allowed, or only these are refused. A call must pass all of its lines.
 BY_ARGUMENT: tuple[tuple[tuple[int, int], int, int, tuple[int, ...], bool], ...] = (
     ((56, 220), FIRST, JUMP_BITS, (CLONE_THREAD,), True),  # clone
     ((53, 199), FIRST, JUMP_EQUAL, (1,), True),  # socketpair: AF_UNIX
     # SOCK_STREAM, with SOCK_NONBLOCK and SOCK_CLOEXEC
     ((53, 199), SECOND, JUMP_EQUAL, (1, 0x801, 0x80001, 0x80801), True),
-    ((302, 261), FIRST, JUMP_EQUAL, (0,), True),  # prlimit64: 0 is the process itself
-    ((157, 167), FIRST, JUMP_EQUAL, (PR_SET_PDEATHSIG,), False),  # prctl: it must not outlive
-    # fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX send signals; F_SETLEASE, F_SETLK, F_SETLKW,
-    # F_OFD_SETLK and F_OFD_SETLKW make others wait; F_SETPIPE_SZ takes from what a user has
+    ((302, 261), FIRST, JUMP_EQUAL, (0,), True),  # prlimit64: 0 stands for the process itself
+    # Prctl: the child must not outlive its parent.
+    ((157, 167), FIRST, JUMP_EQUAL, (PR_SET_PDEATHSIG,), False),
+    # fcntl: F_SETOWN, F_SETSIG and F_SETOWN_EX send signals; F_SETLEASE, F_SETLK, F_SETLKW,
+    # F_OFD_SETLK and F_OFD_SETLKW make other processes wait; F_SETPIPE_SZ uses up memory that the
+    # user's processes share
     ((72, 25), SECOND, JUMP_EQUAL, (8, 10, 15, 1024, 6, 7, 37, 38, 1031), False),
-    # ioctl, of which many send signals or change files: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO,
-    # FIONCLEX, FIOCLEX
+    # ioctl: many requests send signals or change files, so only TCGETS, TIOCGWINSZ, FIONREAD,
+    # FIONBIO, FIONCLEX and FIOCLEX are allowed
     ((16, 29), SECOND, JUMP_EQUAL, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451), True),
 )
 
@@ -167,7 +170,7 @@ def _instructions(machine: str) -> list[tuple[int, int, int, int]]:
     numbers = [numbers[column] for numbers in DENIED.values()]
     for number in [*numbers, *(ONLY_X86 if column == 0 else ())]:
         lines += [(JUMP_EQUAL, 0, 1, number), refused]
-    # the C library tries clone3 first, whose flags a filter cannot see, and then clone
+    # The C library first tries clone3, whose flags a filter cannot see, and then clone.
     missing = (RETURN, 0, 0, FAIL | errno.ENOSYS)
     lines += [(JUMP_EQUAL, 0, 1, CLONE3), missing, (JUMP_AT_LEAST, 0, 1, FIRST_UNKNOWN), missing]
     for of_call, argument, comparison, values, are_allowed in BY_ARGUMENT:

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from april_rl.rewards.code.sandbox import Check
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
-_TestClass = tuple[ast.ClassDef, bool]  # and whether it is one of unittest
+_TestClass = tuple[ast.ClassDef, bool]  # the class, and whether it belongs to unittest
 _TEST_NAME = re.compile(r"(run_?)?(all_?)?test", re.IGNORECASE)
-_RUNNERS = {"unittest.main", "pytest.main"}  # these are not called; the tests they would run are
+# Calls of these are skipped; the tests that they would run are run here.
+_RUNNERS = {"unittest.main", "pytest.main"}
 
 
 def split_source(source: str, entry: str = "") -> list[Check]:
@@ -47,7 +48,7 @@ def split_sources(sources: Sequence[str], entry: str = "") -> list[Check]:
 
 def _asserting(checks: list[Check], source: object) -> list[Check]:
     if not any(check.counts for check in checks):
-        raise ValueError(f"the tests of a task assert nothing that runs: {source!r:.80}")
+        raise ValueError(f"the tests of a task have no assert that runs: {source!r:.80}")
     return checks
 
 

@@ -9,7 +9,7 @@ from april_rl.rewards.code.cases import Call, Case
 from april_rl.rewards.code.sandbox import Check
 from april_rl.rewards.code.sources import split_source, split_sources
 
-# Programs that solve nothing: a test that one of them passes is not a test.
+# Programs that solve nothing: a test that accepts one of them is useless.
 IDLE_PROGRAMS = ("pass", "raise RuntimeError")
 
 _FORMS = (
@@ -105,7 +105,7 @@ def _case(item: Mapping[str, object], entry: str) -> Case | Call:
         return _program(item["input"], item["output"])
     if kind not in _CALL_TYPES:
         known = ", ".join((*_CALL_TYPES, *_PROGRAM_TYPES))
-        raise ValueError(f"a test case has the type {kind!r:.40}; known are {known}")
+        raise ValueError(f"a test case has the type {kind!r:.40}; the known types are {known}")
     if not (name or entry):
         raise ValueError(
             f"a test case calls a function and does not say which: {dict(item)!r:.80}; name the "

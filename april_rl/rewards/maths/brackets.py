@@ -28,8 +28,8 @@ def split(text: str, separator: re.Pattern[str], *, thousands: bool = True) -> l
 
 
 def closing(text: str, start: int) -> tuple[int, str]:
-    """Return where the bracket that opened before `start` closes, and by what; (-1, "") if it does
-    not.
+    """Return where the bracket that opened before `start` closes, and the closing text; (-1, "")
+    if it does not close.
     """
     depth = 1
     for bracket in _BRACKET.finditer(text, start):

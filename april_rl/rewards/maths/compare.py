@@ -1,4 +1,4 @@
-"""Compares two answers by what kind of thing they are; docs/rewards.md has the rules."""
+"""Compare two answers by their kinds; docs/rewards.md has the rules."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from april_rl.rewards.maths.reading import is_name, read
 from april_rl.rewards.maths.units import PERCENT
 
 MOST_PLACES = 6  # decimal places that are compared
-LONGEST = 1000  # characters of an answer that is more than a text
+LONGEST = 1000  # longest answer, in characters, that is read as more than text
 
 
 def are_equal_answers(gold: str, text: str) -> bool:
     """Return whether two answers are equal; `gold` is the right one, as the data set has it.
 
-    The gold decides where it says less: `x = 5` is equal to a gold 5, and 34 cm to 34.
+    The response may state more than the gold: `x = 5` is equal to a gold 5, and 34 cm to 34.
     """
     gold, text = what_it_says(gold), what_it_says(text)
     if max(len(gold), len(text)) > LONGEST:
@@ -114,8 +114,8 @@ def _are_equal_numbers(gold: kinds.Number, other: kinds.Number) -> bool:
 def _are_equal_quantities(gold: Answer, other: Answer) -> bool:
     """Compare values with units: a unit may be left out or added, but not differ.
 
-    35 % is equal to 35 % and, since it is the same number, to 0.35. Where one side has no sign it
-    may have been left out, unless a number without a sign is below 1 (0.5 is not 0.5 %).
+    35 % is equal to 35 % and, since it is the same number, to 0.35. One side may leave the sign
+    out, unless its number is below 1 (0.5 is not 0.5 %).
     """
     value, unit = _value_and_unit(gold)
     other_value, other_unit = _value_and_unit(other)
@@ -153,7 +153,7 @@ def _are_equal_lists(gold: kinds.Listing, other: kinds.Listing) -> bool:
             return _are_equal_in_any_order(expected, _without_repeats(other.members))
         return _are_equal_in_any_order(list(gold.members), list(other.members))
     brackets = {gold.opening + gold.closing, other.opening + other.closing}
-    if "" in brackets and "()" in brackets:  # a pair whose brackets were left out
+    if "" in brackets and "()" in brackets:  # one of the two has no brackets
         if not gold.opening:
             return _are_equal_in_any_order(list(gold.members), list(other.members))
     elif len(brackets) > 1 and brackets != {"()", r"\langle\rangle"}:
@@ -232,7 +232,8 @@ def _are_equal_equations(gold: kinds.Equation, other: kinds.Equation) -> bool:
     names = [side.text for side in (*ends, *other_ends) if is_name(side.text)]
     return (
         len(gold.sides) == len(other.sides) == 2
-        and all(name.isalpha() for name in names)  # no f(x), f'(x) or dy/dx: they are not variables
+        # Excludes f(x), f'(x) and dy/dx, which are not variables.
+        and all(name.isalpha() for name in names)
         and num_variables(gold.text) > 0
         and num_variables(other.text) > 0
         and are_equal_formulas(gold.text, other.text)
@@ -240,13 +241,13 @@ def _are_equal_equations(gold: kinds.Equation, other: kinds.Equation) -> bool:
 
 
 def _is_stated(gold: Answer, other: kinds.Equation) -> bool:
-    """Return whether an equation states the value `gold`: its last side does, unless the first one
-    has a variable to solve for (2x = 4 states 2, not 4).
+    """Return whether an equation states the value `gold`. Its last side does, unless the first
+    one has a variable to solve for (2x = 4 states 2, not 4).
     """
     first, last = other.sides[0], other.sides[-1]
     if not is_name(first.text) and num_variables(first.text) == 1:
         return False
-    is_turned = is_name(last.text) and not is_name(first.text)  # 5 = x
+    is_turned = is_name(last.text) and not is_name(first.text)  # for example 5 = x
     return _are_equal(gold, first if is_turned else last)
 
 
@@ -272,7 +273,7 @@ def _are_equal_congruences(gold: kinds.Congruence, other: kinds.Congruence) -> b
 
 
 def _reduce(congruence: kinds.Congruence) -> Answer:
-    """Return the residues, whole numbers as the smallest ones that are not negative."""
+    """Return the residues as the smallest non-negative whole numbers."""
     residues, modulus = congruence.residues, congruence.modulus
     if not isinstance(modulus, kinds.Number) or modulus.value <= 0:
         return residues

@@ -21,9 +21,10 @@ from math_verify.grader import should_treat_as_complex
 from sympy.core.function import AppliedUndef
 from sympy.logic.boolalg import Boolean
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limits are off
+# It would warn that its time limits are off.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-# Decimals are equal to six significant digits, and to six places where they are larger than 1.
+# Decimals are equal if six significant digits agree, or six places for numbers above 1.
 PLACES = Fraction(5, 10**7)
 SMALL = Fraction(1, 10)
 EXACT_DIGITS = 60
@@ -45,7 +46,7 @@ def are_equal_formulas(gold: str, text: str) -> bool:
         return False
     try:
         return _are_equal(expected, found)
-    except Exception:  # sympy raises errors of any kind for what it has no rule for
+    except Exception:  # sympy raises errors of any kind for objects without a rule
         return False
 
 
@@ -53,7 +54,7 @@ def _are_equal(expected: Parsed, found: Parsed) -> bool:
     if _is_number(expected) and _is_number(found):
         return _are_equal_numbers(expected, found)
     if isinstance(expected, Boolean) and isinstance(found, Boolean) and not expected.free_symbols:
-        return False  # 1 < 2 and 2 < 3 are both true
+        return False  # 1 < 2 and 2 < 3 are both true, but not the same answer
     if _solutions(expected) is not None and _solutions(expected) == _solutions(found):
         return True
     if not verify(expected, found, timeout_seconds=None, allow_set_relation_comp=True):
@@ -87,7 +88,7 @@ def num_variables(formula: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _parse(text: str, keeps_case: bool) -> Parsed | None:
-    """Return a formula as sympy has it; None when the parser does not read all of it."""
+    """Return a formula in sympy's form; None when the parser does not read all of it."""
     named = _WORD.sub(r"\\text{\g<0>}", text)
     try:
         return latex2sympy(

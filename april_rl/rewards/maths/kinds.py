@@ -1,4 +1,4 @@
-"""The kinds of answers: one class each, with the parts that it was taken apart into."""
+"""The kinds of answers: one class each, with the parts that it consists of."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fractions import Fraction
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as it was written; the subclasses say what it is."""
+    """An answer in its written form; the subclasses are its kinds."""
 
     text: str  # cleaned
 
 
 @dataclass(frozen=True, slots=True)
 class Verbatim(Answer):
-    """Something that is not understood as a whole."""
+    """An answer that is not understood as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Number(Answer):
 
     value: Fraction
     is_decimal: bool  # written with a decimal point
-    is_ambiguous: bool  # with commas that separate thousands, or the members of a list
+    is_ambiguous: bool  # its commas may separate thousands or the members of a list
 
     @property
     def num_places(self) -> int:
@@ -46,14 +46,14 @@ class Quantity(Answer):
     """A value with a unit or a percent sign."""
 
     value: Answer
-    unit: str  # canonical: "cm^2", "%"; "" for words such as "units"
+    unit: str  # canonical, such as "cm^2" or "%"; "" for words such as "units"
 
 
 @dataclass(frozen=True, slots=True)
 class Listing(Answer):
     """Members in brackets, or without: a list, a set, a tuple or an interval."""
 
-    opening: str  # "" of a list without brackets
+    opening: str  # "" for a list without brackets
     members: tuple[Answer, ...]
     closing: str
 
@@ -85,7 +85,7 @@ class Approximation(Answer):
 class Congruence(Answer):
     """Residues and their modulus."""
 
-    name: Answer | None  # what is congruent
+    name: Answer | None  # the number that is congruent
     residues: Answer
     modulus: Answer
 
@@ -115,7 +115,7 @@ class Based(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Answer):
-    """A letter of a multiple choice, and what stands behind it."""
+    """A letter of a multiple choice, and the text after it."""
 
     letter: str
     content: Answer | None

@@ -1,8 +1,8 @@
 r"""Finds out what kind of thing a cleaned answer is: a number, a list, an equation, a time,
 words...
 
-`read` looks at the written form alone. What it recognises it takes apart, down to expressions that
-a parser of LaTeX can read as a whole; what it cannot take apart without losing something is
+`read` looks at the written form alone. It takes a recognised answer apart, down to expressions
+that a parser of LaTeX can read as a whole. An answer that it cannot take apart without a loss is
 `Verbatim`, which is compared as text.
 """
 
@@ -32,15 +32,16 @@ from april_rl.rewards.maths.kinds import (
 )
 from april_rl.rewards.maths.units import unit_of
 
-_SEPARATOR = re.compile(r"(?:,\s*|\s)(?:and|or)\s|,")  # of "1, 2, and 3", too
+_SEPARATOR = re.compile(r"(?:,\s*|\s)(?:and|or)\s|,")  # separators as in "1, 2, and 3"
 _SEMICOLON = re.compile(";")
-_SET_BUILDER = re.compile(r"[A-Za-z]\s*(?:\\in\s*\S+\s*)?(?:\||\\mid|:)(.+)")  # x | x > 3
+# For example x | x > 3.
+_SET_BUILDER = re.compile(r"[A-Za-z]\s*(?:\\in\s*\S+\s*)?(?:\||\\mid|:)(.+)")
 _COMMA = re.compile(r"[,;]")
 _NAMES_BETWEEN = re.compile("[,:]")
 _COLON = re.compile(":")
 _SIGN = re.compile(r"=|\\in(?![A-Za-z])")
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])")
-# What may stand left of "= 5" so that the answer is 5: a name, with subscripts and arguments.
+# What may stand to the left of "= 5" when the answer is 5: a name, with subscripts and arguments.
 _ARGUMENTS = re.compile(r"_\{[^{}]*\}|_\w|\([^()]*\)")
 _NAME = re.compile(r"(?:\\frac\{d\w*\}\{d\w+\}|[A-Za-z\\|][A-Za-z\\|'{} ]*)\s*")
 _NUMBER = re.compile(r"([+-]?)\s*(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?")
@@ -70,22 +71,23 @@ _CHOICE = re.compile(
 _ONE_LETTER = re.compile(r"([A-J])[.):]?")
 _WORDS = re.compile(r"[^\W\d_]+(?:[ '’-]+[^\W\d_]+)*\.?")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-# Words of two letters; other pairs of letters are a product.
+# Two-letter words; any other pair of letters is a product.
 _SHORT_WORDS = frozenset(("am", "at", "by", "do", "go", "if", "in", "is", "it", "me", "my", "no"))
 _SHORT_WORDS |= {"of", "on", "or", "so", "to", "up", "us", "we"}
-# What the parser would multiply, subtract or drop: two numbers side by side, a number behind a
+# What the parser would multiply, subtract or drop: two numbers side by side, a number after a
 # letter, a subscript of a number, a derivative, a date, products of vectors.
 _LOOSE = re.compile(
     r"(?<![_^])\d\s+\d|(?<![\\A-Za-z])[A-Za-z]\s+\d|\d_|\\text|\\ldots|\\mid|\\to(?![a-z])|'\s*\(|\\frac\{d\w*\}\{d"
     r"|\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{2,4}|\\(?:vec|overrightarrow)\b.*\\(?:times|cdot)"
 )
 _PRIMES = re.compile(r"(?<=[A-Za-z])'+")
-DEEPEST = 10  # brackets in each other, of an answer that is taken apart; the parser is slow there
+# Nesting depth of brackets up to which an answer is taken apart; the parser is slow there.
+DEEPEST = 10
 
 
 @lru_cache(maxsize=1024)
 def read(text: str) -> Answer:
-    """Return what a cleaned answer is."""
+    """Return a cleaned answer by its kind."""
     if depth(text) > DEEPEST:
         return Verbatim(text)
     if wrapped := _TEXT.fullmatch(text):
@@ -117,7 +119,7 @@ def number_of(text: str) -> Number | None:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text names something that has a value: x, x_1, f(2), AB, (p, q), V_1:V_2."""
+    """Return whether a text names an object that has a value: x, x_1, f(2), AB, (p, q), V_1:V_2."""
     parts = split(text.removeprefix("(").removesuffix(")"), _NAMES_BETWEEN)
     if len(parts) == 1:
         parts = [text]
@@ -198,7 +200,7 @@ def _brackets(text: str) -> Answer | None:
         return read(inner) if inner and (opening == "{" or number_of(inner)) else None
     if not inner or any(not part for part in parts) or r"\mid" in inner or inner.count("|") % 2:
         return Verbatim(text) if inner else Expression(r"\emptyset ")
-    if opening == "{":  # braces that TeX does not show
+    if opening == "{":  # TeX does not show these braces
         return Listing(text, "", _members(parts), "")
     members = _members(parts) if opening == r"\{" else tuple(map(read, parts))
     return Listing(text, opening, members, mark)
@@ -240,7 +242,7 @@ def _words(text: str) -> Answer | None:
         return None
     longest = max(map(len, plain.split()))
     if plain == text and longest <= 2 and plain.lower() not in _SHORT_WORDS:
-        return None  # a product of letters
+        return None  # it is a product of letters
     return Words(plain)
 
 

@@ -24,7 +24,7 @@ _UNIT = re.compile(
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _LETTERS = re.compile(r"[A-Za-z]+")
 
-# The words for one unit; the first one names it.
+# Words for one unit; the first one is its canonical name.
 _SYNONYMS = (
     "mm millimeter millimetre",
     "cm centimeter centimetre",
@@ -57,7 +57,7 @@ _SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000} | {
     "billion": 10**9,
     "trillion": 10**12,
 }
-# Words behind a number that are not units, because they change what is said.
+# Words after a number that are not units, because they change its meaning.
 _NO_UNITS = frozenset(
     (
         *("and", "or", "but", "no", "not", "to", "than", "more", "less", "least", "most", "about"),
@@ -73,8 +73,8 @@ def unit_of(text: str) -> tuple[str, int, str | None] | None:
     """Return the value in a quantity as text, the factor of its scale word (else 1) and its unit;
     None for a text that is not a quantity.
 
-    The unit is canonical ("cm^2"), "" where it says nothing ("units"), and None where only a scale
-    word was there.
+    The unit is canonical ("cm^2"), "" for words such as "units", and None if there was only a
+    scale word.
     """
     if found := _BEFORE.fullmatch(text):
         rest = unit_of(found[3])

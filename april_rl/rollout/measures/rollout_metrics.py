@@ -99,6 +99,6 @@ def _empty_slots(record: StepRecord) -> dict[str, Metric | float]:
     ]
     empty, acting, slot_s, since_s = record.num_slots, 0, 0.0, 0.0
     for at_s, emptied, began in sorted(changes):
-        slot_s += (at_s - since_s) * min(max(empty, 0), acting)  # < 0: some queue in the engines
+        slot_s += (at_s - since_s) * min(max(empty, 0), acting)  # < 0 if samples are queued
         empty, acting, since_s = empty + emptied, acting + began, at_s
     return {"environment/empty_slots_frac": slot_s / (record.num_slots * record.time_s)}

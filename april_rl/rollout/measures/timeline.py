@@ -19,32 +19,32 @@ from april_rl.rollout.record import Returned, StepRecord
 from april_rl.rollout.ticks import TickWork
 from april_rl.types import SampleId
 
-_MAX_TICKS = 256  # of a step, evenly spread
+_MAX_TICKS = 256  # ticks kept of a step, evenly spread
 
 
 class Stay(NamedTuple):
     """One sample's stay on an engine during one step."""
 
     prompt_id: int
-    sample: int  # its index in the group
+    sample: int  # index in the group
     engine: int
-    sent_s: float  # when the request was sent; it may wait in the engine's queue
+    sent_s: float  # when the request was sent, which may wait in the engine's queue
     ended_s: float  # when the completion came back
     start: int  # response tokens the sample already had
     tokens: int  # response tokens generated in this step
     age: int  # steps since the sample's first token
-    outcome: Literal["finished", "acting", "parked"]  # acting: its environment answers its turn
-    is_resumed: bool  # in the middle of a turn
+    outcome: Literal["finished", "acting", "parked"]  # acting: its environment answers the turn
+    is_resumed: bool  # whether the request continues in the middle of a turn
 
 
 class Act(NamedTuple):
     """A time in which a sample waited for its environment, without a slot."""
 
     prompt_id: int
-    sample: int  # its index in the group
-    begun_s: float  # 0: the step found it so
-    ended_s: float  # the end of the rollout: it still waits
-    is_finished: bool  # by the answer
+    sample: int  # index in the group
+    begun_s: float  # when it began; 0: before the step
+    ended_s: float  # when it ended; at the end of the rollout if it still waits
+    is_finished: bool  # whether the answer finished the sample
 
 
 class GroupLengths(NamedTuple):
@@ -58,7 +58,7 @@ class Bar(NamedTuple):
     """A stay and the engine slot that computed it."""
 
     stay: Stay
-    slot: int  # from 0, over all engines
+    slot: int  # counts from 0 over all engines
     begun_s: float  # when it left the engine's queue
 
 
@@ -71,7 +71,7 @@ class Timeline:
     policy_version: int
     time_s: float  # duration of the whole rollout
     stop_s: float  # the part at its end that aborting and parking took
-    slots: Mapping[int, int]  # engine: its number of slots
+    slots: Mapping[int, int]  # number of slots of each engine
     stays: tuple[Stay, ...]  # in the order they were sent
     acts: tuple[Act, ...]  # in the order they began
     ticks: tuple[TickWork, ...]  # ticks that computed something, at most _MAX_TICKS
@@ -110,7 +110,7 @@ class Timeline:
             slots={int(engine): int(n) for engine, n in plain["slots"].items()},
             stays=tuple(Stay(*values) for values in plain["stays"]),
             acts=tuple(Act(*values) for values in plain["acts"]),
-            # Files of older versions lack the following.
+            # Files of older versions lack the following fields.
             ticks=tuple(TickWork(*values) for values in plain.get("ticks", ())),
             opened=tuple(plain.get("opened", ())),
             settled=_group_lengths(plain.get("settled", ())),
@@ -127,7 +127,7 @@ class Timeline:
         for engine, count in sorted(self.slots.items()):
             free[engine] = [(0.0, first + slot) for slot in range(count)]
             first += count
-        # Queued requests that were aborted before they ran have no stay; the others ran in order.
+        # A queued request that was aborted before it ran has no stay; the others ran in order.
         for stay in self.stays:
             free_s, slot = heapq.heappop(free[stay.engine])
             begun_s = min(max(stay.sent_s, free_s), stay.ended_s)
@@ -146,14 +146,14 @@ class Timeline:
 
 def timeline_of(record: StepRecord) -> Timeline:
     """Return the timeline of a step that has ended."""
-    returned = defaultdict[SampleId, deque[Returned]](deque)  # one for each turn in the step
+    returned = defaultdict[SampleId, deque[Returned]](deque)  # one for each turn of the step
     for each in record.returned:
         returned[each.sample_id].append(each)
     stays = []
     for sent in record.sent:
         for sample_id in sorted(sent.sample_ids):
             if not returned[sample_id]:
-                continue  # it never had a slot, or its engine hung
+                continue  # the request never had a slot, or its engine hung
             found = returned[sample_id].popleft()
             stays.append(
                 Stay(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_NUM_TICKS = 4  # of a step with operators: a whole rollout would take gigabytes
+_NUM_TICKS = 4  # ticks that are traced with operators: a whole rollout would take gigabytes
 _MAX_MEMORY_EVENTS = 200_000
 
 
@@ -33,8 +33,8 @@ class CallProfiler:
         self._recording: _Recording | None = None
 
     def start(self, folder: Path) -> None:
-        """Record calls from now on, with torch's operators and kernels but for later ticks, whose
-        traces would be too large. Traces of torch are written into `folder` at once.
+        """Record calls from now on, with torch's operators and kernels except for later ticks,
+        whose traces would be too large. torch's traces are written into `folder` at once.
         """
         self._recording = _Recording(folder)
         if self._device == "cuda":
@@ -60,7 +60,7 @@ class CallProfiler:
         recording.calls.append({**call, "ended_ns": time.time_ns()})
 
     def write(self) -> None:
-        """End the recording: write calls.json, and on CUDA what its allocator did, as
+        """End the recording: write calls.json, and on CUDA the events of its allocator, as
         memory.pickle for pytorch.org/memory_viz.
         """
         recording, self._recording = self._recording, None

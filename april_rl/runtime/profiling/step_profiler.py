@@ -34,12 +34,12 @@ class StepProfiler:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Trace the step in the context, if it is to be traced."""
+        """Trace the step in the context if it should be traced."""
         if step not in self._steps:
             yield
             return
         folder = self._folder / f"step_{step:05d}"
-        shutil.rmtree(folder, ignore_errors=True)  # the run may come here a second time
+        shutil.rmtree(folder, ignore_errors=True)  # the run may pass this step a second time
         folder.mkdir(parents=True)
         began_ns = time.time_ns()
         self._workers.start_profile(folder)
