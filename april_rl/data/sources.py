@@ -158,9 +158,10 @@ def hub_name(path: str) -> tuple[str, str | None]:
 
     The configuration follows a colon, as in openai/gsm8k:main. A local folder is never split.
     """
-    if Path(path).is_dir():
+    folder = Path(path)
+    if folder.is_dir():
         # `datasets` uses the folder's name, which "." lacks.
-        return str(Path(path).absolute()), None
+        return path if folder.name else str(folder.absolute()), None
     dataset, _, configuration = path.partition(":")
     return dataset, configuration or None
 

@@ -177,7 +177,7 @@ REFUSED: dict[str, tuple[object, str]] = {
     "no case": ({"language": "python", "test_cases": []}, "has no tests"),
     "no inputs": ({"inputs": [], "outputs": []}, "has no tests"),
     "another language": ({"language": "cpp", "test_cases": [PROGRAM]}, "language cpp, not Python"),
-    "an unknown type": ([PROGRAM | {"type": "files"}], "has the type 'files'; the known types are f"),
+    "an unknown type": ([PROGRAM | {"type": "files"}], "the type 'files'; the known types are f"),
     "a call of what": ([LINES | {"testtype": "functional"}], "entry_column: metadata"),
     "check of what": (CHECK, "entry_column: entry_point"),
     "arguments that are no JSON": ({**PRIME, "inputs": ["a", "b"]}, "JSON text, one argument per"),

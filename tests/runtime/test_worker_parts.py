@@ -124,6 +124,7 @@ def test_a_workers_engine_gets_the_settings_and_the_planned_values(
         "temperature": 0.6,
         "max_model_len": 300,
         "max_num_seqs": 5,
+        "reports_experts": False,
         "keeps_parked": keeps_parked,  # the engine drops kept samples when it sleeps
         "sleeps": sleeps,
         "stop_tokens": (1,),
