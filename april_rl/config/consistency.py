@@ -72,7 +72,7 @@ def _check_groups(config: TrainConfig) -> None:
     require(
         size >= 2 or is_own or algorithm.advantage in SAMPLE_BY_SAMPLE,
         f"rollout.group_size must be >= 2 with algorithm.advantage={algorithm.advantage}, "
-        f"which compares the samples of a group (reinforce_pp and gae do not), got {size}",
+        f"which compares the samples of a group (reinforce_pp, gae and none do not), got {size}",
     )
     require(
         size >= 2 or not algorithm.dynamic_sampling,

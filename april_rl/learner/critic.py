@@ -20,7 +20,6 @@ from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.learner.mesh import Site
 from april_rl.learner.row import PackedRow
 from april_rl.learner.trained_model import TrainedModel
-from april_rl.learner.update_errors import NonFiniteError
 from april_rl.learner.value_model import ValueModel
 from april_rl.metrics import Mean, Metrics
 
@@ -75,6 +74,7 @@ class Critic:
             num_steps=num_optimizer_steps,
             offload=learner.offload,
             device=site.device,
+            lr_key="critic.lr",
         )
 
     def trains_alone(self, *, num_steps: int) -> bool:
@@ -121,10 +121,6 @@ class Critic:
         dist.all_reduce(total)
         try:
             report = self.trained.optimizer.step()
-        except NonFiniteError as error:
-            raise NonFiniteError(
-                f"of the critic (critic.lr={self._config.lr:g}), {error}"
-            ) from error
         finally:
             self.trained.optimizer.zero_grad()
         return Metrics({"critic/loss": total.item(), "critic/grad_norm": report.grad_norm})

@@ -25,7 +25,7 @@ from april_rl.config.critic import CriticConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.learner.anchors import Anchor, Anchors
-from april_rl.learner.critic import Critic
+from april_rl.learner.critic import Critic, Targets
 from april_rl.learner.frozen_model import FrozenModel, OwnReference
 from april_rl.learner.mesh import Site, build_mesh
 from april_rl.learner.mismatch import Mismatch
@@ -137,10 +137,28 @@ class Learner:
         metrics = [judged.metrics]
         if not self._critic.trains_alone(num_steps=self._num_passes * len(rows)):
             metrics.append(self._update_policy(judged.rows))
-        for part, targets in self._num_passes * [*zip(rows, judged.targets, strict=True)]:
-            metrics.append(self._critic.step(part, targets))
-        return_cached_memory(self._device)
+        metrics.append(self._update_critic(self._critic, rows, judged.targets))
         return merge(metrics)
+
+    def _update_critic(
+        self,
+        critic: Critic,
+        rows: Sequence[Sequence[PackedRow]],
+        targets: Sequence[Sequence[Targets]],
+    ) -> Metrics:
+        steps: list[Metrics] = []
+        parts = self._num_passes * [*zip(rows, targets, strict=True)]
+        try:
+            for part, part_targets in parts:
+                steps.append(critic.step(part, part_targets))
+        except NonFiniteError as error:
+            raise NonFiniteError(
+                f"optimizer step {len(steps) + 1} of {len(parts)} of the critic was not finite; it "
+                f"and later ones are left out, and the policy is not affected: {error}"
+            ) from error
+        finally:
+            return_cached_memory(self._device)
+        return merge(steps)
 
     def _update_policy(self, rows: Sequence[Sequence[PackedRow]]) -> Metrics:
         mismatch = Mismatch(device=self._device)

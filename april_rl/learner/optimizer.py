@@ -66,13 +66,16 @@ class Optimizer:
         num_steps: int,
         device: torch.device,
         is_offloaded: bool = False,
+        lr_key: str = "optimizer.lr",
     ) -> None:
         """Build AdamW over the parameters of the sharded model, given by FSDP unit.
 
         `num_steps` counts the optimizer steps of the whole run, for the schedule. Weight decay
-        applies to matrices only, not to norms and biases, as is usual.
+        applies to matrices only, not to norms and biases, as is usual. `lr_key` is the setting of
+        the learning rate, for messages.
         """
         self._config, self._num_run_steps, self._num_steps = config, num_steps, 0
+        self._lr_key = lr_key
         self._parameters = list(chain.from_iterable(units))
         pieces = units if is_offloaded else [self._parameters]
         self._pieces = [
@@ -126,7 +129,7 @@ class Optimizer:
         norm = _value(nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm))
         if not math.isfinite(norm):
             raise NonFiniteError(
-                f"the gradient norm is {norm}. Lower optimizer.lr, or set "
+                f"the gradient norm is {norm}. Lower {self._lr_key}, or set "
                 "learner.compute_dtype=float32 to see whether precision is the cause"
             )
         lr = self._config.lr * lr_factor(

@@ -29,14 +29,18 @@ class TrainedModel(NamedTuple):
         num_steps: int,
         offload: Offload,
         device: torch.device,
+        lr_key: str = "optimizer.lr",
     ) -> TrainedModel:
-        """Return the model with a new optimizer, for a run of `num_steps` optimizer steps."""
+        """Return the model with a new optimizer, for a run of `num_steps` optimizer steps;
+        `lr_key` is the setting of its learning rate.
+        """
         optimizer = Optimizer(
             config,
             model.trained_units(),
             num_steps=num_steps,
             device=device,
             is_offloaded=offload is not Offload.none,
+            lr_key=lr_key,
         )
         weights = model.parameters if offload is Offload.all else tuple
         return cls(model, optimizer, Offloadable(weights, device=device))

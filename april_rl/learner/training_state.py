@@ -112,11 +112,18 @@ class TrainingState:
         """
         try:
             counters = json.loads((folder / _COUNTERS).read_text(encoding="utf-8"))
-            num_steps = {prefix: int(counters[_num_steps(prefix)]) for prefix in self._models}
+            names = {prefix: _num_steps(prefix) for prefix in self._models}
+            saved_names = {p: name for p, name in names.items() if name in counters or not p}
+            num_steps = {prefix: int(counters[name]) for prefix, name in saved_names.items()}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TrainingStateError(
                 f"{folder / _COUNTERS} cannot be read: {error!r}; resume from another checkpoint"
             ) from error
+        for prefix in self._models.keys() - num_steps.keys():
+            raise TrainingStateError(
+                f"{folder} has no {prefix.removesuffix('.')}, and these settings train one; "
+                "resume with the settings of that run"
+            )
         for trained in self._models.values():
             trained.model.reshard_all()
             trained.masters.reload()

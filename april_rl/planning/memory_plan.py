@@ -10,7 +10,7 @@ kernels that are loaded later and for what the allocator cannot use.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from april_rl.config.choices import Offload
 from april_rl.learner.model.sizes import (
@@ -21,7 +21,7 @@ from april_rl.learner.model.sizes import (
     ModelSizes,
     recomputed_layers,
 )
-from april_rl.planning.memory_inputs import MemoryInputs
+from april_rl.planning.memory_inputs import Beside, MemoryInputs
 
 GIB = 1 << 30
 _MASTER, _GRADIENT, _MOMENTS = 4, 4, 8  # bytes of a trained parameter, all float32
@@ -121,8 +121,9 @@ class _Sizes:
         self._frozen = model.num_parameters if model.has_adapters else 0
         self._critic: _Sizes | None = None
         critic = inputs.beside.critic
-        if critic is not None and critic is not model:
-            self._critic = _Sizes(critic, inputs, share=share)
+        if critic is not None:
+            alone = replace(inputs, has_reference=False, beside=Beside())
+            self._critic = _Sizes(critic, alone, share=share)
 
     def rollout(self) -> Phase:
         """Return the rollout; vLLM takes its share of the whole device, used or not."""

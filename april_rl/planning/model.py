@@ -20,7 +20,7 @@ def read_model(model_path: str, *, key: str = "model.path") -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(model_path)
     except (OSError, ValueError) as error:
-        check_model_folder(model_path, key=key)
+        check_model_folder(model_path, key=key, may_be_on_hub=False)
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise PreflightError(
             f"{key}={model_path} is neither a Hugging Face folder nor a model that the hub "

@@ -10,9 +10,10 @@ from april_rl.planning.errors import PreflightError
 _CONFIG = "config.json"
 
 
-def check_model_folder(given: str, *, key: str = "model.path") -> None:
+def check_model_folder(given: str, *, key: str = "model.path", may_be_on_hub: bool = True) -> None:
     """Raise PreflightError where the setting `key` is a path without a model: a folder that is not
-    there or has no config.json, or the directory of a run. What may be a model of the hub passes.
+    there or has no config.json, or the directory of a run. What may be a model of the hub passes,
+    unless it was not found there.
     """
     path = Path(given)
     if exports := sorted(path.glob("exports/step_*"), key=lambda export: export.stat().st_mtime):
@@ -26,7 +27,8 @@ def check_model_folder(given: str, *, key: str = "model.path") -> None:
         return
     is_marked = path.is_absolute() or given.startswith((".", "~"))
     has_parent = path.parent.is_dir() and (is_marked or path.parent != Path())
-    if not (has_parent or is_marked):
+    is_hub_id = may_be_on_hub and not is_marked and len(path.parts) <= 2  # OWNER/NAME
+    if is_hub_id or not (has_parent or is_marked):
         return
     raise PreflightError(f"{key}={given} does not exist{_beside(path.parent)}")
 

@@ -23,6 +23,7 @@ from learner_setup import (
 from torch import Tensor, nn
 
 from april_rl.config.critic import CriticConfig
+from april_rl.learner.update_errors import NonFiniteError
 
 pytestmark = pytest.mark.usefixtures("_group")
 
@@ -158,6 +159,27 @@ def test_the_policy_stays_as_it_is_while_the_critic_warms_up(path):
         assert torch.equal(learner_logprobs(learner, examples), start)
     assert "loss/total" in learner.update(batch)
     assert not torch.equal(learner_logprobs(learner, examples), start)
+
+
+def test_a_bad_step_of_the_critic_names_its_learning_rate_and_leaves_it_unchanged(
+    path, monkeypatch
+):
+    """Fails when the message blames the policy, or the critic takes the step all the same."""
+    learner = make_learner(path, critic=CRITIC)
+    examples = rewarded(path)
+    batch = [pack_minibatch([part]) for part in (examples[:3], examples[3:])]
+    assert learner._critic is not None
+    parameters = [*learner._critic.trained.model.parameters()]
+    start = [parameter.full_tensor().clone() for parameter in parameters]
+    monkeypatch.setattr(
+        "april_rl.learner.critic.value_loss", lambda values, *_, **__: values * torch.inf
+    )
+    message = r"step 1 of 2 of the critic was not finite.* not affected: .*Lower critic\.lr, or"
+    with pytest.raises(NonFiniteError, match=message):
+        learner.update(batch)
+    for parameter, before in zip(parameters, start, strict=True):
+        assert torch.equal(parameter.full_tensor(), before)
+        assert parameter.grad is None
 
 
 def test_without_a_critic_there_is_no_second_model(path):

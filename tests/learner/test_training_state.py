@@ -180,6 +180,18 @@ def test_a_missing_file_of_a_rank_is_found(saved):
         learner.load_state(folder)
 
 
+def test_a_checkpoint_with_and_without_a_critic_is_not_mistaken_for_a_broken_one(path, tmp_path):
+    """Fails when a critic that was added or removed is reported as a file that cannot be read."""
+    with group_of_one():
+        with_critic, without = make_learner(path, critic=CRITIC), make_learner(path)
+        with_critic.snapshot().write(tmp_path / "with")
+        without.snapshot().write(tmp_path / "without")
+        with pytest.raises(TrainingStateError, match="has no critic, and these settings train one"):
+            with_critic.load_state(tmp_path / "without")
+        with pytest.raises(TrainingStateError, match=r"another model: .*critic.*the settings of"):
+            without.load_state(tmp_path / "with")
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"\x00" * 64, b"not a file of tensors"], ids=["empty", "zeros", "text"]
 )

@@ -105,6 +105,18 @@ def test_a_critic_is_a_second_trained_model_with_a_phase_of_its_own():
     assert "critic" not in rollout.items or rollout.items["critic"] == 0
 
 
+def test_teacher_reference_and_critic_are_each_in_host_memory_once():
+    """Fails when the critic's share counts the teacher or the reference a second time."""
+    policy, teacher = sizes_of("1.7B"), sizes_of("8B")
+    critic = beside_sizes(teacher=None, critic=CONFIGS["8B"]).critic
+    assert critic is not None
+    inputs = change(INPUTS, has_reference=True, beside=Beside(teacher, critic))
+    host = plan_memory(policy, inputs, device_bytes=GPU).host
+    assert host.items["critic"] == 12 * critic.num_parameters / 8
+    assert host.items["teacher"] == 2 * teacher.num_parameters / 8
+    assert host.items["reference"] == 2 * policy.num_parameters / 8
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_sizes_of_a_critic_are_those_of_the_model_that_is_built(tmp_path, tied):

@@ -17,6 +17,7 @@ from april_rl.data.errors import DataError
 from april_rl.data.files import check_files
 from april_rl.outside.user_code import check_named
 from april_rl.planning.errors import PreflightError
+from april_rl.planning.model_folder import check_model_folder
 from april_rl.planning.versions import check_installed, check_versions
 
 RUN = """
@@ -287,3 +288,17 @@ def test_a_build_of_ones_own_counts_as_its_release(found: str, monkeypatch) -> N
     check_installed(["torch>=2.13,<2.14"])
     with pytest.raises(PreflightError, match="torch"):
         check_installed(["torch>=2.14"])
+
+
+def test_a_folder_with_the_name_of_an_owner_does_not_hide_the_models_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when a local folder Qwen makes Qwen/Qwen3-4B a missing folder before the hub is asked,
+    or when what the hub does not have either is not reported as one.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen" / "Qwen3-0.6B" / "onnx").mkdir(parents=True)
+    check_model_folder("Qwen/Qwen3-4B")
+    for given, may_be_on_hub in (("Qwen/Qwen3-4B", False), ("Qwen/Qwen3-0.6B/absent", True)):
+        with pytest.raises(PreflightError, match=r"does not exist; Qwen.* has "):
+            check_model_folder(given, may_be_on_hub=may_be_on_hub)
