@@ -125,6 +125,11 @@ class AlgorithmConfig:
         )
 
         require(
+            self.overlong_buffer_frac == 0 or self.advantage != Advantage.none,
+            f"algorithm.overlong_buffer_frac={self.overlong_buffer_frac:g} changes the reward, and "
+            "algorithm.advantage=none does not train it; remove it",
+        )
+        require(
             self.overlong_buffer_frac == 0 or self.advantage != Advantage.gdpo,
             f"algorithm.overlong_buffer_frac={self.overlong_buffer_frac:g} changes the reward, and "
             "algorithm.advantage=gdpo reads the value of each reward function instead: set it to "

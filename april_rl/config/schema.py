@@ -79,9 +79,14 @@ class TrainerConfig:
         )
 
     @property
+    def optimizer_steps_per_step(self) -> int:
+        """Return the optimizer steps of an update."""
+        return self.num_minibatches * self.num_passes
+
+    @property
     def num_optimizer_steps(self) -> int:
         """Return the optimizer steps of the whole run."""
-        return self.num_steps * self.num_minibatches * self.num_passes
+        return self.num_steps * self.optimizer_steps_per_step
 
 
 @dataclass(slots=True, kw_only=True)

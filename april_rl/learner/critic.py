@@ -53,11 +53,13 @@ class Critic:
         learner: LearnerConfig,
         optimizer: OptimizerConfig,
         num_optimizer_steps: int,
+        num_steps_alone: int,
     ) -> None:
         """Load this rank's shard of the model in `folder`; a collective. `num_optimizer_steps`
-        counts the whole run.
+        counts the whole run, `num_steps_alone` those before the policy is trained.
         """
         self._config, self._device = config, site.device
+        self._num_steps_alone = num_steps_alone
         self._model = ValueModel.build(
             folder,
             mesh=site.mesh,
@@ -77,9 +79,10 @@ class Critic:
             lr_key="critic.lr",
         )
 
-    def trains_alone(self, *, num_steps: int) -> bool:
-        """Return whether this update, of `num_steps` optimizer steps, is part of the warm-up."""
-        return self.trained.optimizer.num_steps < self._config.warmup_steps * num_steps
+    @property
+    def trains_alone(self) -> bool:
+        """Return whether the next update is part of the warm-up."""
+        return self.trained.optimizer.num_steps < self._num_steps_alone
 
     @torch.no_grad()
     def judge(self, rows: Sequence[Sequence[PackedRow]]) -> Judged:
@@ -180,7 +183,7 @@ def _quality(
     if num_old:
         found["critic/error_old"] = Mean(old_total, num_old)
     variance = squares * count - total**2
-    if variance > 0:
+    if variance > _EPS * squares * count:  # else all returns are equal but for rounding
         unexplained = error_squares * count - error_total**2
         found["critic/explained_variance"] = 1 - unexplained / variance
     return Metrics(found)

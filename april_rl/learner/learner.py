@@ -72,17 +72,16 @@ class Learner:
         temperature: float,
         seed: int,
         num_optimizer_steps: int,
+        num_critic_only_steps: int = 0,
         num_passes: int = 1,
         on_forward: Callable[[], None] | None = None,
     ) -> None:
-        """Load this rank's shard; a collective.
+        """Load this rank's shard; a collective. Raise CheckpointError if a model cannot be loaded.
 
-        `temperature` is the sampling temperature, `seed` initialises the adapters,
-        `num_optimizer_steps` counts the whole run and `num_passes` the passes of an update. With
-        `lora.rank` > 0 only adapters are trained, of a model frozen in `compute_dtype`.
-        `teacher_path` is the folder of a teacher, or empty; with a `critic` the advantages of
-        micro-batches are rewards of single tokens. `on_forward` is called after each forward pass,
-        as a sign of progress. Raise CheckpointError when a model cannot be loaded.
+        `temperature` is that of sampling, `seed` initialises adapters. A run has
+        `num_optimizer_steps`; the first `num_critic_only_steps` train the critic alone. With
+        `lora.rank` > 0 only adapters are trained, of a model frozen in `compute_dtype`. With a
+        `critic`, advantages are rewards of tokens. `on_forward` is called after each forward pass.
         """
         self._device = torch.device(device)
         self._folder = local_folder(model_path)
@@ -94,7 +93,7 @@ class Learner:
         trained = TrainedModel.of(
             self._policy,
             optimizer,
-            num_steps=num_optimizer_steps,
+            num_steps=num_optimizer_steps - num_critic_only_steps,
             offload=config.offload,
             device=self._device,
         )
@@ -108,10 +107,11 @@ class Learner:
                 learner=config,
                 optimizer=optimizer,
                 num_optimizer_steps=num_optimizer_steps,
+                num_steps_alone=num_critic_only_steps,
             )
             self._models["critic."] = self._critic.trained
-        self._objective, self._max_mismatch = objective, config.max_mismatch
         self._num_updates, self._model_path, self._num_passes = 0, model_path, num_passes
+        self._objective, self._max_mismatch = objective, config.max_mismatch
         frozen = partial(FrozenModel, site=site, temperature=temperature)
         self._reference = self._build_reference(frozen)
         self._teacher = frozen(local_folder(teacher_path)) if teacher_path else None
@@ -135,7 +135,9 @@ class Learner:
             return self._update_policy(rows)
         judged = self._critic.judge(rows)
         metrics = [judged.metrics]
-        if not self._critic.trains_alone(num_steps=self._num_passes * len(rows)):
+        if self._critic.trains_alone:
+            metrics.append(self._compare(rows[0]))
+        else:
             metrics.append(self._update_policy(judged.rows))
         metrics.append(self._update_critic(self._critic, rows, judged.targets))
         return merge(metrics)
@@ -160,6 +162,14 @@ class Learner:
             return_cached_memory(self._device)
         return merge(steps)
 
+    def _compare(self, rows: Sequence[PackedRow]) -> Metrics:
+        """Compare engine and learner on rows that are not trained; raise MismatchError."""
+        mismatch = Mismatch(device=self._device)
+        anchors = [Anchor() for _ in rows]
+        logprobs = [self._logprobs(row) for row in rows]
+        self._check_mismatch(rows, anchors, logprobs, mismatch)
+        return mismatch.metrics()
+
     def _update_policy(self, rows: Sequence[Sequence[PackedRow]]) -> Metrics:
         mismatch = Mismatch(device=self._device)
         statistics = TokenStatistics(device=self._device)
@@ -170,7 +180,7 @@ class Learner:
                 self._optimizer.zero_grad()
                 done = self._accumulate(part, part_anchors, statistics)
                 if not steps:
-                    self._check_mismatch(part, part_anchors, done, mismatch)
+                    self._check_mismatch(part, part_anchors, done.logprobs, mismatch)
                 steps.append(self._step(done.loss))
         except NonFiniteError as error:
             raise error.after(len(steps), num_minibatches=len(rows)) from error
@@ -358,13 +368,13 @@ class Learner:
         self,
         rows: Sequence[PackedRow],
         anchors: Sequence[Anchor],
-        done: _Pass,
+        own: Sequence[Tensor],
         mismatch: Mismatch,
     ) -> None:
-        """Add the first minibatch to the comparison with the engine, unless its anchors were; raise
-        MismatchError.
+        """Add the first minibatch, with the learner's `own` log-probabilities, to the comparison
+        with the engine, unless its anchors were; raise MismatchError.
         """
-        for row, anchor, logprobs in zip(rows, anchors, done.logprobs, strict=True):
+        for row, anchor, logprobs in zip(rows, anchors, own, strict=True):
             if anchor.proximal is None:
                 mismatch.add(row, logprobs)
         model_type, has_synced = self._policy.model_type, self._num_updates > 1

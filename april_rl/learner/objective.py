@@ -95,7 +95,8 @@ class Objective:
         """Choose the parts of the objective; `loss` None: the built-in one of algorithm.loss.
 
         With a teacher, `teacher_weight` · (log teacher - log policy) is added to the advantage of
-        each token, with the policy at the start of the update. It is the policy gradient of the
+        each token, with the policy at the start of the update (the policy of now with
+        `config.ratio` "behaviour"). It is the policy gradient of the
         reverse KL divergence KL(policy‖teacher) of single tokens (Lu et al. 2025, "On-Policy
         Distillation", Thinking Machines Lab: a discount of 0).
 

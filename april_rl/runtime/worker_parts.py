@@ -60,6 +60,7 @@ def build_learner(
         temperature=config.rollout.temperature,
         seed=config.seed,
         num_optimizer_steps=config.trainer.num_optimizer_steps,
+        num_critic_only_steps=config.critic.warmup_steps * config.trainer.optimizer_steps_per_step,
         num_passes=config.trainer.num_passes,
         on_forward=on_forward,
     )

@@ -102,6 +102,7 @@ def make_learner(
     seed: int = 0,
     device: str = "cpu",
     num_steps: int = 10,
+    num_critic_only_steps: int = 0,
     num_passes: int = 1,
     on_forward: Callable[[], None] | None = None,
     **changes: Any,
@@ -126,6 +127,7 @@ def make_learner(
         temperature=TEMPERATURE,
         seed=seed,
         num_optimizer_steps=num_steps,
+        num_critic_only_steps=num_critic_only_steps,
         num_passes=num_passes,
         on_forward=on_forward,
     )

@@ -22,6 +22,7 @@ from learner_setup import (
 )
 from torch import Tensor, nn
 
+from april_rl.config.choices import Schedule
 from april_rl.config.critic import CriticConfig
 from april_rl.learner.update_errors import NonFiniteError
 
@@ -149,15 +150,21 @@ def test_a_critic_learns_to_explain_the_returns_and_is_measured_by_age(path):
 
 
 def test_the_policy_stays_as_it_is_while_the_critic_warms_up(path):
-    """Fails when warm-up counts optimizer steps in place of updates."""
-    learner = make_learner(path, critic=replace(CRITIC, warmup_steps=2))
+    """Four optimizer steps, two updates; engine and learner are compared meanwhile, and the
+    policy's learning rate falls over the other six. Fails when the schedule counts the warm-up.
+    """
+    learner = make_learner(
+        path, critic=CRITIC, num_critic_only_steps=4, num_steps=10, schedule=Schedule.linear
+    )
     examples = rewarded(path)
     batch = [pack_minibatch([part]) for part in (examples[:3], examples[3:])]
     start = learner_logprobs(learner, examples)
     for _ in range(2):
-        assert "loss/total" not in learner.update(batch)
+        metrics = learner.update(batch)
+        assert "loss/total" not in metrics
         assert torch.equal(learner_logprobs(learner, examples), start)
-    assert "loss/total" in learner.update(batch)
+    metrics = learner.update(batch)
+    assert metrics.read()["loss/lr"] == pytest.approx(OPTIMIZER["lr"] * (1 + 5 / 6) / 2)
     assert not torch.equal(learner_logprobs(learner, examples), start)
 
 

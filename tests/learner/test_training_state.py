@@ -41,7 +41,7 @@ VARIANTS = {
     "moving reference": {
         "algorithm": replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.5, reference_every=2)
     },
-    "critic": {"critic": CriticConfig(lr=1e-2, warmup_steps=1)},
+    "critic": {"critic": CriticConfig(lr=1e-2), "num_critic_only_steps": 1},
 }
 
 

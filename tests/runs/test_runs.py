@@ -92,7 +92,8 @@ def test_a_run_does_not_resume_with_a_changed_data_file(two_workers, first, tmp_
     checkpoint = f"resume={first / 'checkpoints' / 'step_5'}"
     for number, text in ((60, [*lines[:-1], lines[-1].replace("14", "15")]), (59, lines[:-1])):
         changed.write_text("\n".join(text))
-        message = refusal(two_workers.folder, tmp_path, checkpoint, f"data.path={changed}")
+        longer = "trainer.num_steps=6"  # a finished run is refused before its data is read
+        message = refusal(two_workers.folder, tmp_path, checkpoint, longer, f"data.path={changed}")
         said = rf"^data\.path={changed} .*gives {number} prompts.*resume with the same data"
         assert re.search(said, message)
 
