@@ -302,7 +302,7 @@ class ScoredGroup:
 
     @property
     def has_signal(self) -> bool:
-        """Return whether the rewards differ, as dynamic sampling asks of a group."""
+        """Return whether the rewards differ; dynamic sampling keeps such groups only."""
         return differ(min(self.rewards), max(self.rewards))
 
 

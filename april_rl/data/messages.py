@@ -51,7 +51,7 @@ def _message(item: Mapping[str, Any], name: str) -> Message:
     content = message.setdefault("content", "" if calls else None)
     if not isinstance(content, str):
         raise ValueError(
-            f"{name}, of the {role}, has no text as content, got {type(content).__name__} "
+            f"{name} ({role}) must have text as its content, got {type(content).__name__} "
             f"{str(content)[:60]}; images and other parts are not supported: write the text alone"
         )
     if role in ("user", "assistant") and not (content.strip() or calls):

@@ -207,8 +207,8 @@ def _check_tokens(tokenized: TokenizedTable) -> None:
     without = np.flatnonzero(tokenized.lengths == 0)
     if len(without):
         raise DataError(
-            f"{_source(tokenized, int(without[0]))}: the tokenizer finds no token in this prompt; "
-            f"this holds for {len(without)} of {len(tokenized.lengths)} prompts. A folder given as "
+            f"{_source(tokenized, int(without[0]))}: the tokenizer makes no token of this prompt "
+            f"({len(without)} of {len(tokenized.lengths)} prompts are like it). A folder given as "
             "model.path must hold the tokenizer's files too"
         )
 

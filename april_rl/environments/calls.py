@@ -250,6 +250,6 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
         except ValueError as error:
             raise CallError(
-                f"{path}:{number}: the note of a call is damaged ({error}), so no one knows what "
-                "was called; remove the file to let the sample call everything again"
+                f"{path}:{number}: the note of a call is damaged ({error}), so it is not known "
+                "what was called; remove the file to let the sample call everything again"
             ) from error

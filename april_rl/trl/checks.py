@@ -70,8 +70,8 @@ def check_sampling(trainer: GRPOTrainer, *, is_synchronous: bool) -> None:
     named = sorted(name for name in _WHOLE_RESPONSE if given.get(name))
     if named and not is_synchronous:
         raise TrlError(
-            f"partial rollouts need no {', '.join(named)}: it looks at all tokens of a completion, "
-            "and vLLM would begin it again where a parked one is resumed; leave it out, or use "
+            f"{', '.join(named)} cannot be used with partial rollouts: it looks at all tokens of a "
+            "completion, and vLLM sees only the new ones of a resumed sample; leave it out, or use "
             "over_sampling_factor=1, refill=False"
         )
     max_tokens = max_tokens_of(trainer)

@@ -53,8 +53,14 @@ REFUSED = {
     "another role": ([message("human", "1 + 1?")], r"message 1 has the role 'human'.*assistant"),
     "an empty turn": ([ASKED, message("assistant", ""), ASKED], "message 2, of the assistant, is"),
     "an empty question": ([message("user", " ")], "message 1, of the user, is empty"),
-    "no content": ([ASKED, message("assistant", None), ASKED], "message 2, .*no text as content"),
-    "parts": ([message("user", [{"type": "text", "text": "x"}])], "message 1, .*no text as cont"),
+    "no content": (
+        [ASKED, message("assistant", None), ASKED],
+        "message 2 .*must have text as",
+    ),
+    "parts": (
+        [message("user", [{"type": "text", "text": "x"}])],
+        "message 1 .*must have text as",
+    ),
     "arguments": (
         [
             ASKED,

@@ -112,11 +112,11 @@ def test_a_limit_in_generation_kwargs_is_that_of_a_whole_resumed_completion(tmp_
         ),
         (
             {"over_sampling_factor": 1.5, "grpo": {"vllm_structured_outputs_regex": "[0-9]+"}},
-            "partial rollouts need no vllm_structured_outputs_regex: it looks at all tokens",
+            "vllm_structured_outputs_regex cannot be used with partial rollouts: it looks at all",
         ),
         (
             {"over_sampling_factor": 1, "grpo": {"generation_kwargs": {"presence_penalty": 1.0}}},
-            "partial rollouts need no presence_penalty: it looks at all tokens",
+            "presence_penalty cannot be used with partial rollouts: it looks at all tokens",
         ),
         (
             {"over_sampling_factor": 1.5, "packed": True},

@@ -21,8 +21,8 @@ from april_rl.environments.protocol import StepResult, Turn
 
 _MAX_WAITING = 64  # requests of an episode at a time
 _OVER = (
-    "the episode is over: its budget of turns or tokens is used up; catch this, and return the "
-    "reward"
+    "the episode is over: its budget of turns or tokens is used up; catch this exception and "
+    "return the reward"
 )
 
 

@@ -32,9 +32,9 @@ def _explanation(comparison: Comparison) -> str:
     return (
         f"The accuracy is {budget.accuracy:.2f} on {budget.evaluation_set or 'no held-out set'}. "
         f"Equal samples are {budget.samples:,.0f}, equal time is {budget.seconds:,.1f} s of "
-        "training steps, evaluations and checkpoints apart. Behind a mean stands the comparison "
-        f"with {comparison.baseline} on equal seeds: a ratio or a difference, with its 95 % "
-        "interval where there is more than one seed."
+        "training steps, without evaluations and checkpoints. A mean is followed by the "
+        f"comparison with {comparison.baseline} on equal seeds: a ratio or a difference, with its "
+        "95 % interval where there is more than one seed."
     )
 
 

@@ -146,7 +146,7 @@ class RewardModel:
                 raise ValueError(
                     f"args.template=chat: the prompt contains {found[0]}, so it is in the policy's "
                     "chat template already; name the data column of the question by prompt_column, "
-                    "or say template: concat when the reward model has the policy's chat template"
+                    "or set template: concat when the reward model has the policy's chat template"
                 )
 
 
