@@ -14,14 +14,18 @@ from april_rl.rewards.functions import reward_functions
 from april_rl.tiny.builtins import resolve_builtins
 
 
-def check_early(config: TrainConfig, *, trains: bool = True, evaluates: bool = True) -> None:
+def check_early(
+    config: TrainConfig, *, trains: bool = True, evaluates: bool = True, loads_model: bool = True
+) -> None:
     """Replace the builtin paths of `config`. Raise RunError for a version that does not fit, or
     for a missing model, data file, column or user function. A command that does not train, or
-    does not evaluate, skips the checks that only the other one needs.
+    does not evaluate, skips the checks that only the other one needs; one that does not load the
+    model takes a folder that has a tokenizer alone.
     """
     check_versions()
     resolve_builtins(config)
-    check_model_folder(config.model.path)
+    if loads_model:
+        check_model_folder(config.model.path)
     for key, path in (("teacher.path", config.teacher.path), ("critic.path", config.critic.path)):
         if path and trains:
             check_model_folder(path, key=key)

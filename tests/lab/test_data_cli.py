@@ -146,7 +146,7 @@ def test_every_row_whose_tests_show_nothing_is_counted_and_named(tmp_path, capsy
     assert data.main(arguments) == 1
     message = capsys.readouterr().err
     assert message.startswith("error: 1 of 20 rows have tests that do not show"), message
-    assert f"{path}:18: reward.function=code raised ValueError: the tests of a task ass" in message
+    assert f"{path}:18: reward.function=code raised ValueError: the tests of a task have" in message
     rows[17]["tests"] = good
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert data.main(arguments) == 0

@@ -71,7 +71,7 @@ def _show(arguments: Sequence[str]) -> int:
         print(f"error: {_WRITE}{targets[-1]}: there is no folder {folder}", file=sys.stderr)
         return 2
     for config in configs:
-        check_early(config)
+        check_early(config, loads_model=False)
     from april_rl.lab.rehearsal.data_page import DataPage
     from april_rl.planning.model import without_network_go_offline
 
