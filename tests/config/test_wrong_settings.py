@@ -54,8 +54,8 @@ WRONG = [
     ("evaluation.k=4", "evaluation.k is not a setting; did you mean evaluation.num_samples?"),
     # a setting of an older version
     ("rollout.abort_timeout_s=5",
-     "rollout.abort_timeout_s is not a setting any more: an engine has 60 s to give its samples "
-     "back; remove it"),
+     "rollout.abort_timeout_s is not a setting any more: an engine has 60 s to return its "
+     "samples; remove it"),
     ("rehearsal.accept=[one_update]", "rehearsal.accept is not a setting any more: give gpu_gib, "
      "mean_response_tokens and accept to python -m april_rl rehearse; remove it"),
     # a choice that does not exist

@@ -109,7 +109,7 @@ def test_paths_that_are_not_builtin_are_returned_unchanged() -> None:
     ("key", "fitting"),
     [
         ("data.path", "builtin:arithmetic or builtin:arithmetic_held_out"),
-        ("model.path", "builtin:tiny"),
+        ("model.path", "builtin:tiny or builtin:tiny_teacher"),
     ],
 )
 def test_an_unknown_builtin_is_refused_with_the_ones_that_fit_the_setting(key, fitting) -> None:
