@@ -80,4 +80,7 @@ def test_an_export_loads_in_transformers_and_in_a_learner_that_continues(path, t
     resumed.load_state(tmp_path / "state")
     for each in (resumed, learner):
         each.update([pack_minibatch([examples])])
-    assert torch.equal(learner_logprobs(resumed, examples), learner_logprobs(learner, examples))
+    # Not to the bit: a sum over experts may round otherwise where memory is aligned otherwise.
+    torch.testing.assert_close(
+        learner_logprobs(resumed, examples), learner_logprobs(learner, examples), atol=1e-6, rtol=0
+    )

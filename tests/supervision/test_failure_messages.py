@@ -80,7 +80,7 @@ def test_rays_guesses_about_a_death_are_left_out_and_its_facts_are_shown():
         "Worker exit detail: End of file.\nThe actor never ran."
     )
     text = report_text(error, BEFORE_START, traces=[])
-    assert "nothing is known of the workers" in text
+    assert "the state of the workers is unknown" in text
     assert "beats" not in text
 
 

@@ -91,7 +91,7 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_error(tmp_path):
     with pytest.raises(WorkerStalledError, match="what was seen") as caught:
         watchdog.raise_stalled("what was seen")
     assert "could not be written" in str(caught.value)
-    assert "nothing is known of the workers" in str(caught.value)
+    assert "the state of the workers is unknown" in str(caught.value)
 
 
 class Clock:
