@@ -1,4 +1,4 @@
-"""What a set of logged metrics lacks, compared with the table of `april_rl.tracking.keys`."""
+"""Comparison of a set of logged metrics with the table of `april_rl.tracking.keys`."""
 
 import re
 from collections.abc import Iterable

@@ -72,7 +72,7 @@ class Episode:
         self._texts: list[str] = []  # the texts of all turns so far
 
     def close(self) -> None:
-        """End the episode; parts of it that are still running make no more calls."""
+        """End the episode; parts of it that are still running cannot make calls any more."""
         self._calls.close()
         if isinstance(self._environment, Agent):
             self._environment.end()

@@ -30,7 +30,7 @@ def build_mesh(device_type: str, *, shard_size: int) -> DeviceMesh:
 
 
 class Site(NamedTuple):
-    """What the models of a rank have in common: its policy, its critic and its frozen models."""
+    """Settings that all models of a rank share: policy, critic and frozen models."""
 
     mesh: DeviceMesh
     device: torch.device

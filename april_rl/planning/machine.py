@@ -14,7 +14,7 @@ from april_rl.supervision.host_memory import host_memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a run finds: this machine, or the Ray cluster that it joins."""
+    """The hardware and engines of this machine, or of the Ray cluster that a run joins."""
 
     name: str  # in messages
     is_cluster: bool

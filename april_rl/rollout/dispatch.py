@@ -21,7 +21,8 @@ from april_rl.types import Completion, SampleId
 _TICKS_IN_FLIGHT = 2
 
 _SHORTEST_TICK, _USUAL_TICK = 8, 32
-_ENGINES_PER_STEP = 8  # the controller serves so many in a step; with more, ticks are longer
+# Engines that the controller can serve for each step of a tick; more engines need longer ticks.
+_ENGINES_PER_STEP = 8
 _TICKS_PER_BUDGET = 64  # responses that use a part of the budget still have several ticks
 
 # With fewer engines, one could run out of ticks while the controller waits for others.

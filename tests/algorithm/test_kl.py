@@ -45,7 +45,7 @@ def test_the_estimators_by_hand():
 
 
 def test_k1_to_go_has_the_gradient_of_the_divergence_of_whole_responses():
-    """Of all pairs of tokens, the second one drawn from a distribution that depends on the first.
+    """Over all pairs of tokens, where the distribution of the second depends on the first.
     Fails when a token answers for those before it, or for its own part alone.
     """
     generator = torch.Generator().manual_seed(0)

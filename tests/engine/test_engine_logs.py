@@ -1,4 +1,4 @@
-"""What vLLM says of weights is shown although its level is ERROR."""
+"""vLLM's messages about weights are shown although its log level is ERROR."""
 
 import os
 import subprocess

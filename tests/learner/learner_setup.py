@@ -247,8 +247,8 @@ def plain_update(
             advantages = torch.zeros_like(proximal) + torch.as_tensor(example.advantage)
             if teacher is not None:
                 with torch.no_grad():
-                    told = plain_logprobs(teacher, example)
-                advantages = advantages + teacher_weight * (told - proximal)
+                    teacher_logprobs = plain_logprobs(teacher, example)
+                advantages = advantages + teacher_weight * (teacher_logprobs - proximal)
             gain = torch.minimum(r * advantages, clipped * advantages)
             bonus = entropy_weight * logprobs**2 / 2
             ((weight * (bonus - gain)).sum() / total).backward()

@@ -75,10 +75,10 @@ def test_updates_lead_the_policy_to_its_teacher(path, teacher_path):
         path, algorithm=algorithm, teacher=TeacherConfig(path=teacher_path), weight_decay=0.0
     )
     examples = [replace(e, advantage=1.0) for e in make_examples(path, noise=0.0, age=1)]
-    told = all_plain_logprobs(plain_model(teacher_path), examples)
+    teacher_logprobs = all_plain_logprobs(plain_model(teacher_path), examples)
 
     def distance() -> float:
-        return float((learner_logprobs(learner, examples) - told).square().mean())
+        return float((learner_logprobs(learner, examples) - teacher_logprobs).square().mean())
 
     before = distance()
     for _ in range(4):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 from april_rl.lab.report.run_files import Row, RunFiles
@@ -91,45 +91,61 @@ def evaluation(run: RunFiles) -> Chart | None:
 
 def mismatch(steps: Sequence[Row]) -> Chart | None:
     """Return the chart of the mismatch of engine and learner; None without that metric."""
-    keys = {"mean": "mismatch/logprob_abs_mean", "largest": "mismatch/logprob_abs_max"}
-    if not points(steps, keys):
-        return None
-    return Chart(
-        id="mismatch",
+    return _of_lines(
+        steps,
+        {"mean": "mismatch/logprob_abs_mean", "largest": "mismatch/logprob_abs_max"},
+        name="mismatch",
         title="Mismatch of engine and learner",
         caption="Difference of log-probabilities on tokens that both computed with equal weights, "
         "in nats. It should stay flat.",
-        spec=lines(steps, keys, title="nats", log=True),
+        unit="nats",
+        log=True,
     )
 
 
 def teacher(steps: Sequence[Row]) -> Chart | None:
     """Return the chart of the divergence from a teacher; None without one."""
-    keys = {"KL(policy ‖ teacher)": "loss/teacher_kl"}
-    if not points(steps, keys):
-        return None
-    return Chart(
-        id="teacher",
+    return _of_lines(
+        steps,
+        {"KL(policy ‖ teacher)": "loss/teacher_kl"},
+        name="teacher",
         title="Distance from the teacher",
-        caption="Divergence on the tokens of each trained batch, in nats a token; 0 is a policy "
-        "that cannot be told from its teacher.",
-        spec=lines(steps, keys, title="nats"),
+        caption="Divergence on the tokens of each trained batch, in nats per token. At 0 the "
+        "policy equals its teacher.",
+        unit="nats",
     )
 
 
 def critic(steps: Sequence[Row]) -> Chart | None:
-    """Return the chart of what a critic foresees; None without one."""
-    keys = {
-        "explained variance": "critic/explained_variance",
-        "error, tokens of age 0": "critic/error_new",
-        "error, older tokens": "critic/error_old",
-    }
+    """Return the chart of how well a critic predicts returns; None without one."""
+    return _of_lines(
+        steps,
+        {
+            "explained variance": "critic/explained_variance",
+            "error, tokens of age 0": "critic/error_new",
+            "error, older tokens": "critic/error_old",
+        },
+        name="critic",
+        title="The critic",
+        caption="Share of the returns' variance that the values explain (1: all of it, 0: as much "
+        "as their mean does), and the mean distance of value and return, by the age of tokens.",
+        unit="",
+    )
+
+
+def _of_lines(
+    steps: Sequence[Row],
+    keys: Mapping[str, str],
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    unit: str,
+    log: bool = False,
+) -> Chart | None:
+    """Return a chart with a line for each metric in `keys`; None if no step has one of them."""
     if not points(steps, keys):
         return None
     return Chart(
-        id="critic",
-        title="The critic",
-        caption="Share of the returns' variance that the values explain (1: all of it, 0: no more "
-        "than their mean), and the mean distance of value and return, by the age of tokens.",
-        spec=lines(steps, keys, title=""),
+        id=name, title=title, caption=caption, spec=lines(steps, keys, title=unit, log=log)
     )

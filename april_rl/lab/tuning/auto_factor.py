@@ -29,7 +29,9 @@ _STRIDE = 2  # grid points to a neighbour; a short simulation may miss the gain 
 _GAIN = 0.02  # relative gain in generated tokens per second needed to raise α
 # Mean gain before the first comparison, and how many comparisons it counts as.
 _UNDECIDED = (0.01, 1)
-_WEIGHT = 0.1  # weight of the latest comparison in the mean gain, which remembers about 19
+_WEIGHT = (
+    0.1  # weight of the latest comparison in the running mean of the gain, which remembers about 19
+)
 _SHORTEST_REST, _LONGEST_REST = 3, 12  # steps that generate, between comparisons
 # A larger α must stay within _ROOM of each budget. _PEAK is the ratio of a run's peak to that of a
 # short simulation.
