@@ -44,6 +44,12 @@ def test_the_estimators_by_hand():
     assert k3(logprobs, reference).tolist() == pytest.approx(expected)
 
 
+def test_k1_to_go_adds_up_a_token_and_those_after_it_in_its_response():
+    logprobs = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    found = k1_to_go(logprobs, torch.ones(5), Responses.of([3, 0, 2]))
+    assert found.tolist() == [3.0, 3.0, 2.0, 7.0, 4.0]
+
+
 def test_k1_to_go_has_the_gradient_of_the_divergence_of_whole_responses():
     """Over all pairs of tokens, where the distribution of the second depends on the first.
     Fails when a token answers for those before it, or for its own part alone.

@@ -30,12 +30,7 @@ def objective(responses: Sequence[Response], settings: Settings, *, budget: int)
         is_bypass = settings["ratio"] == "behaviour"
         anchor = response.behaviour if is_bypass else response.proximal
         w = torch.exp((held if is_bypass else response.proximal) - response.behaviour)
-        a: float | Tensor = response.advantage
-        if settings["kl"] == "k1":
-            k1 = response.proximal - response.reference
-            to_go = torch.stack([k1[t:].sum() for t in range(len(k1))])
-            a = a - settings["kl_coefficient"] * to_go
-        values = token_losses(response.logprobs, anchor, a, settings=settings)
+        values = token_losses(response.logprobs, anchor, response.advantage, settings=settings)
         values = values + settings["entropy_coefficient"] * response.logprobs**2 / 2
         values = values + settings["kl_coefficient"] * _divergence(response, settings["kl"])
         counts = torch.tensor(share) * _weight(w, settings) * _mask(w, settings)
@@ -45,9 +40,7 @@ def objective(responses: Sequence[Response], settings: Settings, *, budget: int)
     return total
 
 
-def token_losses(
-    logprobs: Tensor, anchor: Tensor, a: float | Tensor, *, settings: Settings
-) -> Tensor:
+def token_losses(logprobs: Tensor, anchor: Tensor, a: float, *, settings: Settings) -> Tensor:
     """Return the loss of each token, by the papers that april_rl/algorithm/losses.py names."""
     low, high = 1 - settings["clip_low"], 1 + settings["clip_high"]
     r, held = torch.exp(logprobs - anchor), logprobs.detach()
@@ -77,8 +70,7 @@ def token_losses(
 
 def _divergence(response: Response, kind: str) -> Tensor:
     d = response.reference - response.logprobs
-    zeros = torch.zeros_like(d)
-    return {"none": zeros, "k1": zeros, "k2": d**2 / 2, "k3": torch.exp(d) - 1 - d}[kind]
+    return {"none": torch.zeros_like(d), "k2": d**2 / 2, "k3": torch.exp(d) - 1 - d}[kind]
 
 
 def _weight(w: Tensor, settings: Settings) -> Tensor:

@@ -1,6 +1,7 @@
 """From the settings of an algorithm, through packer and learner, to the gradient of plain torch."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from april_rl.assembly.packer import build_packer
 from april_rl.batch.packing import Batch
 from april_rl.config import TrainConfig
 from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.choices import Kl
 from april_rl.learner.objective import Objective
 from april_rl.learner.row import PackedRow
 from april_rl.runtime.worker_parts import build_learner
@@ -102,7 +104,6 @@ CASES: dict[str, dict[str, Any]] = {
     "policy_gradient, bypass": {"loss": "policy_gradient", "ratio": "behaviour", "tis_cap": 1.2},
     "opsm": {"clip_low": 0.002, "clip_high": 0.002, "opsm_threshold": 0.001},
     "opsm, bypass": {**BYPASS, "opsm_threshold": 0.01},
-    "k1": {"kl": "k1", "kl_coefficient": 0.7},
     "k2, entropy": {**PENALTIES, "kl": "k2", "correction": "mask", "mask_high": 1.4},
     "k3, entropy": {**PENALTIES, "kl": "k3", "geometric_mask": [0.9, 1.07]},
 }
@@ -260,6 +261,23 @@ def test_opsm_looks_at_the_current_weights_and_not_at_the_proximal_ones(path, cu
     is_bad = row.advantages < 0
     assert 0 < is_bad.double().mean() < 1
     assert row_loss.is_masked.tolist() == (is_bad & is_masking).tolist()
+
+
+def test_kl_in_the_reward_is_taken_from_the_advantages_with_its_coefficient(path):
+    """Against a reference that differs. Fails when the term is added, or not weighted."""
+    row = PackedRow.of(pack(make_examples(path, noise=0.3, age=1), total=1), device=CPU)
+    reference = row.behaviour_logprobs + torch.linspace(-1.0, 1.0, len(row.labels))
+    logprobs = {"proximal": row.behaviour_logprobs, "reference": reference}
+    config = AlgorithmConfig(kl=Kl.k1, kl_coefficient=0.7)
+    found = Objective(config).of(row, row.behaviour_logprobs, **logprobs)
+    lengths = row.responses.lengths.tolist()
+    k1 = (row.behaviour_logprobs - reference).split(lengths)
+    to_go = torch.cat([part.flip(0).cumsum(0).flip(0) for part in k1])
+    changed = replace(row, advantages=row.advantages - 0.7 * to_go)
+    expected = Objective(AlgorithmConfig()).of(changed, row.behaviour_logprobs, **logprobs)
+    torch.testing.assert_close(found.total, expected.total)
+    without = Objective(AlgorithmConfig()).of(row, row.behaviour_logprobs, **logprobs)
+    assert abs(found.total - without.total) > 1
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
