@@ -140,6 +140,9 @@ class LearnerConfig:
     # share of the layers whose activations are computed twice: less memory, slower; true: all,
     # false: none, auto: the smallest share with which the memory plan fits, and the run says why
     activation_checkpointing: bool | int | float | str = within("in [0, 1] or auto", False)
+    # layers whose activations are computed twice keep the output of their attention, which is then
+    # computed once; auto: if the memory plan fits with it
+    keep_attention: bool | str = "auto"
     # consecutive workers that share one copy of weights, gradients and optimizer state;
     # runtime.num_workers is a multiple of it (hybrid sharding); 0: all workers
     shard_size: int = within(">= 0", 0)
@@ -151,10 +154,12 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         check_bounds("learner", self)
-        require(
-            self.fused in (True, False, "auto"),
-            f"learner.fused must be true, false or auto, got {self.fused}",
-        )
+        for key in ("fused", "keep_attention"):
+            value = getattr(self, key)
+            require(
+                value in (True, False, "auto"),
+                f"learner.{key} must be true, false or auto, got {value}",
+            )
         if self.age_weight is not None:
             require_function("learner.age_weight", self.age_weight, form="null or module:function")
         require(

@@ -66,6 +66,7 @@ class Critic:
             device=site.device,
             compute_dtype=site.compute_dtype,
             activation_checkpointing=learner.recomputed_share,
+            keep_attention=learner.keep_attention is True,
             temperature=1.0,
             fused=site.is_fused,
         )

@@ -268,6 +268,7 @@ class Learner:
             device=site.device,
             compute_dtype=site.compute_dtype,
             activation_checkpointing=config.recomputed_share,
+            keep_attention=config.keep_attention is True,
             temperature=temperature,
             storage_dtype=torch.float32 if self._lora is None else site.compute_dtype,
             lora=self._lora,

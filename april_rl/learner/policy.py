@@ -28,6 +28,7 @@ from april_rl.learner.model.architecture import (
     logit_shape,
     recompute_activations,
 )
+from april_rl.learner.model.attention import KEEP_OUTPUT
 from april_rl.learner.model.checkpoint import Checkpoint
 from april_rl.learner.model.fused import check_compiler, fuse
 from april_rl.learner.model.logprobs import LogprobHead
@@ -117,6 +118,7 @@ class Policy(nn.Module):
         device: torch.device,
         compute_dtype: torch.dtype,
         activation_checkpointing: float,
+        keep_attention: bool = False,
         temperature: float,
         storage_dtype: torch.dtype = torch.float32,
         lora: LoraConfig | None = None,
@@ -129,8 +131,8 @@ class Policy(nn.Module):
         `storage_dtype` is the dtype of the shards, float32 for master weights. With `lora` the
         adapters are the master weights, and the frozen model may be stored in `compute_dtype`;
         `lora_seed` initialises the adapters. `activation_checkpointing` is the share of the layers
-        that compute their activations again in the backward pass. With `fused` some functions are
-        compiled (`model.fused`).
+        that compute their activations again in the backward pass; with `keep_attention` they keep
+        the output of their attention. With `fused` some functions are compiled (`model.fused`).
 
         Raises UnsupportedModelError, before loading anything, when the learner would compute
         something else than the model; CheckpointError or UnknownLayoutError when the folder does
@@ -143,7 +145,9 @@ class Policy(nn.Module):
         check_device(causal_lm, device)
         if activation_checkpointing:
             _check_checkpointing(causal_lm)
-            causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+            causal_lm.gradient_checkpointing_enable(
+                {"use_reentrant": False} | (KEEP_OUTPUT if keep_attention else {})
+            )
         checkpoint = Checkpoint(folder)
         prefixes = checkpoint.prefixes
         policy = cls(causal_lm, temperature=temperature, prefixes=prefixes)

@@ -158,6 +158,10 @@ def _changes(
         "learner.activation_checkpointing=true",
         replace(inputs, learner=replace(learner, activation_checkpointing=True)),
     )
+    yield (
+        "learner.keep_attention=false",
+        replace(inputs, learner=replace(learner, keep_attention=False)),
+    )
     fewer = max(inputs.longest_tokens, learner.max_tokens // 2)
     yield (
         f"learner.max_tokens={fewer}",

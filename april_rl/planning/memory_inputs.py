@@ -61,6 +61,13 @@ class MemoryInputs:
         return 1.0 if is_open else self.learner.recomputed_share
 
     @property
+    def keeps_attention(self) -> bool:
+        """Whether layers that are computed again keep the output of their attention; with
+        learner.keep_attention=auto they do not, unless `settle_recomputation` finds room for it.
+        """
+        return self.learner.keep_attention is True
+
+    @property
     def compute_bytes(self) -> int:
         """Bytes of a number in the forward and backward pass."""
         return _BYTES[self.learner.compute_dtype]

@@ -356,13 +356,13 @@ class _Sizes:
         return self._inputs.compute_bytes * (model.num_parameters if is_kept else some)
 
     def _activations(self) -> float:
-        """Return what autograd keeps. With checkpointing a layer keeps its input only, and one
-        layer at a time is computed again. In float32 it is at most twice as much as in bfloat16:
-        norms keep float32 in both.
+        """Return what autograd keeps: of a layer that is computed again its input, and its
+        attention if asked to. Float32 takes at most twice as much as bfloat16, as norms do not.
         """
         model, share = self._model, self._inputs.recomputed_share
         num_again = len(recomputed_layers(share, num_layers=model.num_layers))
-        saved = model.activation_bytes - model.checkpointed_bytes
+        attention = model.attention_bytes if self._inputs.keeps_attention else 0.0
+        saved = model.activation_bytes - model.checkpointed_bytes - attention
         each = model.activation_bytes - saved * num_again / model.num_layers
         if num_again > model.num_layers / 2:  # the last layer is computed again, too
             each += model.layer_bytes

@@ -1,13 +1,16 @@
-"""Decides which share of the layers computes its activations twice
-(learner.activation_checkpointing=auto), by the memory plan.
+"""Decides by the memory plan which share of the layers computes its activations twice
+(learner.activation_checkpointing=auto), and whether they keep their attention
+(learner.keep_attention=auto).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
-from april_rl.learner.model.sizes import ModelSizes
+from april_rl.learner.model.sizes import ModelSizes, recomputed_layers
 from april_rl.planning.engine_share import MARGIN_FRAC
 from april_rl.planning.memory_check import Room
 from april_rl.planning.memory_inputs import MemoryInputs
@@ -15,41 +18,61 @@ from april_rl.planning.memory_plan import GIB, Phase, plan_memory
 
 
 class Recomputation(NamedTuple):
-    """The decision on learner.activation_checkpointing."""
+    """The decision on learner.activation_checkpointing and learner.keep_attention."""
 
-    inputs: MemoryInputs  # with a number
+    inputs: MemoryInputs  # with a number, and true or false
     reason: str  # shown to the user; empty when there was nothing to decide
 
 
 def settle_recomputation(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> Recomputation:
     """Decide learner.activation_checkpointing=auto: the smallest share of the layers with which the
-    backward pass fits beside what is planned, with a margin; all layers if no share does.
+    backward pass fits beside what is planned, with a margin; all layers if no share does. And
+    learner.keep_attention=auto: kept if a share fits with it, since a byte of it spares more time
+    than a byte of other activations.
 
     `room` is the memory of the fullest GPU, or of a worker's host on CPU. Decide whether engines
     sleep, and their share of a GPU, before.
     """
-    if not isinstance(inputs.learner.activation_checkpointing, str):
-        return Recomputation(inputs, "")
-    can_save = model.checkpointed_bytes < model.activation_bytes
     usable = room.free - MARGIN_FRAC * (room.device or room.free)
-    for count in range(model.num_layers + 1 if can_save else 1):
-        chosen = _with_share(inputs, round(count / model.num_layers, 3))
+    for chosen in _choices(model, inputs):
         phase = _backward(model, chosen, room)
         if phase.total <= usable:
             break
+    decided = _decided(model, inputs, chosen, fits=phase.total <= usable)
     owner = "a worker" if inputs.is_on_cpu else "a GPU"
-    fits = phase.total <= usable
-    because = "the smallest share that leaves a margin" if fits else "which leaves no margin"
-    return Recomputation(
-        chosen,
-        f"learner.activation_checkpointing=auto: {chosen.recomputed_share:g} ({count} of "
-        f"{model.num_layers} layers compute their activations twice), {because}: {phase.name} "
-        f"needs {phase.total / GIB:.1f} of {owner}'s {room.free / GIB:.1f} GiB",
-    )
+    needs = f"{phase.name} needs {phase.total / GIB:.1f} of {owner}'s {room.free / GIB:.1f} GiB"
+    return Recomputation(chosen, f"{decided}: {needs}" if decided else "")
 
 
-def _with_share(inputs: MemoryInputs, share: float) -> MemoryInputs:
-    return replace(inputs, learner=replace(inputs.learner, activation_checkpointing=share))
+def _choices(model: ModelSizes, inputs: MemoryInputs) -> Iterator[MemoryInputs]:
+    """Yield the inputs with each number for what is auto, the best first."""
+    learner = inputs.learner
+    shares, keeps = [learner.activation_checkpointing], [learner.keep_attention]
+    if isinstance(learner.activation_checkpointing, str):
+        can_save = model.checkpointed_bytes < model.activation_bytes
+        counts = range(model.num_layers + 1 if can_save else 1)
+        shares = [round(count / model.num_layers, 3) for count in counts]
+    if isinstance(learner.keep_attention, str):
+        keeps = [True, False]
+    for keep, share in product(keeps, shares):
+        chosen = replace(learner, activation_checkpointing=share, keep_attention=keep)
+        yield replace(inputs, learner=chosen)
+
+
+def _decided(model: ModelSizes, inputs: MemoryInputs, chosen: MemoryInputs, *, fits: bool) -> str:
+    """Return what was decided, for the user; empty when there was nothing to decide."""
+    asked, share = inputs.learner, chosen.recomputed_share
+    decided = []
+    if isinstance(asked.activation_checkpointing, str):
+        count = len(recomputed_layers(share, num_layers=model.num_layers))
+        because = "the smallest share that leaves a margin" if fits else "which leaves no margin"
+        decided.append(
+            f"learner.activation_checkpointing=auto: {share:g} ({count} of {model.num_layers} "
+            f"layers compute their activations twice), {because}"
+        )
+    if isinstance(asked.keep_attention, str) and share:
+        decided.append(f"learner.keep_attention={str(chosen.keeps_attention).lower()}")
+    return "; ".join(decided)
 
 
 def _backward(model: ModelSizes, inputs: MemoryInputs, room: Room) -> Phase:

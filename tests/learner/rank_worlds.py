@@ -58,20 +58,23 @@ class Case(NamedTuple):
     world: World
     model: str
     activation_checkpointing: bool
+    keep_attention: bool
 
     def __str__(self) -> str:
         recomputes = "-checkpointing" if self.activation_checkpointing else ""
-        return f"{self.world}-{self.model}{recomputes}"
+        keeps = "-attention kept" if self.keep_attention else ""
+        return f"{self.world}-{self.model}{recomputes}{keeps}"
 
 
 PAIRS = [World(2, 2), World(2, 1)]
 WORLDS = [World(1, 1), *PAIRS, World(4, 4), World(4, 2)]
 RECOMPUTING = [World(1, 1), World(2, 2)]
+FLAGS = [(False, False), (True, False), (True, True)]  # of a case
 CASES = [
-    Case(world, model, flag)
+    Case(world, model, *flags)
     for world in WORLDS
     for model in MODELS
-    for flag in ((False, True) if world in RECOMPUTING else (False,))
+    for flags in (FLAGS if world in RECOMPUTING else FLAGS[:1])
 ]
 REPLICATED = World(4, 2)
 # Whole runs with everything a learner has: one rank, and what is compared with it.
@@ -120,6 +123,7 @@ def train(path: str, case: Case) -> dict[str, Any]:
         path,
         shard_size=case.world.shard_size,
         activation_checkpointing=case.activation_checkpointing,
+        keep_attention=case.keep_attention,
         offload=Offload.all if case.world == REPLICATED else Offload.none,
         max_grad_norm=NOT_CLIPPED,
     )

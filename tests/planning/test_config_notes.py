@@ -69,7 +69,12 @@ READ_ON_BOTH = {
     *("engine.kv_cache_dtype", "engine.kv_cache_headroom", "engine.async_scheduling"),
     *("engine.speculation", "learner.compute_dtype"),
     *("learner.max_tokens", "learner.age_decay", "learner.age_weight", "learner.max_mismatch"),
-    *("learner.activation_checkpointing", "learner.shard_size", "runtime.device"),
+    *(
+        "learner.activation_checkpointing",
+        "learner.keep_attention",
+        "learner.shard_size",
+        "runtime.device",
+    ),
     *("learner.router_replay", "learner.fused"),
     *("runtime.num_workers", "runtime.ray_address", "runtime.stall_timeout_s"),
     *("runtime.ray", "runtime.max_restarts", "runtime.threads"),

@@ -1,4 +1,6 @@
-"""learner.activation_checkpointing=auto: the share of the layers that is computed twice."""
+"""learner.activation_checkpointing=auto: the share of the layers that is computed twice; and
+learner.keep_attention=auto: whether these keep the output of their attention.
+"""
 
 import pytest
 from composed_config import load, refusal
@@ -12,7 +14,9 @@ from april_rl.planning.memory_plan import GIB, plan_memory
 from april_rl.planning.recomputation import settle_recomputation
 
 ROOM = Room(device=GPU, free=0.98 * GPU)
-AUTO = change(INPUTS, activation_checkpointing="auto", max_tokens=32768)
+AUTO = change(INPUTS, activation_checkpointing="auto", keep_attention=False, max_tokens=32768)
+# Of a token: outputs of 36 layers, 32 heads of 128 numbers, and a float32 for each head.
+ATTENTION_OF_4B = 36 * 32 * (2 * 128 + 4)
 
 
 def backward_bytes(name: str, share: float) -> float:
@@ -45,8 +49,36 @@ def test_auto_is_none_where_all_activations_fit_and_all_where_nothing_does(token
 
 @pytest.mark.parametrize("given", [False, True, 0.5])
 def test_a_share_that_was_set_is_kept_without_a_note(given) -> None:
-    inputs = change(INPUTS, activation_checkpointing=given)
+    inputs = change(INPUTS, activation_checkpointing=given, keep_attention=False)
     assert settle_recomputation(sizes_of("4B"), inputs, room=ROOM) == (inputs, "")
+
+
+def test_attention_is_kept_where_a_share_of_the_layers_fits_with_it() -> None:
+    """It then is the smallest share with it. Fails when the plan does not count what is kept."""
+    inputs = change(AUTO, keep_attention="auto")
+    found = settle_recomputation(sizes_of("4B"), inputs, room=ROOM)
+    share, count = found.inputs.recomputed_share, round(36 * found.inputs.recomputed_share)
+    assert found.inputs.keeps_attention
+    kept = 32768 * ATTENTION_OF_4B * count / 36
+    assert backward_bytes("4B", share) + kept <= 0.88 * GPU
+    assert backward_bytes("4B", (count - 1) / 36) + kept * (count - 1) / count > 0.88 * GPU
+    assert "; learner.keep_attention=true: backward needs" in found.reason
+
+
+def test_attention_is_computed_again_where_nothing_fits_with_it() -> None:
+    """Rows of 100,000 tokens, for which nearly all layers are computed again."""
+    inputs = change(AUTO, keep_attention="auto", max_tokens=100_000)
+    found = settle_recomputation(sizes_of("4B"), inputs, room=ROOM)
+    assert not found.inputs.keeps_attention
+    assert "the smallest share that leaves a margin; learner.keep_attention=false" in found.reason
+
+
+def test_the_decision_about_attention_alone_is_told_where_the_share_is_set() -> None:
+    inputs = change(INPUTS, keep_attention="auto")
+    found = settle_recomputation(sizes_of("4B"), inputs, room=ROOM)
+    assert found.reason.startswith("learner.keep_attention=true: backward needs ")
+    inputs = change(inputs, activation_checkpointing=False)
+    assert settle_recomputation(sizes_of("4B"), inputs, room=ROOM).reason == ""
 
 
 def test_the_run_gets_the_share_and_says_it() -> None:
@@ -69,6 +101,11 @@ def test_layers_are_spread_evenly() -> None:
     assert recomputed_layers(0.0, num_layers=6) == []
     for count in range(37):
         assert len(recomputed_layers(round(count / 36, 3), num_layers=36)) == count
+
+
+def test_the_choice_about_attention_is_refused_when_it_is_none() -> None:
+    message = refusal("+recipe=tiny_cpu", "learner.keep_attention=some")
+    assert "learner.keep_attention must be true, false or auto, got some" in message
 
 
 @pytest.mark.parametrize("value", ["1.5", "-1", "some"])

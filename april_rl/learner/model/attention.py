@@ -6,16 +6,30 @@ Legend: [T] tokens of the row, [Q] and [K] query and key heads, [D] head dimensi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 NAME = "april_rl_packed"  # name in transformers, which builds no attention mask for it
 
 MIN_WINDOW_BLOCK = 256  # least number of queries computed together when the window is short
+
+# Argument of torch's checkpoint() with which a recomputed layer keeps what these kernels return.
+# Attention with sinks or a soft cap is made of other operations, and is computed twice.
+KEEP_OUTPUT = {
+    "context_fn": partial(
+        create_selective_checkpoint_contexts,
+        [
+            torch.ops.torch_attn._varlen_attn.default,
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        ],
+    )
+}
 
 # Options that models pass to their attention and that change nothing in packed attention.
 _WITHOUT_EFFECT = frozenset(

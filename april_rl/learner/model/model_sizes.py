@@ -74,6 +74,7 @@ def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
         activation_bytes=activations / _TOKENS,
         checkpointed_bytes=inputs / _TOKENS,
         layer_bytes=layer / _TOKENS,
+        attention_bytes=kept.attention_bytes / _TOKENS,
     )
 
 
@@ -85,6 +86,7 @@ class _Kept:
     def __init__(self, causal_lm: PreTrainedModel, layers: Sequence[nn.Module]) -> None:
         self.num_bytes, self.of_layers = 0, list[int]()  # bytes of the whole pass, of each layer
         self.kv_numbers = self.num_heads = 0  # keys and values of a token; heads of a layer
+        self.attention_bytes = 0
         self._model = causal_lm
         self._held = {p.untyped_storage()._cdata for p in causal_lm.parameters()}
         self._tensors: list[Tensor] = []  # alive, so that no address comes twice
@@ -125,20 +127,24 @@ class _Kept:
         """Keep what FlashAttention keeps, and compute nothing."""
         self.num_heads = max(self.num_heads, q.shape[1])
         self.kv_numbers += sum(x.shape[1] * x.shape[3] for x in (k, v))
-        out = _FlashAttention.apply(q, k, v)  # type: ignore[no-untyped-call]
-        return cast("Tensor", out), None
+        out, normaliser = cast(
+            "tuple[Tensor, Tensor]",
+            _FlashAttention.apply(q, k, v),  # type: ignore[no-untyped-call]
+        )
+        self.attention_bytes += out.nbytes + normaliser.nbytes
+        return out, None
 
 
 class _FlashAttention(torch.autograd.Function):
     """Keeps q, k, v, the output and a number for each token and head."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         batch, heads, tokens, _ = q.shape
         out = q.new_empty(batch, tokens, heads, v.shape[3])
         normaliser = q.new_empty(batch, heads, tokens, dtype=torch.float32)
         ctx.save_for_backward(q, k, v, out, normaliser)
-        return out
+        return out, normaliser
 
 
 def _count(module: nn.Module) -> int:

@@ -35,6 +35,7 @@ class ModelSizes:
     activation_bytes: float  # that autograd keeps for a token, in bfloat16
     checkpointed_bytes: float  # that it keeps if every layer is computed again
     layer_bytes: float  # that it keeps of the largest layer
+    attention_bytes: float  # outputs of the attention of all layers, for a token, in bfloat16
 
 
 def recomputed_layers(share: float, *, num_layers: int) -> list[int]:
