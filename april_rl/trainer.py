@@ -11,9 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
-from april_rl.algorithm.advantages import Floats, soft_overlong_penalty
+from april_rl.algorithm.advantages import Floats, penalized_rewards
 from april_rl.assembly.run import Parts, assemble
 from april_rl.checkpointing.checkpointer import LEARNER
 from april_rl.checkpointing.resume import Resumed
@@ -217,11 +215,16 @@ class Trainer:
             return None
         self._under_way = collection.groups
         advantages = self._advantages(collection)
+        reply = None
+        if self._parts.teacher is not None:
+            with self.tracker.phase("teacher"):
+                reply = self._parts.teacher.logprobs(collection.groups)
         batch = self.packer.pack(
             collection.groups,
             advantages,
             policy_version=self._progress.version,
             probes=collection.probes,
+            teacher_logprobs=reply.logprobs if reply else {},
         )
         self._checkpointer.poll()
         records = partial(
@@ -243,6 +246,7 @@ class Trainer:
             {
                 **rollout_metrics(collection.record, num_needed=self._num_needed),
                 **batch.metrics,
+                **(reply.metrics if reply else {}),
                 **self._reward_metrics(collection),
                 **update,
                 **collection.metrics,
@@ -264,16 +268,12 @@ class Trainer:
 
     def _advantages(self, collection: Collection) -> Sequence[Sequence[float | Floats]]:
         """Return the advantages of each group [G], from its rewards less the overlong penalty."""
-        penalty = partial(
-            soft_overlong_penalty,
+        rewards = penalized_rewards(
+            collection.groups,
             max_response_tokens=self._config.rollout.max_response_tokens,
             buffer_frac=self._config.algorithm.overlong_buffer_frac,
             penalty=self._config.algorithm.overlong_penalty,
         )
-        rewards = [
-            np.array(scored.rewards) + penalty([s.num_tokens for s in scored.group.samples])
-            for scored in collection.groups
-        ]
         return self._parts.advantages(collection.groups, rewards)
 
     def _reward_metrics(self, collection: Collection) -> Metrics:

@@ -271,6 +271,22 @@ def advantages_of(choice: str, reward: RewardConfig) -> Advantages:
     return of_groups
 
 
+def penalized_rewards(
+    groups: Sequence[ScoredGroup], *, max_response_tokens: int, buffer_frac: float, penalty: float
+) -> list[Floats]:
+    """Return the rewards [G] of each group with `soft_overlong_penalty` added."""
+    return [
+        np.array(scored.rewards)
+        + soft_overlong_penalty(
+            [sample.num_tokens for sample in scored.group.samples],
+            max_response_tokens=max_response_tokens,
+            buffer_frac=buffer_frac,
+            penalty=penalty,
+        )
+        for scored in groups
+    ]
+
+
 def soft_overlong_penalty(
     num_tokens: ArrayLike, *, max_response_tokens: int, buffer_frac: float, penalty: float
 ) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from april_rl.assembly.environments import RewardsAndEnvironments, description_of, with_environments
 from april_rl.assembly.rewards import build_rewards, try_rewards
@@ -15,9 +16,13 @@ from april_rl.config import TrainConfig
 from april_rl.data.sets import PromptSets
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.environments.loading import Description
+from april_rl.planning.sizes import context_length
 from april_rl.rewards.pool import RewardPool
 from april_rl.tracking.terminal import View
 from april_rl.types import Prompt
+
+if TYPE_CHECKING:
+    from april_rl.outside.teacher_server import TeacherServer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,21 @@ def read_inputs(site: Site, *, states: Mapping[str, str] | None = None) -> Input
         tell=site.view.message,
     )
     return Inputs(tokenizer=tokenizer, rewards=rewards, description=description, sets=sets)
+
+
+def teacher_server(site: Site, inputs: Inputs, example: Prompt) -> TeacherServer | None:
+    """Return the server of teacher.base_url, tried on a prompt; None without one. Raise RunError
+    when it cannot score what the policy samples.
+    """
+    if not site.config.teacher.base_url:
+        return None
+    from april_rl.outside.teacher_server import TeacherServer  # openai takes a second
+
+    server = TeacherServer(site.config.teacher)
+    with site.view.phase("trying the teacher"):
+        texts = [inputs.tokenizer.decode([token_id]) for token_id in example.token_ids]
+        server.check(example.token_ids, texts, longest=context_length(site.config)[0])
+    return server
 
 
 def try_outside(

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from april_rl.algorithm.advantages import Advantages, advantages_of
 from april_rl.assembly.collector import build_collector
 from april_rl.assembly.environments import RewardsAndEnvironments, open_files_line
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
-from april_rl.assembly.inputs import Inputs, Site, read_inputs, try_outside
+from april_rl.assembly.inputs import Inputs, Site, read_inputs, teacher_server, try_outside
 from april_rl.assembly.own_functions import try_own_functions
 from april_rl.assembly.packer import build_packer
 from april_rl.assembly.resume_checks import check_resume, model_identity
@@ -44,6 +44,9 @@ from april_rl.tracking.labels import RunLabels
 from april_rl.tracking.terminal import View
 from april_rl.tracking.tracker import config_text, open_view
 
+if TYPE_CHECKING:
+    from april_rl.outside.teacher_server import TeacherServer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
@@ -63,6 +66,7 @@ class Parts:
     evaluator: Evaluator
     held_out: dict[str, HeldOut]
     advantages: Advantages
+    teacher: TeacherServer | None = None  # a teacher that is not in the workers
 
 
 def assemble(
@@ -99,6 +103,7 @@ def assemble(
     outside = try_outside(
         site, inputs, training, held_out=[each.prompts for each in held_out.values()]
     )
+    teacher = teacher_server(site, inputs, training[0][0])
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
     engines, planned, kv_tokens = _start(workers, drafted, view)
@@ -124,6 +129,7 @@ def assemble(
         evaluator=build_evaluator(config, engines, outside, num_slots=num_slots(config)),
         held_out=held_out,
         advantages=_advantages(config),
+        teacher=teacher,
     )
 
 

@@ -11,8 +11,8 @@ response. Experts are those of the token at t itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from april_rl.batch.staleness import (
     staleness_metrics,
 )
 from april_rl.metrics import Histogram, Mean, Metrics, Sum
-from april_rl.types import Completion, Sample, ScoredGroup
+from april_rl.types import Completion, Sample, SampleId, ScoredGroup
 
 # The dummy row of a rank that has no samples left: all ranks make the same number of passes.
 _DUMMY_TOKENS = 2
@@ -51,6 +51,8 @@ class MicroBatch:
     ages: NDArray[np.int32]  # [T], policy versions between sampling and this update; 0 elsewhere
     is_comparable: NDArray[np.bool_]  # [T], whether age is 0 and the KV cache is of this version
     loss_weights: NDArray[np.float32]  # [T], weight of a token in the loss of its minibatch
+    # [T], nats, from a teacher on a server; None: the learner computes them, or there is no teacher
+    teacher_logprobs: NDArray[np.float32] | None = None
     experts: NDArray[np.uint8 | np.uint16] | None = None  # [T, layers, experts of a token]
     is_routed: NDArray[np.bool_] | None = None  # [T], whether `experts` knows this token
 
@@ -81,6 +83,7 @@ class _Row:
     ages: NDArray[np.int32]  # [R]
     comparable: NDArray[np.bool_]  # [R]
     age_weights: Floats  # [R], 0 above the staleness cap
+    teacher_logprobs: Floats | None = None  # [R]
 
     @property
     def num_tokens(self) -> int:
@@ -133,6 +136,7 @@ class Packer:
         *,
         policy_version: int,
         probes: Sequence[Sample] = (),
+        teacher_logprobs: Mapping[SampleId, Floats] | None = None,
     ) -> Batch:
         """Return the batch that advances the policy from `policy_version`.
 
@@ -140,15 +144,19 @@ class Packer:
         [R]. `probes` are samples that are not trained now but have comparable tokens: when no
         trained token is comparable, they are packed with loss weight 0, so that engine and learner
         are compared at every version that has sampled anything. A token whose age is above the cap
-        has loss weight 0.
+        has loss weight 0. `teacher_logprobs` has [R] of each sample, from a teacher on a server.
         """
+        of_teacher = teacher_logprobs or {}
         num_minibatches = min(self._num_minibatches, len(groups))
         # Deal groups out in turn: they are sorted by age, and in a minibatch of equal ages the
         # age weights would cancel against the denominator.
         chunks = [range(len(groups))[first::num_minibatches] for first in range(num_minibatches)]
         rows = [
             [
-                self._row(sample, advantage, policy_version)
+                replace(
+                    self._row(sample, advantage, policy_version),
+                    teacher_logprobs=of_teacher.get(sample.id),
+                )
                 for i in chunk
                 for sample, advantage in zip(groups[i].group.samples, advantages[i], strict=True)
             ]
@@ -244,7 +252,8 @@ def pack_row(weighed: Sequence[_Weighed]) -> MicroBatch:
     token_ids, labels = np.zeros(size, np.int64), np.zeros(size, np.int64)
     mask, is_comparable = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
     ages = np.zeros(size, np.int32)
-    logprobs, advantages, weights = (np.zeros(size, np.float32) for _ in range(3))
+    logprobs, advantages, weights, teacher = (np.zeros(size, np.float32) for _ in range(4))
+    has_teacher = any(row.teacher_logprobs is not None for row, _ in weighed)
     start = 0
     for row, loss_weights in weighed:
         end = start + row.num_tokens
@@ -256,6 +265,8 @@ def pack_row(weighed: Sequence[_Weighed]) -> MicroBatch:
         is_comparable[predicting] = row.comparable
         logprobs[predicting] = row.sample.behaviour_logprobs
         advantages[predicting] = row.advantage
+        if row.teacher_logprobs is not None:
+            teacher[predicting] = row.teacher_logprobs
         weights[predicting] = loss_weights
         start = end
     return MicroBatch(
@@ -270,6 +281,7 @@ def pack_row(weighed: Sequence[_Weighed]) -> MicroBatch:
         ages=ages,
         is_comparable=is_comparable,
         loss_weights=weights,
+        teacher_logprobs=teacher if has_teacher else None,
         **_experts([row.sample for row, _ in weighed], size),
     )
 

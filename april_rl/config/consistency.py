@@ -346,17 +346,23 @@ def _check_reward_sources(config: TrainConfig) -> None:
 
 
 def _check_teacher(config: TrainConfig) -> None:
-    """Check that something is trained, and that a teacher's values reach single tokens."""
-    path, algorithm = config.teacher.path, config.algorithm
+    """Check that something is trained, and that values of single tokens reach them."""
+    teacher, algorithm = config.teacher, config.algorithm
     require(
-        bool(path) or algorithm.advantage != Advantage.none,
+        teacher.is_set or algorithm.advantage != Advantage.none,
         "algorithm.advantage=none trains nothing without a teacher: set teacher.path, or another "
         "advantage",
     )
+    has_own = teacher.is_set or algorithm.advantage == Advantage.gae
     require(
-        not path or algorithm.loss != Loss.gspo,
-        f"algorithm.loss=gspo takes one advantage for a response, and teacher.path={path} gives "
+        not has_own or algorithm.loss != Loss.gspo,
+        "algorithm.loss=gspo takes one advantage for a response, and a teacher or a critic gives "
         "every token its own: take algorithm.loss=gspo_token",
+    )
+    require(
+        not teacher.base_url or config.rollout.temperature == 1,
+        f"teacher.base_url: a server's log-probabilities are at temperature 1, and "
+        f"rollout.temperature={config.rollout.temperature:g}: set it to 1",
     )
     require(
         not algorithm.dynamic_sampling or algorithm.advantage != Advantage.none,
@@ -376,7 +382,7 @@ def _check_reference(config: TrainConfig) -> None:
 
 
 def _check_critic(config: TrainConfig) -> None:
-    """Check that a critic is used where there is one, and that its values reach single tokens."""
+    """Check that a critic is used where there is one, and that the policy is trained, too."""
     critic, algorithm = config.critic, config.algorithm
     if algorithm.advantage != Advantage.gae:
         for entry in fields(critic):
@@ -387,11 +393,6 @@ def _check_critic(config: TrainConfig) -> None:
                 f"{algorithm.advantage}; set algorithm=ppo, or remove it",
             )
         return
-    require(
-        algorithm.loss != Loss.gspo,
-        "algorithm.loss=gspo takes one advantage for a response, and algorithm.advantage=gae gives "
-        "every token its own: take algorithm.loss=gspo_token",
-    )
     require(
         critic.warmup_steps < config.trainer.num_steps,
         f"critic.warmup_steps must be < trainer.num_steps ({config.trainer.num_steps}), got "

@@ -58,10 +58,13 @@ class Anchors:
         by_model = [_logprobs(model, rows) for model in (self._reference, self._teacher)]
         return [
             [
-                anchor._replace(reference=reference, teacher=teacher)
-                for anchor, reference, teacher in zip(*part, strict=True)
+                anchor._replace(
+                    reference=reference,
+                    teacher=row.teacher_logprobs if teacher is None else teacher,
+                )
+                for row, anchor, reference, teacher in zip(*part, strict=True)
             ]
-            for part in zip(anchors, *by_model, strict=True)
+            for part in zip(rows, anchors, *by_model, strict=True)
         ]
 
     @torch.no_grad()

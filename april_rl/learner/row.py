@@ -34,6 +34,7 @@ class PackedRow:
     ages: Tensor  # [N], policy versions between sampling and this update
     is_comparable: Tensor  # [N], bool: engine and learner should agree on this token
     loss_weights: Tensor  # [N]
+    teacher_logprobs: Tensor | None  # [N], nats, of a teacher on a server; None: there is none
     # [T, layers, experts of a token] on the host, those that the engine chose; -1: not known. None:
     # the engine has reported none.
     experts: Tensor | None
@@ -46,6 +47,7 @@ class PackedRow:
         def select(values: NDArray[Any]) -> Tensor:
             return torch.from_numpy(values[positions]).to(device)
 
+        teacher = micro_batch.teacher_logprobs
         return cls(
             packing=Packing.of(micro_batch.lengths, device=device),
             token_ids=torch.tensor(micro_batch.token_ids, device=device)[None],
@@ -58,6 +60,7 @@ class PackedRow:
             ages=select(micro_batch.ages),
             is_comparable=select(micro_batch.is_comparable),
             loss_weights=select(micro_batch.loss_weights),
+            teacher_logprobs=None if teacher is None else select(teacher),
             experts=_experts(micro_batch),
         )
 

@@ -112,3 +112,5 @@ def _beside_lines(config: TrainConfig, beside: Beside) -> Iterator[str]:
     if beside.teacher is not None:
         size = beside.teacher.num_parameters / 1e6
         yield f"teacher: {config.teacher.path}, {size:.1f} million parameters"
+    if config.teacher.base_url:
+        yield f"teacher: {config.teacher.model} at {config.teacher.base_url}"

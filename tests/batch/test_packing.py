@@ -86,7 +86,15 @@ def pack(
     advantages = [
         np.asarray([advantage(sample.id) for sample in scored.group.samples]) for scored in groups
     ]
-    return packer.pack(groups, advantages, policy_version=VERSION, probes=probes), groups
+    of_teacher = {
+        sample.id: 2 * np.asarray(sample.behaviour_logprobs, np.float32)
+        for scored in groups
+        for sample in scored.group.samples
+    }
+    batch = packer.pack(
+        groups, advantages, policy_version=VERSION, probes=probes, teacher_logprobs=of_teacher
+    )
+    return batch, groups
 
 
 def loss_weights_of(row: MicroBatch) -> dict[tuple[int, ...], list[float]]:
@@ -137,6 +145,8 @@ def test_every_sequence_is_in_one_row_with_each_token_labelled_where_it_is_predi
             assert row.position_ids[part].tolist() == list(range(length))
             assert row.labels[part][where].tolist() == list(sample.token_ids)
             assert np.allclose(row.behaviour_logprobs[part][where], sample.behaviour_logprobs)
+            assert row.teacher_logprobs is not None
+            assert np.allclose(row.teacher_logprobs[part], 2 * row.behaviour_logprobs[part])
             ages = [VERSION - version for version in sample.policy_versions]
             assert row.ages[part][where].tolist() == ages
             assert set(row.advantages[part][where].tolist()) == {advantage(sample.id)}

@@ -6,6 +6,7 @@ from composed_config import load
 from april_rl.config.store import ConfigError
 
 TEACHER = "teacher.path=builtin:tiny_teacher"
+SERVER = "teacher.base_url=http://t/v1"
 K1 = ("algorithm.kl=k1", "algorithm.kl_coefficient=0.1")
 
 
@@ -28,7 +29,22 @@ def test_a_teacher_may_stand_beside_a_reward_or_alone():
             "rejects groups of equal rewards, which algorithm.advantage=none does not read",
         ),
         (["critic.lr=1e-4"], "critic.lr=0.0001 has no effect with algorithm.advantage=grpo"),
-        (["algorithm=ppo", "algorithm.loss=gspo"], "algorithm.advantage=gae gives every token its"),
+        (["algorithm=ppo", "algorithm.loss=gspo"], "a teacher or a critic gives every token its"),
+        ([TEACHER, SERVER], "there is one teacher; set one of the two to null"),
+        ([SERVER], "teacher.base_url=http://t/v1 needs teacher.model, the teacher's name there"),
+        (["teacher.model=t"], "teacher.model=t has no effect without teacher.base_url; set "),
+        (
+            [TEACHER, "teacher.timeout_s=3"],
+            "teacher.timeout_s=3.* has no effect without teacher.ba",
+        ),
+        (
+            [SERVER, "teacher.model=t", "rollout.temperature=0.7"],
+            "log-probabilities are at temperature 1, and rollout.temperature=0.7: set it to 1",
+        ),
+        (
+            [SERVER, "teacher.model=t", "teacher.api_key_env=NO_SUCH_KEY"],
+            "teacher.api_key_env=NO_SUCH_KEY: there is no such environment variable",
+        ),
         (["algorithm=ppo", "critic.warmup_steps=100"], "critic.warmup_steps must be < .*100"),
         (["algorithm=ppo", "critic.value_lambda=1.5"], "critic.value_lambda must be in"),
         (["algorithm.reference_every=5"], "reference_every=5 has no effect with algorithm.kl=none"),

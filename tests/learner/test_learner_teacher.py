@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from learner_setup import (
     ALGORITHM,
+    Example,
     all_plain_logprobs,
     learner_logprobs,
     make_examples,
@@ -17,6 +19,7 @@ from learner_setup import (
     write_model,
 )
 
+from april_rl.batch.packing import MicroBatch
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Correction
 from april_rl.config.teacher import TeacherConfig
@@ -94,3 +97,26 @@ def test_without_a_teacher_there_is_no_second_model(path):
         .update([pack_minibatch([make_examples(path, noise=0.0, age=0)])])
         .read()
     )
+
+
+def test_a_teacher_on_a_server_gives_the_update_of_one_in_the_worker(path, teacher_path):
+    """Its values come with the batch. Fails when they are left out, or another row's are taken."""
+    examples = make_examples(path, noise=0.3, age=1)
+    parts = [examples[:3], examples[3:]]
+    beside = make_learner(path, teacher=TeacherConfig(path=teacher_path, weight=0.7))
+    beside.update([pack_minibatch([part]) for part in parts])
+    server = TeacherConfig(base_url="http://t/v1", model="t", weight=0.7)
+    remote = make_learner(path, teacher=server)
+    metrics = remote.update([[with_teacher(part, teacher_path)] for part in parts]).read()
+    assert metrics["loss/teacher_kl"] > 0.01
+    torch.testing.assert_close(
+        learner_logprobs(remote, examples), learner_logprobs(beside, examples), rtol=0, atol=2e-5
+    )
+
+
+def with_teacher(examples: list[Example], teacher_path: str) -> MicroBatch:
+    """A row of the examples with the log-probabilities of a teacher, computed in plain torch."""
+    [row] = pack_minibatch([examples])
+    values = np.zeros(len(row.token_ids), np.float32)
+    values[row.response_mask] = all_plain_logprobs(plain_model(teacher_path), examples)
+    return replace(row, teacher_logprobs=values)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+MODEL = "teacher"  # the name in the list of models
 Answer = Callable[[int, dict], tuple[int, str]]  # (number of the request, body): status and body
 
 
@@ -24,6 +25,7 @@ class JudgeServer:
     requests: list[dict] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     port: int = 0
+    max_model_len: int | None = None  # of the only model
 
     @property
     def url(self) -> str:
@@ -45,6 +47,14 @@ def serving(answer: Answer, *, retry_after: str = "0.01") -> Iterator[JudgeServe
             self.send_header("Retry-After", retry_after)
             self.end_headers()
             self.wfile.write(text.encode())
+
+        def do_GET(self) -> None:
+            about = {"id": MODEL, "object": "model", "created": 0, "owned_by": "a test"}
+            models = {"object": "list", "data": [about | {"max_model_len": judge.max_model_len}]}
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(models).encode())
 
         def log_message(self, *_: object) -> None:
             """Keep quiet."""

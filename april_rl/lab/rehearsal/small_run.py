@@ -17,6 +17,7 @@ from april_rl.config.task import (
     RewardFunctionConfig,
     SourceConfig,
 )
+from april_rl.config.teacher import TeacherConfig
 
 _GROUPS, _GROUP_SIZE, _STEPS, _RESPONSE_TOKENS = 4, 4, 2, 48
 _HELD_OUT_PROMPTS, _HELD_OUT_SAMPLES, _HELD_OUT_TOKENS = 2, 2, 16
@@ -39,7 +40,7 @@ def small_run(
         config,
         name=f"rehearsal of {config.name}",
         model=replace(config.model, path=model),
-        teacher=replace(config.teacher, path=model if config.teacher.path else ""),
+        teacher=_teacher(config.teacher, model),
         critic=replace(config.critic, path="", warmup_steps=min(1, config.critic.warmup_steps)),
         data=_data(config.data, rows),
         reward=_reward(config.reward),
@@ -121,3 +122,8 @@ def _evaluation(evaluation: EvaluationConfig, held_out: Mapping[str, Path]) -> E
         for name, chosen in evaluation.sets.items()
     }
     return replace(evaluation, sets=sets, every=1)
+
+
+def _teacher(given: TeacherConfig, model: str) -> TeacherConfig:
+    """Return a teacher in the worker, also in place of one on a server."""
+    return TeacherConfig(path=model, weight=given.weight) if given.is_set else given
