@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -141,22 +142,8 @@ class VllmEngine:
             finished += self._take(self._core.get_output(), counts)
         if not self._running:  # a step was scheduled before its requests had ended
             finished += self._drain(counts)
-        _, num_waiting = self._scheduler.get_request_counts()
-        return Tick(
-            finished=Completions(finished),
-            num_running=len(self._running) - num_waiting,
-            num_queued=len(self._queue) + num_waiting,
-            engine_steps=counts.engine_steps,
-            slot_steps=counts.slot_steps,
-            context_token_steps=counts.context_token_steps,
-            generated_tokens=counts.generated_tokens,
-            prefilled_tokens=counts.prefilled_tokens,
-            elapsed_s=time.perf_counter() - started,
-            preempted_samples=counts.preempted_samples,
-            preempted_tokens=counts.preempted_tokens,
-            kv_cache_frac=counts.kv_cache_frac,
-            failed_attempts=counts.failed_attempts,
-        )
+        elapsed_s = time.perf_counter() - started
+        return Tick(finished=Completions(finished), elapsed_s=elapsed_s, **asdict(counts))
 
     def abort(self) -> Completions:
         """Return a completion for every request that `advance` has not returned; the engine is

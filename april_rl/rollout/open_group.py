@@ -108,19 +108,14 @@ class OpenGroup:
     def samples(self) -> list[Sample]:
         return [self.sample(index) for index in range(len(self.states))]
 
-    @property
-    def unfinished_lengths(self) -> list[int]:
-        return [
-            length
-            for length, state in zip(self.lengths, self.states, strict=True)
-            if state is not SampleState.finished and state is not SampleState.scored
-        ]
-
     def sample(self, index: int) -> Sample:
         return Sample(self.prompt, index, self.spans[index])
 
     def indices(self, state: SampleState) -> list[int]:
         return [index for index, now in enumerate(self.states) if now is state]
+
+    def sample_ids(self, state: SampleState) -> list[SampleId]:
+        return [SampleId(self.prompt.id, index) for index in self.indices(state)]
 
     def move(self, index: int, to: SampleState) -> None:
         """Change a sample's state; raise SampleStateError for an illegal move."""
@@ -299,9 +294,6 @@ class OpenGroup:
         for score in scores:
             opened.add_score(score)
         return opened
-
-    def sample_ids(self, state: SampleState) -> list[SampleId]:
-        return [SampleId(self.prompt.id, index) for index in self.indices(state)]
 
 
 def _state_between_steps(sample: Sample) -> SampleState:

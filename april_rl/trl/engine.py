@@ -119,18 +119,10 @@ class TrlEngine:
         finished, self._finished = self._finished, []
         return Tick(
             finished=Completions(finished),
-            num_running=len(self._running),
-            num_queued=len(self._queue),
             engine_steps=num_steps,
             slot_steps=slot_steps,
-            context_token_steps=0,
             generated_tokens=generated,
-            prefilled_tokens=0,
             elapsed_s=time.perf_counter() - started,
-            preempted_samples=0,
-            preempted_tokens=0,
-            kv_cache_frac=0.0,
-            failed_attempts=0,
         )
 
     def abort(self) -> Completions:

@@ -31,20 +31,16 @@ class Rank:
     def ready(self) -> None:
         """Return at once: the process exists."""
 
-    def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
+    def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:  # noqa: ARG002
         """Finish all but the last request of `submit`."""
         self._held += submit.each()
         *finished, last = self._held
         self._held = [last]
         return Tick(
             finished=Completions(self._completion(request, "stop") for request in finished),
-            num_running=min(1, slots),
-            num_queued=0,
             engine_steps=max_steps,
             slot_steps=max_steps,
-            context_token_steps=0,
             generated_tokens=len(finished),
-            prefilled_tokens=0,
             elapsed_s=0.0,
         )
 
