@@ -4,6 +4,7 @@ and what `auto` learns from are functions of it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.stop_rule import Lost
 from april_rl.rollout.ticks import Tick
 from april_rl.types import ENGINE_FAULTS, Completion, FinishReason, Reply, SampleId, ScoredGroup
+
+Awaited = Literal["ticks", "scores", "abort"]
 
 
 class GroupState(Enum):
@@ -56,13 +59,6 @@ class Sent(NamedTuple):
     sample_ids: Sequence[SampleId]
 
 
-class EngineTick(NamedTuple):
-    """A tick and its engine."""
-
-    engine: int
-    tick: Tick
-
-
 class Returned(NamedTuple):
     """A sample that came back from an engine where it had a slot."""
 
@@ -93,13 +89,6 @@ class Acted(NamedTuple):
     is_finished: bool  # whether the reply finished it: no turn follows, without a failure
 
 
-class Wait(NamedTuple):
-    """A time in which the controller had nothing to do."""
-
-    what: Literal["ticks", "scores", "abort"]
-    seconds: float
-
-
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
     """The events of one step's rollout, each kind in order; times are seconds since it began."""
@@ -108,10 +97,11 @@ class StepRecord:
     num_slots: int  # C
     clock: Callable[[], float]
     sent: list[Sent] = field(default_factory=list)
-    ticks: list[EngineTick] = field(default_factory=list)
+    ticks: list[tuple[int, Tick]] = field(default_factory=list)  # each with its engine
     returned: list[Returned] = field(default_factory=list)
     acted: list[Acted] = field(default_factory=list)
-    waits: list[Wait] = field(default_factory=list)
+    # Seconds in which the controller had nothing to do, by what it waited for.
+    waited_s: defaultdict[Awaited, float] = field(default_factory=lambda: defaultdict(float))
     stop_s: float = 0.0  # from the end of generation until everything unfinished is parked
     time_s: float = 0.0  # duration of the whole rollout
     groups: GroupEvents = field(default_factory=GroupEvents)  # filled at the end
@@ -126,13 +116,13 @@ class StepRecord:
         return self.clock() - self._began
 
     @contextmanager
-    def waiting(self, what: Literal["ticks", "scores", "abort"]) -> Iterator[None]:
+    def waiting(self, what: Awaited) -> Iterator[None]:
         """Record the time in the context as a wait, also when it ends with an error."""
         began = self.clock()
         try:
             yield
         finally:
-            self.waits.append(Wait(what, self.clock() - began))
+            self.waited_s[what] += self.clock() - began
 
     def send(self, engine: int, *, slots: int, sample_ids: Sequence[SampleId]) -> None:
         """Record that these samples go to `engine` now."""
@@ -184,14 +174,10 @@ class StepRecord:
         self.time_s = self.now_s
         self.acted += [Acted(*each, self.time_s, False) for each in self._asked_s.items()]
 
-    def waited_s(self, what: Literal["ticks", "scores", "abort"]) -> float:
-        """Return the seconds of these waits."""
-        return sum(wait.seconds for wait in self.waits if wait.what == what)
-
     @property
     def controller_s(self) -> float:
         """Return the seconds of the controller's own work."""
-        return self.time_s - sum(wait.seconds for wait in self.waits)
+        return self.time_s - sum(self.waited_s.values())
 
     @property
     def generated_tokens(self) -> int:

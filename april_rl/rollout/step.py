@@ -11,7 +11,7 @@ from april_rl.rollout.dispatch import Dispatch, RequestRules
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.open_group import SampleState
 from april_rl.rollout.ports import EngineStalledError, Outside, PromptSource
-from april_rl.rollout.record import EngineTick, StepRecord
+from april_rl.rollout.record import StepRecord
 from april_rl.rollout.stop_rule import is_limit_reached, must_wait, no_signal_error
 from april_rl.types import Completion, Reply, Score
 
@@ -185,7 +185,7 @@ class Step:
             ticks = self._dispatch.wait(self._rules.tick_timeout_s)
         for engine, tick in ticks:
             self._num_idle_ticks = 0 if tick.engine_steps else self._num_idle_ticks + 1
-            self._record.ticks.append(EngineTick(engine, tick))
+            self._record.ticks.append((engine, tick))
             self._extend(tick.finished, engine=engine)
         self._groups.send()
         self._take_replies(wait_s=0.0)

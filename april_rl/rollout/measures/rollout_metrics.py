@@ -24,7 +24,7 @@ def rollout_metrics(record: StepRecord, *, num_needed: int) -> Metrics:
         {
             "rollout/time_s": Sum(record.time_s),
             "time/rollout_s": Sum(record.time_s),
-            "time/score_s": Sum(record.waited_s("scores")),
+            "time/score_s": Sum(record.waited_s["scores"]),
             "rollout/controller_s": Sum(record.controller_s),
             "rollout/stop_s": Sum(record.stop_s),
             "rollout/generated_tokens_per_s": record.generated_tokens / record.time_s,
