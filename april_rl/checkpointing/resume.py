@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from april_rl.checkpointing.checkpointer import STATE
-from april_rl.checkpointing.columns import DamagedStateError, Plain, read_state
+from april_rl.checkpointing.columns import Plain, read_state
 from april_rl.checkpointing.folder import is_abandoned, latest, list_abandoned, list_saved, recover
 from april_rl.checkpointing.manifest import FILE as MANIFEST
 from april_rl.checkpointing.manifest import CheckpointError, Manifest, read_manifest, verify
@@ -84,7 +84,7 @@ def load(resume: str, run_dir: Path) -> Resumed | None:
     try:
         manifest = verify(path)
         return Resumed(path, manifest, read_controller(path))
-    except (CheckpointError, DamagedStateError) as error:
+    except CheckpointError as error:
         raise CheckpointError(f"{error}\n{_offer(path)}") from error
 
 

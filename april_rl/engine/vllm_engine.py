@@ -66,7 +66,7 @@ class VllmEngine:
         `sleep`, including that of parked samples. `stop_tokens` end a turn. With `lora` an
         adapter of that form is applied once `load_adapter` has brought it. With `reports_experts`
         completions have the experts of their tokens. vLLM seeds the whole process with `seed`.
-        Raise EngineStartError when it does not fit into memory or cannot report experts.
+        Raise RunError when it does not fit into memory or cannot report experts.
         """
         self._device = this_device(config, sleeps=sleeps)
         self._core = start_core(
@@ -191,7 +191,7 @@ class VllmEngine:
         """Read the adapter in `folder`, in the form of peft, and sample with it from now on.
 
         The engine must be empty. Parked samples continue with the new adapter. Raise
-        EngineStartError when vLLM lacks its layers.
+        RunError when vLLM lacks its layers.
         """
         self._assert_empty()
         name, number = "policy", 1

@@ -29,20 +29,16 @@ FORMAT = 8  # format of the state that Collector.save returns
 Plain = dict[str, Any]  # string keys
 
 
-class StateError(RunError):
-    """The run cannot continue from a saved state; the message says why."""
-
-
 def check_state(
     state: Plain, *, num_groups: int, group_size: int, max_staleness: int, max_response_tokens: int
 ) -> None:
-    """Raise StateError unless a run with these settings can resume from the result of
+    """Raise RunError unless a run with these settings can resume from the result of
     `Collector.save`: its format is the one that is read here, its groups have the same size, it
     trained no more groups in a step and none older than these settings allow, and no sample that
     needs more tokens has used up its budget.
     """
     if state.get("format") != FORMAT:
-        raise StateError(
+        raise RunError(
             f"the saved rollout state has format {state.get('format')!r}, and this version of "
             f"april_rl reads format {FORMAT}: resume with the version that saved it"
         )
@@ -51,32 +47,32 @@ def check_state(
         ("rollout.max_staleness", max_staleness, state["max_staleness"]),
     ):
         if value < saved:
-            raise StateError(
+            raise RunError(
                 f"{key}={value}, but the saved run had {saved}: more groups are under way than "
                 "later steps could train in time"
             )
     if group_size != (saved := state["group_size"]):
-        raise StateError(
+        raise RunError(
             f"rollout.group_size={group_size}, but the saved groups have {saved} samples: resume "
             "with the same"
         )
     longest = max((_unfinished_tokens(g, _num_tokens) for g in state["buffer"]["open"]), default=0)
     if longest >= max_response_tokens:
-        raise StateError(
+        raise RunError(
             f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "
             f"{longest} tokens already; resume with at least the saved run's value"
         )
 
 
 def check_observations(state: Plain, *, max_observation_tokens: int) -> None:
-    """Raise StateError if an unfinished sample has read more of its environment than may be read:
+    """Raise RunError if an unfinished sample has read more of its environment than may be read:
     its next request would not fit the engine.
     """
     longest = max(
         (_unfinished_tokens(g, _num_observed) for g in state["buffer"]["open"]), default=0
     )
     if longest > max_observation_tokens:
-        raise StateError(
+        raise RunError(
             f"environment.max_observation_tokens={max_observation_tokens}, but an unfinished "
             f"sample has read {longest} tokens already; resume with at least the saved run's value"
         )

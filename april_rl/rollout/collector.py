@@ -105,7 +105,7 @@ class Collector:
 
         Returns N ready groups; fewer only when `may_open` is false and nothing is left
         to finish, or when the bound on rejected groups was reached. Every group not returned is
-        parked or ready, with all its tokens. Raises NoSignalError when that bound was reached with
+        parked or ready, with all its tokens. Raises RunError when that bound was reached with
         no group ready, EngineStalledError when an engine does not answer, and any RunError of
         engines and scorer; then too, and after KeyboardInterrupt from `on_progress`, nothing but a
         stalled engine's tokens of this step is lost.
@@ -207,7 +207,7 @@ class Collector:
 
     def restore(self, state: Plain) -> None:
         """Continue where `state` was saved. Call it before the first step, with a prompt source
-        restored to the same place. Raises StateError for another format, or for settings that do
+        restored to the same place. Raises RunError for another format, or for settings that do
         not fit the state.
         """
         rules = self._rules

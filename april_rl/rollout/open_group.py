@@ -62,10 +62,6 @@ _MOVES = {
 }
 
 
-class SampleStateError(AssertionError):
-    """A sample was moved in an illegal way."""
-
-
 class Failure(NamedTuple):
     """Why a group cannot be trained."""
 
@@ -118,10 +114,10 @@ class OpenGroup:
         return [SampleId(self.prompt.id, index) for index in self.indices(state)]
 
     def move(self, index: int, to: SampleState) -> None:
-        """Change a sample's state; raise SampleStateError for an illegal move."""
+        """Change a sample's state; raise AssertionError for an illegal move."""
         now = self.states[index]
         if to not in _MOVES[now]:
-            raise SampleStateError(
+            raise AssertionError(
                 f"sample {index} of prompt {self.prompt.id} cannot go from {now.value} to "
                 f"{to.value}"
             )

@@ -141,9 +141,7 @@ class Step:
         )
 
     def _is_hopeless(self) -> bool:
-        """Return whether the limit on lost groups is reached; raise NoSignalError if no group is
-        ready then.
-        """
+        """Return whether the limit on lost groups is reached; raise RunError if none is ready."""
         lost = self._buffer.events.lost
         if not is_limit_reached(self._rules.max_rejected_groups, lost):
             return False

@@ -23,24 +23,20 @@ class Lost:
         return self.rejected + self.dropped
 
 
-class NoSignalError(RunError):
-    """A step lost as many groups as it may, and none is ready for training."""
-
-
 def is_limit_reached(limit: int, lost: Lost) -> bool:
     """Return whether a step has lost as many groups as allowed; `limit` 0 means no limit."""
     return 0 < limit <= lost.total
 
 
-def no_signal_error(lost: Lost) -> NoSignalError:
+def no_signal_error(lost: Lost) -> RunError:
     """Return the error for a step that reached the limit with no group ready."""
     if lost.dropped > lost.rejected:
-        return NoSignalError(
+        return RunError(
             f"{lost.dropped} groups were dropped because a reward, environment or engine failed, "
             "and none is ready, so the step ended. The last failure: "
             f"{lost.last_failure}"
         )
-    return NoSignalError(
+    return RunError(
         f"{lost.rejected} groups had equal rewards for all their samples "
         "(20 · trainer.num_groups end a step): the task is too easy "
         "or too hard for this model, or the reward is constant; nothing can be learned from it. "

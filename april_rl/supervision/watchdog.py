@@ -90,8 +90,8 @@ class Watchdog:
         """Return the results in order; `reports_beats` says that workers beat during these calls.
 
         Raise a worker's RunError as it is; for every other failure WorkerDiedError,
-        WorkerMemoryError or WorkerStalledError, which name the worker and the report, or
-        RayHeadLostError.
+        WorkerMemoryError or WorkerStalledError, which name the worker and the report, or another
+        RunError when Ray's head process has ended.
         """
         found: dict[ray.ObjectRef[T], T] = {}
         while len(found) < len(calls):

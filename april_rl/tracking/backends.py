@@ -20,10 +20,6 @@ Tell = Callable[[str], None]
 _MAX_SAMPLES = 64  # samples in a table
 
 
-class BackendError(RunError):
-    """A requested tracker is not installed."""
-
-
 @dataclass(slots=True)
 class Backends:
     """The trackers of a run. The first failure of one is reported, and it then stops recording."""
@@ -102,10 +98,10 @@ def sample_row(step: int, record: SampleRecord) -> list[object]:
 
 
 def check_installed(names: Sequence[Name]) -> None:
-    """Raise BackendError for a tracker that is not installed."""
+    """Raise RunError for a tracker that is not installed."""
     for name in names:
         if find_spec(name) is None:
-            raise BackendError(
+            raise RunError(
                 f"tracking.backends={list(names)} needs the package {name}, which is not "
                 f"installed: pip install {name}, or leave it out"
             )

@@ -73,7 +73,7 @@ class Tracker:
         are removed, because it makes them again.
 
         Raises RunDirectoryError when the run directory cannot be written, or holds a run, and
-        BackendError when a tracker is not installed.
+        RunError when a tracker is not installed.
         """
         names = tuple(backend.value for backend in tracking.backends)
         check_installed(names)

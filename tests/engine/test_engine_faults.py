@@ -16,6 +16,7 @@ from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 from april_rl.engine.vllm_engine import VllmEngine
+from april_rl.errors import RunError
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.settings import SetSampling
@@ -23,7 +24,6 @@ from april_rl.rollout.collector import Collection
 from april_rl.rollout.in_process import SerialEngines
 from april_rl.rollout.record import GroupState
 from april_rl.rollout.requests import Request
-from april_rl.rollout.stop_rule import NoSignalError
 from april_rl.types import Prompt, SampleId
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
@@ -178,7 +178,7 @@ def test_an_engine_that_fails_everything_ends_the_run_with_the_reason(planted, r
     said = (
         r"dropped because a reward, environment or engine failed.*log-probabilities are not finite"
     )
-    with pytest.raises(NoSignalError, match=said):
+    with pytest.raises(RunError, match=said):
         real_run.step()
 
 
