@@ -39,9 +39,7 @@ class Savers(Protocol):
     """The workers' methods that checkpoints use."""
 
     def start_saving(self, folder: Path) -> Collection[str]:
-        """Copy the state of every learner and start writing it into `folder`; return the names of
-        the files there will be.
-        """
+        """Copy every learner's state and begin to write it; return the names of the files."""
 
     def poll_save(self) -> Written | None:
         """Return the written files, or None while a worker is still writing. Never waits."""

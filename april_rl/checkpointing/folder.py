@@ -47,9 +47,7 @@ class Saved(NamedTuple):
 
 
 def begin(root: Path, step: int) -> Path:
-    """Remove what interrupted saves left behind, and return a new, empty folder for a
-    checkpoint.
-    """
+    """Remove what interrupted saves left, and return a new, empty folder for a checkpoint."""
     root.mkdir(parents=True, exist_ok=True)
     recover(root)
     for left in root.glob(f".{_PREFIX}*"):

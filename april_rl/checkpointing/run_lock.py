@@ -149,9 +149,7 @@ def _open(path: Path, *, creates: bool) -> _Opened:
 
 
 def _lock(file: FileIO, folder: Path) -> str | None:
-    """Take the kernel lock; return a name for the processes that see it: those with the same
-    kernel and mount.
-    """
+    """Take the kernel lock; return a name for the processes that see it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,6 +1,4 @@
-"""Read a JSON file into an Arrow file without changing its values: nothing becomes a date, and
-numbers keep their digits.
-"""
+"""Read a JSON file into an Arrow file without changing values: no dates, and all digits stay."""
 
 from __future__ import annotations
 

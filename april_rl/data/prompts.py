@@ -188,9 +188,7 @@ def _counts(tokenized: TokenizedTable, num_prompts: int, *, limit: int) -> str:
 
 
 def _notes(path: str, tokenized: TokenizedTable, tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield notes on columns that are not read, and one with an example when many tokens of the
-    prompts are unknown.
-    """
+    """Yield notes on columns that are not read, and one if many tokens are unknown."""
     yield from (f"{path}: {note}" for note in tokenized.notes)
     if tokenized.unknown_frac <= _MANY_UNKNOWN:
         return

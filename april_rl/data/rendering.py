@@ -27,9 +27,7 @@ class Renderer:
     """Puts instruction and template around a question."""
 
     def __init__(self, chosen: PromptSetConfig, tokenizer: Tokenizer, names: RowNames) -> None:
-        """Raise DataError for settings that contradict each other, TokenizerError for a missing
-        chat template.
-        """
+        """Raise DataError for contradictory settings, TokenizerError without a template."""
         self._tokenizer, self._names = tokenizer, names
         self._plain_template, self._system_prompt = chosen.plain_template, chosen.system_prompt
         self._instruction, self._variables = chosen.instruction, chosen.chat_template_kwargs
@@ -175,9 +173,7 @@ class BatchTokenizer:
         }
 
     def _check_open(self, token_ids: tuple[int, ...], text: str, place: int) -> None:
-        """Raise DataError for a prompt that ends with an end token: the response would follow the
-        end of the text.
-        """
+        """Raise DataError for a prompt that ends with an end token."""
         last = self._ends.get(token_ids[-1]) if token_ids else None
         written = text.rstrip()
         end = last or next((end for end in self._ends.values() if written.endswith(end)), None)

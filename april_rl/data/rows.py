@@ -227,9 +227,7 @@ def _to_prompt(value: object) -> str | tuple[Message, ...]:
 
 
 def _only(values: list[Any]) -> object:
-    """Return the single answer of a list; None for an empty list, the list itself if its answers
-    differ.
-    """
+    """Return the single answer of a list, None if it is empty, the list if its answers differ."""
     answers = [_to_answer(value) for value in values]
     is_one = len({str(answer).strip() for answer in answers}) == 1
     return answers[0] if is_one else answers or None

@@ -71,9 +71,7 @@ def open_source(chosen: PromptSetConfig, *, key: str, seed: int, folder: Path) -
 
 
 def row_names(chosen: PromptSetConfig, num_rows: int) -> RowNames:
-    """Return names of the form `file:line` for a file with one object a line, otherwise file or set
-    and row number.
-    """
+    """Return names such as file:line if each line is an object, else with row numbers."""
     path = chosen.path
     if not is_file(path):
         return RowNames(prefix=f"{path} [{chosen.split}] row ")

@@ -74,9 +74,7 @@ class TableMaker:
         self._num_processes = num_processes or len(os.sched_getaffinity(0))
 
     def table(self) -> TokenizedTable:
-        """Return the table, in memory if it is small, otherwise mapped from the cache; raises
-        DataError and TokenizerError.
-        """
+        """Return the table, in memory or from the cache; raise DataError or TokenizerError."""
         folder = kept_folder(
             self._chosen,
             self._tokenizer,

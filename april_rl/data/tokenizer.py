@@ -222,9 +222,7 @@ class Tokenizer:
 
 
 def _without_thoughts(text: str) -> str:
-    """Return the part of a turn after its thoughts, which may have begun in the prompt or may
-    not end.
-    """
+    """Return a turn after its thoughts, which may have begun in the prompt or may not end."""
     before, closed, after = text.partition("</think>")
     return after if closed else before.partition("<think>")[0]
 

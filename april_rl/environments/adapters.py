@@ -63,9 +63,7 @@ class FunctionTools:
 
 
 def class_of_functions(functions: Sequence[object]) -> type[FunctionTools]:
-    """Return a class in TRL's form whose tools are functions. Raise TypeError for anything else, or
-    for names that tools cannot have.
-    """
+    """Return a class in TRL's form whose tools are functions. Raise TypeError for anything else."""
     tools: dict[str, Callable[..., Any]] = {}
     for function in functions:
         if not inspect.isroutine(function):
@@ -119,9 +117,7 @@ class ToolsEnvironment:
         return StepResult(reward=await self._reward(), is_final=True)
 
     async def _reward(self) -> float:
-        """Return the result of `get_reward`, or else the attribute `reward`, which the reward
-        functions in TRL's examples read.
-        """
+        """Return the result of `get_reward`, or the attribute `reward`, as in TRL's examples."""
         if self._get_reward is None:
             try:
                 return float(self._instance.reward)

@@ -1,6 +1,4 @@
-"""One episode in its process: call the methods of an environment with a time limit, and check
-what they return (`door.py`).
-"""
+"""One episode in its process: call an environment with a time limit, and check what it returns."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ class Episode:
     def __init__(
         self, build: Callable[[], Environment], calls: Calls, *, limit_s: float, max_tokens: int
     ) -> None:
-        """`limit_s` is the time limit of one method call, and of `build`; `max_tokens` is
-        environment.max_observation_tokens.
-        """
+        """`limit_s` limits one call or `build`; `max_tokens` is the limit of observations."""
         self._build, self._calls = build, calls
         self._environment: Environment | None = None
         self._has_snapshots = False
@@ -78,9 +74,7 @@ class Episode:
             self._environment.end()
 
     async def reply_to(self, request: EpisodeRequest) -> EpisodeReply:
-        """Begin if the request says so, take its turns, and return every result, including those
-        before a failure.
-        """
+        """Begin if asked to, take the turns, and return every result, also before a failure."""
         results: list[StepResult] = []
         outcome: Outcome = "returned"
         began_s = time.monotonic()

@@ -1,6 +1,4 @@
-"""Run user code that is not a coroutine in a thread for each call, with a time limit that begins
-when the call does.
-"""
+"""Run user code that is not a coroutine in a thread for each call, with a time limit."""
 
 from __future__ import annotations
 

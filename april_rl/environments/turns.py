@@ -87,9 +87,7 @@ def observation_of(
     *,
     config: EnvironmentConfig,
 ) -> Observation:
-    """Return the last result as an observation. The other results come from repeated calls and
-    must equal what the sample already has.
-    """
+    """Return the last result; the others are repeated and must equal what the sample has."""
     try:
         return _observation(results, sample, rules, config)
     except TokenizerError as error:
@@ -139,9 +137,7 @@ def _observation(
 
 
 def _observe(dialogue: Dialogue, result: StepResult, ends: Sequence[int]) -> Observation:
-    """Return a result in the form that the policy reads, after turns that ended with the tokens
-    `ends`.
-    """
+    """Return a result as the policy reads it, after turns that ended with the tokens `ends`."""
     assert not isinstance(result.messages, str)
     if not ends:
         token_ids = dialogue.opening(result.messages, result.tools)

@@ -163,9 +163,7 @@ def what_it_says(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """Return a text without the markdown emphasis and dollar signs in it, and without the math
-    delimiters and period around it.
-    """
+    """Return a text without markdown, dollar signs, math delimiters and the period at its end."""
     text = _EMPHASIS.sub("", _NEXT_TURN.sub("", text)).strip(_MARKUP)
     # A closing brace of a box or a \\text around it.
     if text.endswith("}") and text.count("}") > text.count("{"):
@@ -246,9 +244,7 @@ def _is_mentioned(text: str, mark: re.Match[str]) -> bool:
 
 
 def _after(text: str, start: int, limit: int) -> tuple[int, int]:
-    """Return where the answer after a colon begins and ends, within `limit`: the rest of the line,
-    or the first line with content.
-    """
+    """Return where the answer after a colon begins and ends: the first line with content."""
     lead = _LEAD.match(text, start, limit)
     start = lead.end() if lead else start
     end = text.find("\n", start, limit)

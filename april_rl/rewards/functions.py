@@ -38,9 +38,7 @@ class RewardFunction:
 
 
 def builtin_module(function: str) -> str:
-    """Return the module with `build(context, **args)` of a built-in. Only reward processes import
-    it.
-    """
+    """Return the module of a built-in, which only reward processes import."""
     return f"april_rl.rewards.builtin.{function}"
 
 

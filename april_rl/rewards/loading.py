@@ -98,9 +98,7 @@ class Reward:
         self.columns = tuple(name for name in self._names if name not in RESERVED)
 
     def load(self, context: Context, state: str | None) -> None:
-        """Prepare the reward, and continue from `state` if there is one. Raise TypeError for a
-        state that cannot be kept.
-        """
+        """Prepare the reward, from `state` if given. Raise TypeError if it cannot be kept."""
         if isinstance(self.call, Loads):
             self.call.load(context)
         if isinstance(self.call, Saves) != isinstance(self.call, Restores):

@@ -89,9 +89,7 @@ class Scorebook:
         return units
 
     def settle(self, unit: Unit, scores: Sequence[Sequence[Score]]) -> list[Score]:
-        """Record the scores of a unit's samples by each of its functions [n]; return the totals
-        that this completes, including failed ones.
-        """
+        """Record the scores of a unit's samples by its functions; return complete totals."""
         settled = []
         for position, of_sample in zip(unit.positions, scores, strict=True):
             sample = self._open[position]

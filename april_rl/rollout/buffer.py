@@ -185,9 +185,7 @@ class Buffer:
         return sorted(self._ready.values(), key=_age_order)
 
     def open_versions(self, *, policy_version: int) -> Counter[int]:
-        """Count open groups by the version of their oldest token; a group without tokens counts for
-        `policy_version`.
-        """
+        """Count open groups by their oldest token's version; without tokens: `policy_version`."""
         return Counter(
             policy_version if group.oldest_version is None else group.oldest_version
             for group in self._open.values()
@@ -220,9 +218,7 @@ class Buffer:
         return heapq.nsmallest(limit, [*opened, *ready], key=_sequence_length)
 
     def metrics(self) -> Metrics:
-        """Return `ledger/*`, the number of groups in each state and the number that were opened;
-        and the sizes of the buffer.
-        """
+        """Return `ledger/*`, the number of groups in each state, and the sizes of the buffer."""
         ready = [scored.group for scored in self._ready.values()]
         held = sum(sum(group.ends) for group in self._open.values())
         held += sum(sample.end for group in ready for sample in group.samples)

@@ -65,9 +65,7 @@ def check_state(
 
 
 def check_observations(state: Plain, *, max_observation_tokens: int) -> None:
-    """Raise RunError if an unfinished sample has read more of its environment than may be read:
-    its next request would not fit the engine.
-    """
+    """Raise RunError if an unfinished sample has read more of its environment than may be read."""
     longest = max(
         (_unfinished_tokens(g, _num_observed) for g in state["buffer"]["open"]), default=0
     )

@@ -182,9 +182,7 @@ class Collector:
             self._groups.send()
 
     def leftovers(self, *, under_way: Sequence[ScoredGroup]) -> Leftovers:
-        """Return the samples that were generated and not trained; `under_way` was collected for
-        an update that failed.
-        """
+        """Return the untrained samples; `under_way` was collected for an update that failed."""
         return Leftovers(
             collected=[scored.group.samples for scored in under_way],
             ready=[scored.group.samples for scored in self._buffer.ready_groups()],
@@ -192,9 +190,7 @@ class Collector:
         )
 
     def save(self) -> Plain:
-        """Return plain data, for JSON, with which a new collector continues as this one would. Call
-        it between steps.
-        """
+        """Return plain data for JSON, between two steps, with which a new collector continues."""
         return {
             "format": FORMAT,
             "num_groups": self._rules.num_groups,

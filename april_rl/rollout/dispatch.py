@@ -139,9 +139,7 @@ class Dispatch:
         return num_assigned
 
     def assign(self, *, limit: float) -> int:
-        """Assign at most `limit` waiting samples, in order, to engines that have room; return how
-        many.
-        """
+        """Assign at most `limit` samples, in order, to engines with room; return how many."""
         num_assigned = 0
         while self._waiting:
             group = self._waiting[0]
@@ -169,9 +167,7 @@ class Dispatch:
         self._siblings = group, engine
 
     def launch(self) -> None:
-        """Launch ticks with the assigned samples, until every engine with requests has two under
-        way.
-        """
+        """Launch ticks with the assigned samples: two on every engine that has requests."""
         due, self._due = sorted(self._due), set()
         for engine in due:
             if not self.slots.in_flight(engine):
@@ -230,9 +226,7 @@ class Dispatch:
         return ended
 
     def take_back(self, group: OpenGroup, completion: Completion) -> None:
-        """Release the room of a request that came back, and learn from the length of a turn that
-        ended.
-        """
+        """Release the room of a request that came back, and learn from the length of its turn."""
         index = completion.sample_id.index
         engine = group.engines[index]
         assert engine is not None, completion.sample_id

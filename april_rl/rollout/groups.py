@@ -1,6 +1,4 @@
-"""The life of groups: they are opened, resumed, extended by completions and replies, settled and
-parked.
-"""
+"""The life of groups: they are opened, resumed, extended, settled and parked."""
 
 from __future__ import annotations
 
@@ -111,9 +109,7 @@ class Groups:
             self._send(self._unsent.popleft(), group_size=self._buffer.group_size)
 
     def send_again(self) -> None:
-        """Send the samples of a restored buffer that their environment has not answered, and the
-        finished ones that have no score.
-        """
+        """Send the samples of a restored buffer that have no reply or no score yet."""
         for group in self._buffer.open_groups():
             num_unscored = len(group.states) - len(group.indices(SampleState.scored))
             for index, state in enumerate(group.states):

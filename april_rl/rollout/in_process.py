@@ -15,9 +15,7 @@ class SingleEngine(Protocol):
     """Protocol of one engine: `VllmEngine`, a simulated engine, or a fake of a test."""
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
-        """Queue `submit` and run at most `max_steps` engine steps with at most `slots` requests
-        together.
-        """
+        """Queue `submit` and run at most `max_steps` steps with at most `slots` requests."""
 
     def abort(self) -> Completions:
         """Return one completion for every request not yet returned, and empty the engine."""

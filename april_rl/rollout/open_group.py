@@ -184,9 +184,7 @@ class OpenGroup:
         return sum(self.sample(index).context_lengths[:-1])
 
     def num_routed(self, index: int) -> int:
-        """Return how many tokens of a sample's last context come before the last one with known
-        experts.
-        """
+        """Return how many first tokens of a sample's last context have known experts."""
         found, end = 0, len(self.prompt.token_ids)
         for span in self.spans[index]:
             if isinstance(span, Observation) and span.begins_context:
@@ -232,9 +230,7 @@ class OpenGroup:
         self._note_fault(index)
 
     def _note_fault(self, index: int) -> None:
-        """Remember why the group cannot be trained, if engine or environment failed for the
-        sample.
-        """
+        """Remember why the group cannot be trained, if engine or environment has failed."""
         if self.failure is not None or not self.spans[index]:
             return
         sample_id, last = SampleId(self.prompt.id, index), self.spans[index][-1]

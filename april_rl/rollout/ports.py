@@ -16,9 +16,7 @@ class EngineStalledError(RunError):
 
 
 class Engines(Protocol):
-    """Every engine of the run, driven in ticks. Ticks of one engine run in the order of their
-    launch.
-    """
+    """Every engine of the run, driven in ticks, which run in the order of their launch."""
 
     @property
     def num_engines(self) -> int:

@@ -40,9 +40,7 @@ class Settled(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class GroupEvents:
-    """Events of groups since a step last trained some, including those between two steps and in
-    an interrupted step.
-    """
+    """Events of groups since the last training, also between steps and in interrupted ones."""
 
     opened: list[int] = field(default_factory=list)  # prompt ids, increasing
     settled: list[Settled] = field(default_factory=list)
@@ -129,9 +127,7 @@ class StepRecord:
         self.sent.append(Sent(engine, slots, self.now_s, sample_ids))
 
     def take_back(self, group: OpenGroup, completion: Completion) -> None:
-        """Record that a sample of `group`, which has the completion already, comes back now; one
-        that never had a slot is left out.
-        """
+        """Record that a sample comes back, unless it never had a slot; `group` has its tokens."""
         num_tokens = len(completion.token_ids)
         if not num_tokens and completion.finish_reason is None:
             return

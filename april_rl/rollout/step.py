@@ -69,9 +69,7 @@ class Step:
         prompts: PromptSource,
         may_open: bool,
     ) -> None:
-        """Take the parts of a step; `record` has its policy version and C, and gets its events.
-        Nothing happens before `generate`.
-        """
+        """Take the parts of a step; `record` has its policy version and C, and gets its events."""
         self._rules = rules
         self._record = record
         self._dispatch = dispatch
@@ -126,9 +124,7 @@ class Step:
         self._allowance -= self._dispatch.return_to_engines(limit=self._allowance)
 
     def _is_enough(self) -> bool:
-        """Return whether the step has its groups, or has reached the limit on lost ones, and no
-        open group must finish in it.
-        """
+        """Return whether the step has its groups, or lost too many, and none must finish in it."""
         buffer, rules, version = self._buffer, self._rules, self._record.policy_version
         if buffer.num_ready < rules.num_groups and not self._is_hopeless():
             return False
@@ -156,9 +152,7 @@ class Step:
         self._dispatch.launch()
 
     def _open_until(self, num_samples: float) -> None:
-        """Open groups, as far as allowed, until enough samples wait for an engine or for the
-        first message of their environment.
-        """
+        """Open groups, as far as allowed, until enough samples wait or begin."""
         num_beginning = self._buffer.num_beginning
         while self._dispatch.num_waiting + num_beginning < num_samples and self._may_open_another():
             group = self._groups.open(self._prompts.take())
@@ -206,9 +200,7 @@ class Step:
         return self._num_idle_ticks >= _MANY_IDLE_TICKS * self._dispatch.num_engines
 
     def _await_replies(self) -> bool:
-        """Wait for scores and replies when nothing is left to generate; return False when none is
-        missing.
-        """
+        """Wait for scores and replies; return False if none is missing."""
         if not self._buffer.has_unanswered:
             return False
         with self._record.waiting("scores"):
@@ -216,9 +208,7 @@ class Step:
         return True
 
     def _start_more(self) -> bool:
-        """Open another group when a one-shot step has used up its samples; return False if there is
-        none.
-        """
+        """Open another group in a one-shot step; return False if there is none."""
         self._allowance += self._rules.group_size
         self._open_until(1)
         return self._dispatch.num_waiting > 0 and not self._has_lost_samples

@@ -1,6 +1,4 @@
-"""When a step may end: with enough ready groups, and no open groups that later steps could not
-train in time.
-"""
+"""When a step may end: with enough ready groups, if later steps can train the open ones in time."""
 
 from __future__ import annotations
 
@@ -45,9 +43,7 @@ def no_signal_error(lost: Lost) -> RunError:
 
 
 def lost_groups_notes(lost: Lost, *, num_groups: int, num_wanted: int, limit: int) -> list[str]:
-    """Return notes for the user on lost groups: why groups were dropped, and that the limit made
-    the batch smaller.
-    """
+    """Return notes on why groups were dropped, and that the limit made the batch smaller."""
     notes = []
     if lost.dropped:
         notes.append(

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """A rank of the learner and of an engine. Methods run one after another, in the order of the
-    controller's calls.
-    """
+    """A rank of the learner and of an engine. Methods run one by one, in the order of the calls."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -140,9 +138,7 @@ class Worker:
 
     @records_activity
     def send_first_adapter(self) -> None:
-        """Make all samples of the engine begin with the adapter, which is still zero; a
-        collective.
-        """
+        """Let all samples begin with the adapter, which is still zero; a collective."""
         send_adapter(self._learner, self.engine, self.heartbeat, version=0)
         self._learner.offload()
 
@@ -218,9 +214,7 @@ class Worker:
 
     @records_activity
     def start_saving(self, folder: Path) -> list[str]:
-        """Copy the state of the learner; a thread then writes it into `folder`.
-        Return the names of the files there will be.
-        """
+        """Copy the learner's state, which a thread then writes; return the names of the files."""
         snapshot = self._learner.snapshot()
         self._saving = BackgroundWrite(snapshot.write, folder)
         return snapshot.file_names

@@ -71,9 +71,7 @@ class Workers:
         ]  # in the order of ranks, once they have started
 
     def start(self, plan: Plan, *, on_stage: Callable[[str], None]) -> None:
-        """Form the process group, load the learner and start the engines as planned. Raise as
-        `Watchdog.results`.
-        """
+        """Start learners and engines as planned; raise as `Watchdog.results`."""
         on_stage("joining the process group")
         self._join()
         on_stage("loading the learner")
@@ -154,9 +152,7 @@ class Workers:
         return [name for names in self._all("start_saving", folder) for name in names]
 
     def poll_save(self) -> Written | None:
-        """Return what all workers have written; None while one is still writing. Never waits: a
-        worker that is busy answers later.
-        """
+        """Return what all workers have written; None while one is writing. Never waits."""
         self._polls = self._polls or [actor.poll_save.remote() for actor in self.actors]
         found = self.watchdog.results_within(self._polls, 0.0)
         if found is None:

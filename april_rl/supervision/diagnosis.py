@@ -86,9 +86,7 @@ class ClusterSnapshot:
         return f"{_names(waiting)} {verb} for {_names(blocking)}"
 
     def _ranks_behind(self) -> list[int]:
-        """Return the ranks with the fewest beats in the call that most workers run; none when all
-        have the same number.
-        """
+        """Return the ranks with the fewest beats in the commonest call; none if all are equal."""
         running = [status.activity.call for status in self.statuses if status.activity.is_running]
         if not running:
             return []

@@ -50,9 +50,7 @@ _NO_LIMIT = _Limit("", math.inf)
 
 
 class Watchdog:
-    """Waits for calls to workers; returns their results, or raises one error that names the worker
-    at fault.
-    """
+    """Waits for calls to workers; returns results, or raises an error that names the culprit."""
 
     def __init__(self, *, report: Path, stall_timeout_s: float, call_timeout_s: float) -> None:
         """`report` is the file to write when workers fail.

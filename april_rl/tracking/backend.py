@@ -48,6 +48,4 @@ class Backend(Protocol):
         """Record a table with SAMPLE_COLUMNS."""
 
     def finish(self, error: BaseException | None = None) -> None:
-        """End the record of the run within seconds, also without a network; `error` is what
-        ended the run.
-        """
+        """End the record within seconds, also without a network; `error` ended the run."""

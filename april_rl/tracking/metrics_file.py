@@ -110,9 +110,7 @@ def _replace(path: Path, lines: Iterable[str]) -> None:
 
 
 def _line(step: int, values: Mapping[str, float | None]) -> str:
-    """Return a row as a line: the step, then the keys by stage; values that are not finite
-    become null.
-    """
+    """Return a row as a line: the step, then the keys by stage; null if not finite."""
     row: dict[str, float | None] = {"step": step}
     for key in sorted(values.keys() - {"step"}, key=keys.sort_key):
         value = values[key]
@@ -139,9 +137,7 @@ def read_metrics(path: Path) -> list[dict[str, float | None]]:
 
 
 class Axes:
-    """Axes besides the step: trained tokens and seconds since a run began. A resumed run
-    continues from its last row.
-    """
+    """Axes besides the step: trained tokens and seconds; a resumed run continues its last row."""
 
     def __init__(
         self, last_row: Mapping[str, float | None], *, clock: Callable[[], float] = time.monotonic

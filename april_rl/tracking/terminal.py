@@ -124,9 +124,7 @@ class View:
             self._print(f"{step:>6}  {line}", style="green")
 
     def evaluation(self, num_done: int, values: Mapping[str, float]) -> None:
-        """Print a line for each set that was evaluated outside training; `num_done` sets are
-        complete.
-        """
+        """Print a line for each set evaluated outside training; `num_done` are complete."""
         self._remember(num_done, values)
         for line in figures.evaluation_lines(values):
             self._print(line, style="green")

@@ -1,6 +1,4 @@
-"""The only exit for metrics: terminal, metrics.jsonl, trackers, samples. Stages only return
-them.
-"""
+"""The only exit for metrics: terminal, metrics.jsonl, trackers, samples. Stages return them."""
 
 from __future__ import annotations
 
@@ -168,18 +166,14 @@ class Tracker:
         return step <= self._metrics_file.forgotten_step
 
     def wants_samples(self, step: int) -> bool:
-        """Return whether `samples` of this step are written or shown; otherwise their texts are
-        not made.
-        """
+        """Return whether samples of this step are written or shown; else no texts are made."""
         return self._saves_samples(step) or self._shows_samples(step)
 
     def _shows_samples(self, step: int) -> bool:
         return self._save_samples_every > 0 and _is_due(step, _SHOW_SAMPLES_EVERY)
 
     def _saves_samples(self, step: int) -> bool:
-        """Return whether samples of `step` are saved: of the first and the last step always,
-        unless samples are never saved.
-        """
+        """Return whether the samples of `step` are saved; if any are, the first and last."""
         every = self._save_samples_every
         return _is_due(step, every) or (every > 0 and step in (1, self._num_steps))
 
@@ -235,9 +229,7 @@ class Tracker:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn an error of the disk into one message; before the run begins, it names the
-        setting for another folder.
-        """
+        """Turn an error of the disk into one message, with a remedy before the run begins."""
         try:
             yield
         except OSError as error:
@@ -264,9 +256,7 @@ def check_unused(run_dir: Path) -> None:
 
 
 def forget_steps(run_dir: Path, first_step: int) -> None:
-    """Remove samples and timelines from `first_step` on: their steps were not saved, or belong
-    to an abandoned branch.
-    """
+    """Remove samples and timelines from `first_step` on, which were not saved or are abandoned."""
     for folder in ("samples", "timeline"):
         for path in (run_dir / folder).glob("*step_*.json*"):
             if int(path.name.rpartition("step_")[2].partition(".")[0]) >= first_step:

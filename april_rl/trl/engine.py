@@ -82,9 +82,7 @@ class TrlEngine:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Keep weights and KV cache on the device during the context, also with
-        vllm_enable_sleep_mode.
-        """
+        """Keep weights and KV cache on the device, also with vllm_enable_sleep_mode."""
         own = self._vllm
         if not own.enable_sleep_mode:
             yield

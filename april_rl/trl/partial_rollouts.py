@@ -153,9 +153,7 @@ class PartialRollouts:
         )
 
     def next_rows(self) -> list[dict[str, Any]]:
-        """Generate a batch, unless one was restored; return the data set's row of each of its
-        samples.
-        """
+        """Generate a batch, unless one was restored; return the row of each of its samples."""
         if not self._is_restored:
             self._generate()
         self._is_restored = False

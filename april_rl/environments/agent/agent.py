@@ -47,9 +47,7 @@ class Agent:
     def __init__(
         self, program: Program, endpoint: Endpoint, *, name: str, patience_s: float
     ) -> None:
-        """Start nothing yet. `name` names the sample. A replay waits up to `patience_s` for each
-        request that the program made before.
-        """
+        """Start nothing yet. A replay waits `patience_s` for each request made before."""
         self._program, self._endpoint, self._name = program, endpoint, name
         self._patience_s = patience_s
         self._access: Access | None = None
@@ -82,9 +80,7 @@ class Agent:
         return _observe(self._current.asked)
 
     async def step(self, turn: Turn) -> StepResult:
-        """Send the turn as the response to the current request. Return the messages of the next
-        request, or the reward.
-        """
+        """Send the turn as a response; return the messages of the next request, or the reward."""
         current = self._current
         if current is None:
             raise RuntimeError(
@@ -159,9 +155,7 @@ class Agent:
         return await self._request("")
 
     async def _request(self, key: str) -> _Request | None:
-        """Return the request with a key, or the first one that a client waits for; None when the
-        program has ended.
-        """
+        """Return the request with a key, or the first with a client; None at the program's end."""
         assert self._running is not None
         while not self._running.done():
             if not key:

@@ -24,9 +24,7 @@ def build(context: Context, *, thinking: bool = True) -> Reward:
 
 
 def has_form(response: str, *, how: str, thinking: bool) -> bool:
-    """Return whether a response has its thinking in tags (or none, as requested) and then an
-    answer.
-    """
+    """Return whether a response has its thinking in tags, or none, and then an answer."""
     if response.count(THINK_END) != thinking or response.count(THINK_START) > thinking:
         return False
     if THINK_START in response and not response.lstrip().startswith(THINK_START):

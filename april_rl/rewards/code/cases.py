@@ -74,9 +74,7 @@ def calling(program: str) -> str:
 
 
 def is_same_value(found: object, expected: object) -> bool:
-    """Return whether two values from JSON are equal: numbers by value, decimal ones within
-    TOLERANCE, and true is not 1.
-    """
+    """Return whether two values from JSON are equal, decimals within TOLERANCE; true is not 1."""
     if isinstance(found, bool) or isinstance(expected, bool):
         return found is expected
     if isinstance(found, int | float) and isinstance(expected, int | float):

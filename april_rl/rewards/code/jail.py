@@ -70,9 +70,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; the process `parent`
-    may have ended already.
-    """
+    """Have the kernel kill this process when the thread of `parent` that started it ends."""
     landlock.check_call(landlock.libc.prctl(seccomp.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     if os.getppid() != parent:
         os._exit(1)

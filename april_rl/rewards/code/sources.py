@@ -133,9 +133,7 @@ def _unknown_arguments(name: str) -> str:
 
 
 def _asserts(node: ast.AST) -> bool:
-    """Return whether code in a node can fail by an assert, a raise or a call such as
-    `self.assertEqual` or `pytest.raises`.
-    """
+    """Return whether code in a node can fail by an assert, a raise or a call like assertEqual."""
     for part in ast.walk(node):
         if isinstance(part, ast.Assert | ast.Raise):
             return True

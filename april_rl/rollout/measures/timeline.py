@@ -80,9 +80,7 @@ class Timeline:
     trained: tuple[GroupLengths, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """Return the timeline as plain data for JSON, with times rounded to 0.1 ms, and the
-        times of ticks to 1 µs.
-        """
+        """Return the timeline as plain data for JSON, with times rounded to 0.1 ms or 1 µs."""
         stays = [
             (*stay[:3], round(stay.sent_s, 4), round(stay.ended_s, 4), *stay[5:])
             for stay in self.stays
