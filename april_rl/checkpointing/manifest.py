@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -15,7 +16,6 @@ from april_rl.errors import RunError
 
 FILE = "manifest.json"
 FORMAT = 2  # version of the whole folder; a folder of another version is refused
-_CHUNK_BYTES = 1 << 20
 
 
 class CheckpointError(RunError):
@@ -44,12 +44,9 @@ class Manifest:
 
 def record(path: Path) -> FileRecord:
     """Return the size and hash of a file."""
-    digest, num_bytes = xxhash.xxh3_128(), 0
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            num_bytes += len(chunk)
-    return FileRecord(num_bytes, digest.hexdigest())
+        digest = hashlib.file_digest(file, xxhash.xxh3_128)
+    return FileRecord(path.stat().st_size, digest.hexdigest())
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
