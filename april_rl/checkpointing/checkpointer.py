@@ -9,6 +9,7 @@ written during the next rollout.
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from april_rl.checkpointing.columns import Plain, state_files, write_state
-from april_rl.checkpointing.folder import SCORE, begin, commit, discard, latest, prune
+from april_rl.checkpointing.folder import SCORE, begin, commit, latest, prune
 from april_rl.checkpointing.manifest import CheckpointError, FileRecord, record
 from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.metrics import Metrics, Sum
@@ -151,7 +152,7 @@ class Checkpointer:
         if not errors:
             errors = self._commit(under_way, written)
         if errors:
-            discard(under_way.partial)
+            shutil.rmtree(under_way.partial, ignore_errors=True)
             self._fail(under_way.step, errors[0])
 
     def finish(self) -> bool:

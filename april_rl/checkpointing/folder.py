@@ -126,10 +126,6 @@ def commit(
     return path
 
 
-def discard(partial: Path) -> None:
-    shutil.rmtree(partial, ignore_errors=True)
-
-
 def list_saved(root: Path) -> list[Saved]:
     """Return the checkpoints of a run, oldest first, by looking at folder names only."""
     found = []

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Self
 
 from april_rl.tracking import keys
 from april_rl.tracking.keys import RUN_TIME, TRAINED_TOKENS
@@ -74,12 +73,6 @@ class MetricsFile:
         self._file.close()
         if self._last_step < 0:
             self._path.unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _truncate(path: Path, first_step: int) -> tuple[dict[str, float | None], int]:

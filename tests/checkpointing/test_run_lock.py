@@ -163,13 +163,6 @@ def test_an_owner_that_died_on_another_machine_is_waited_for_once(
     assert "on elsewhere, since noon" in said
 
 
-def test_without_waiting_an_owner_on_another_machine_counts_as_alive(clock, tmp_path):
-    """Fails when a command that only reads takes two minutes."""
-    (tmp_path / FILE).write_text(json.dumps(ELSEWHERE))
-    assert owner_of(tmp_path, waits=False) == "process 1 on elsewhere, since noon"
-    assert clock.now == 0.0
-
-
 def test_a_container_that_died_on_this_machine_leaves_the_directory_free(clock, tmp_path):
     """Its host had another name. Fails when the name is compared instead of who sees the lock: one
     kernel, through one mount.
