@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from april_rl.config.environment import EnvironmentConfig
-from april_rl.data.tokenizer import TokenizerError
 from april_rl.environments.dialogue import Dialogue
 from april_rl.environments.protocol import StepResult, Turn
 from april_rl.types import Completion, Observation, Prompt, Sample
@@ -80,6 +79,10 @@ def episode_seed(run_seed: int, prompt_id: int) -> int:
     return int.from_bytes(digest, "little") >> 33
 
 
+def failure(message: str) -> Observation:
+    return Observation((), is_final=True, failure=f"the environment has failed: {message}")
+
+
 def observation_of(
     results: Sequence[StepResult],
     sample: Sample,
@@ -87,20 +90,9 @@ def observation_of(
     *,
     config: EnvironmentConfig,
 ) -> Observation:
-    """Return the last result; the others are repeated and must equal what the sample has."""
-    try:
-        return _observation(results, sample, rules, config)
-    except TokenizerError as error:
-        return failure(str(error))
-
-
-def failure(message: str) -> Observation:
-    return Observation((), is_final=True, failure=f"the environment has failed: {message}")
-
-
-def _observation(
-    results: Sequence[StepResult], sample: Sample, rules: EpisodeRules, config: EnvironmentConfig
-) -> Observation:
+    """Return the last result; the others are repeated and must equal what the sample has. Raise
+    TokenizerError for messages that cannot be written as tokens.
+    """
     before = [span for span in sample.spans if isinstance(span, Observation)]
     turns = [c for c in sample.completions if c.finish_reason is not None]
     ends = [c.token_ids[-1] for c in turns if c.token_ids]
