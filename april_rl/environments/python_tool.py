@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from april_rl.environments.protocol import StepResult, Turn
-from april_rl.rewards.builtin.code import WALL_PER_CPU, Choice, open_sandbox
+from april_rl.rewards.builtin.code import WALL_PER_CPU, open_sandbox
+from april_rl.rewards.code.sandbox import Level
 
 # The sandbox drops standard error; of the traceback the policy reads the part in its own program.
 _PROGRAM = """
@@ -38,7 +39,7 @@ class PythonTool:
         timeout_s: float = 5.0,
         memory_gib: float = 1.0,
         max_characters: int = 2000,
-        sandbox: Choice = "landlock",
+        sandbox: Level = "landlock",
     ) -> None:
         """`timeout_s` is the CPU time of a program; the first `max_characters` of its output are
         returned. Raise SandboxError if landlock does not isolate here.

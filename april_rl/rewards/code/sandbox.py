@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -45,15 +44,11 @@ BOOTSTRAP = (
 )
 
 
+Level = Literal["landlock", "none"]  # isolation of the code that is run
+
+
 class SandboxError(RunError, RuntimeError):
     """The sandbox cannot run any code; the code is not at fault."""
-
-
-class Level(StrEnum):
-    """Isolation of the code that is run."""
-
-    LANDLOCK = "landlock"
-    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +109,8 @@ class Sandbox:
             "token": token,
             "memory_bytes": int(self.memory_gib * GIB),
             "cpu_s": timeout_s,
-            "landlock": self.level is Level.LANDLOCK,
-            "seccomp": self.level is Level.LANDLOCK or seccomp.is_supported(),
+            "landlock": self.level == "landlock",
+            "seccomp": self.level == "landlock" or seccomp.is_supported(),
             "readable": readable_paths(),
         }
         control, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
