@@ -167,6 +167,15 @@ class Reward:
         )
 
 
+def each_response(score: Callable[[str, str], float]) -> Reward:
+    """Return a reward that scores each response by itself, from its text and the answer."""
+
+    def scores(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:  # noqa: ARG001
+        return list(map(score, responses, answers))
+
+    return Reward(call=scores)
+
+
 def load_reward(settings: RewardFunction, context: Context, *, state: str | None = None) -> Reward:
     """Import a reward function, construct a reward object, or build a built-in.
 
