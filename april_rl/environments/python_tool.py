@@ -29,10 +29,7 @@ _EXPLANATION = (
 
 
 class PythonTool:
-    """An environment in TRL's form with the tool `python`; a turn without a call ends the episode.
-
-    It gives no reward: a reward function compares the last turn's answer.
-    """
+    """An environment in TRL's form with the tool `python`, which gives no reward."""
 
     def __init__(
         self,
@@ -53,8 +50,8 @@ class PythonTool:
     def python(self, code: str) -> str:
         """Run a Python program and return its output.
 
-        Args: code: The program. It has to print its results; no variable is kept for the next
-        program.
+        Args:
+            code: The program. It has to print its results; no variable is kept for the next one.
         """
         program = _PROGRAM.format(code=code)
         with self._sandbox.start(program, timeout_s=self._timeout_s) as opened:
