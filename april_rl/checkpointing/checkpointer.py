@@ -101,10 +101,8 @@ class Checkpointer:
         return by_steps or 0 < 60 * config.every_minutes <= passed_s
 
     def start(self, step: int, state: Plain, *, about: Mapping[str, Any]) -> float:
-        """Start writing the checkpoint of `step` once the previous one is written.
-
-        Returns the seconds for which training paused. `about` adds facts to the manifest. If the
-        disk fails, `tell` is called and the run continues.
+        """Start writing the checkpoint of `step` once the previous one is written; return the
+        seconds for which training paused. If the disk fails, `tell` is called.
         """
         started = self._clock()
         self.finish()

@@ -58,10 +58,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint.
-
-    Raises CheckpointError when it is missing, cannot be read, or has another format.
-    """
+    """Return the manifest; raise CheckpointError if it is missing, broken or of another format."""
     path = folder / FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -85,10 +82,8 @@ def read_manifest(folder: Path) -> Manifest:
 def verify(
     folder: Path, *, hashes: bool = True, on_file: Callable[[str], None] = lambda _: None
 ) -> Manifest:
-    """Check the size of every file, and with `hashes` its content; return the manifest.
-
-    Calls `on_file` with the name of each file before checking it. Raises CheckpointError for the
-    first file that differs.
+    """Check the size of every file, and with `hashes` its content, after a call of `on_file`;
+    return the manifest. Raise CheckpointError for the first file that differs.
     """
     manifest = read_manifest(folder)
     for name, expected in manifest.files.items():

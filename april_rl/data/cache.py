@@ -41,10 +41,8 @@ def kept_folder(
     columns: Collection[str],
     deduplicate: bool,
 ) -> Path | None:
-    """Return the folder in the Hugging Face cache for the tokenized table of these settings,
+    """Return the folder in the Hugging Face cache for the table of these settings and this content,
     whether it exists yet or not; None for a small source, which is not cached.
-
-    A file is identified by its content, not by its path.
     """
     identity = _identity(chosen, key=key)
     if identity is None:

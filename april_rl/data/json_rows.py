@@ -62,9 +62,8 @@ def to_public_types(table: datasets.Dataset) -> datasets.Dataset:
 
 
 def read_json(path: str, target: Path) -> datasets.Dataset:
-    """Write the rows of a JSON file, one object a line or a list of objects, to the Arrow file
-    `target` and return them. Raise ValueError for a file that is not JSON, or whose rows are not
-    objects.
+    """Write the rows of a JSON file to the Arrow file `target` and return them. Raise ValueError
+    for a file that is not JSON, or whose rows are not objects.
     """
     kinds = _kinds(path)
     while True:

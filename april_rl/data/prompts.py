@@ -25,10 +25,7 @@ _SHOWN_CHARACTERS = 200  # length of the example
 
 
 class PromptTable(Sequence[Prompt]):
-    """The prompts of one set that are short enough, in row order, with ids 0 … n - 1.
-
-    A Prompt object is made on access.
-    """
+    """The prompts of one set that are short enough, with ids 0 … n - 1, made on access."""
 
     def __init__(
         self,

@@ -129,10 +129,7 @@ class Renderer:
 
 
 class BatchTokenizer:
-    """The function that `Dataset.map` applies: a batch of values to texts, tokens and answers.
-
-    It is pickled with the path of its tokenizer, so that another process can load it again.
-    """
+    """The function that `Dataset.map` applies: a batch of values to texts, tokens and answers."""
 
     def __init__(
         self,
@@ -149,10 +146,8 @@ class BatchTokenizer:
         self._ends = {token_id: tokenizer.show_text([token_id]) for token_id in ends}
 
     def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-        """Return the columns of a prompt table.
-
-        A chat template writes special tokens itself; for a plain template the tokenizer adds
-        those at the start.
+        """Return the columns of a prompt table. The tokenizer adds special tokens for a plain
+        template; a chat template writes them itself.
         """
         places = self._places[indices].tolist()
         rows = list(self._reader.rows(batch, places))

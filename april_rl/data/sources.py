@@ -121,9 +121,8 @@ def _root_cause(error: BaseException, *, num_lines: int = 1) -> str:
 
 
 def map_again(table: datasets.Dataset) -> datasets.Dataset:
-    """Return the table on a fresh mapping of its files.
-
-    Pages read through the old mapping count as memory of the process until the mapping is released.
+    """Return the table on a new mapping of its files: pages read through the old one count as
+    memory of the process until it is released.
     """
     files = [str(entry["filename"]) for entry in table.cache_files]
     if not files:
@@ -165,10 +164,8 @@ def hub_name(path: str) -> tuple[str, str | None]:
 
 
 def load_split(path: str, *, split: str) -> datasets.Dataset:
-    """Load one split of a data set from the hub, its cache or a folder.
-
-    Raises DataError listing the configurations if there are several and the path names none; errors
-    of `datasets` pass through.
+    """Load one split of a data set from the hub, its cache or a folder. Raise DataError listing the
+    configurations if the path names none of several; other errors pass through.
     """
     dataset, configuration = hub_name(path)
     try:

@@ -45,9 +45,8 @@ class PromptStream:
         origin: Origin = NO_ORIGIN,
         new_sampler: NewSampler | None = None,
     ) -> None:
-        """`prompts` are yielded with new ids; `seed` is not negative; `name` is the name of the
-        source, and `origin` is compared with the one of a saved stream; without `new_sampler`
-        the prompts are `Shuffled`.
+        """`prompts` get new ids; `origin` is compared with the one of a saved stream; without
+        `new_sampler` the prompts are `Shuffled`.
         """
         assert prompts, "a stream needs at least one prompt"
         self._prompts, self._name, self._origin = prompts, name, origin

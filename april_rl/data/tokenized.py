@@ -159,10 +159,7 @@ class TableMaker:
 
 
 def fingerprint(table: datasets.Dataset) -> str:
-    """Return the xxh3 hash of the tokens and answers of all rows, in order.
-
-    It does not depend on how the table is divided into files or chunks.
-    """
+    """Return the hash of all tokens and answers, however the table is divided into chunks."""
     rows = map_again(table).data.select(["token_ids", "answer"])
     digest = xxhash.xxh3_128()
     for start in range(0, len(rows), _FINGERPRINT_ROWS):

@@ -44,10 +44,7 @@ class TokenizerError(RunError, ValueError):
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer behind the few operations that the project needs.
-
-    It is pickled as its path: another process loads it again.
-    """
+    """A Hugging Face tokenizer behind the few operations that are needed; pickled as its path."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, path: str) -> None:
         self._tokenizer = tokenizer
@@ -88,9 +85,7 @@ class Tokenizer:
         begins_turn: bool = True,
     ) -> str:
         """Return the messages as the model sees them, with or without the start of its own turn.
-
-        `template_kwargs` are variables of the chat template. Raises TokenizerError when there is no
-        chat template or it refuses these messages.
+        Raise TokenizerError without a chat template, or when it refuses these messages.
         """
         self.check_chat({})
         try:
@@ -246,10 +241,7 @@ def _adds_nothing(tokenizer: PreTrainedTokenizerFast) -> bool:
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    """Load the tokenizer of a Hugging Face folder or a hub id; raises TokenizerError.
-
-    Without a network a hub id works from the local cache.
-    """
+    """Load the tokenizer of a folder or a hub id, also from the cache; raise TokenizerError."""
     try:
         return Tokenizer(AutoTokenizer.from_pretrained(path), path=path)
     except (OSError, ValueError) as error:

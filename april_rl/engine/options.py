@@ -58,10 +58,7 @@ def engine_args(
 
 
 def _lora_args(lora: LoraConfig | None) -> dict[str, Any]:
-    """Return arguments for LoRA layers that hold one adapter; none without `lora`.
-
-    Only layers that have an adapter become LoRA layers.
-    """
+    """Return arguments for LoRA layers that hold one adapter; none without `lora`."""
     if lora is None:
         return {}
     targets = lora.target_modules

@@ -177,10 +177,8 @@ class VllmEngine:
     def load_weights(
         self, weights: Iterator[tuple[str, torch.Tensor]], *, policy_version: int
     ) -> None:
-        """Sample with `weights` (Hugging Face names, every weight of the model) from now on.
-
-        Only while the engine is empty. New requests do not share prefix-cache entries of an older
-        version, since the version is part of every key.
+        """Sample with `weights` from now on; only while the engine is empty. The version is
+        part of the prefix cache's keys, so that no older entry is used.
         """
         self._assert_empty()
         with torch.no_grad():
@@ -188,10 +186,8 @@ class VllmEngine:
         self._policy_version = policy_version
 
     def load_adapter(self, folder: Path, *, policy_version: int) -> None:
-        """Read the adapter in `folder`, in the form of peft, and sample with it from now on.
-
-        The engine must be empty. Parked samples continue with the new adapter. Raise
-        RunError when vLLM lacks its layers.
+        """Sample with the adapter in `folder` from now on; only while the engine is empty. Parked
+        samples continue with it. Raise RunError when vLLM lacks its layers.
         """
         self._assert_empty()
         name, number = "policy", 1

@@ -21,8 +21,7 @@ _MAX_FOLDER_BYTES = 107 - 32
 
 def lifeline() -> Connection:
     """Return one end of a pipe for child processes; only the controller holds the other end.
-    Raise RunError if the path for the socket of the fork server, from which they start, is too
-    long.
+    Raise RunError if the path for the socket of their fork server is too long.
     """
     folder = tempfile.gettempdir()
     if len(os.fsencode(folder)) > _MAX_FOLDER_BYTES:

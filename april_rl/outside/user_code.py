@@ -37,10 +37,8 @@ def import_function(function: str) -> Callable[..., Any]:
 
 
 def import_object(path: str) -> object:
-    """Import what `module:name` names.
-
-    Raise ModuleNotFoundError when the module does not exist, TypeError when it lacks the name;
-    errors of the import itself pass through.
+    """Import what `module:name` names. Raise ModuleNotFoundError without the module, TypeError
+    without the name; errors of the import pass through.
     """
     module, _, name = path.partition(":")
     try:

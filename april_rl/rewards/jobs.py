@@ -59,10 +59,7 @@ class DecodedJob:
         )
 
     def argument(self, name: str) -> list[object]:
-        """Return the value of the argument `name` of a function: one value per response [n].
-
-        Raise LookupError when the data has no such column.
-        """
+        """Return argument `name` of a function, one value per response [n]; raise LookupError."""
         reserved: Mapping[str, Sequence[object]] = {
             "num_tokens": self.num_tokens,
             "truncated": self.truncated,

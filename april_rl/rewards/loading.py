@@ -119,10 +119,7 @@ class Reward:
             self.state = state
 
     def scores(self, function: RewardFunction, job: DecodedJob) -> list[Score]:
-        """Return the score of each response [n] by this function alone.
-
-        Raise RewardError when the function itself is at fault, not the response.
-        """
+        """Return the score of each response [n] by this function; raise RewardError if it fails."""
         values: list[float | None] | str = ""
         with Caught() as caught:
             values = read_values(self._call(job), len(job.texts))

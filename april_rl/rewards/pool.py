@@ -86,10 +86,8 @@ class RewardPool:
         return (f"{f}: {about[f.name].note}" for f in self.functions if about[f.name].note)
 
     def try_on(self, prompt: Prompt, responses: Sequence[str]) -> list[list[Score]]:
-        """Return the score by each function of each response to a prompt; the responses form one
-        group [n].
-
-        Raise RewardError when a function is at fault, or its process dies or does not answer.
+        """Return the score by each function of each response; the responses form a group [n]. Raise
+        RewardError when a function is at fault, or its process dies or hangs.
         """
         return next(self.try_on_each([prompt], responses))
 

@@ -42,9 +42,8 @@ def prepare_process(
     states: Mapping[str, str],
     lifeline: Connection,
 ) -> None:
-    """Set the limits of a reward process and load everything before its first job is timed;
-    `decoder` is a pickled `Decode`, `folder` the run directory, `states` the states that rewards
-    continue from, by function.
+    """Set the limits of a reward process and load everything; `decoder` is a pickled `Decode`,
+    `folder` the run directory, `states` the states to continue from, by function.
     """
     global loaded
     functions = reward_functions(reward)

@@ -109,10 +109,7 @@ def save_open_group(group: OpenGroup) -> Plain:
 def restore_open_group(
     state: Plain, *, num_engines: int, restarts_episodes: bool = False
 ) -> OpenGroup:
-    """Return the group that `save_open_group` was given, without engines past `num_engines`.
-
-    With `restarts_episodes`, a group whose episodes are not all over has its prompt alone.
-    """
+    """Return a saved group. With `restarts_episodes` it is new unless all its episodes are over."""
     group = _restore_group(state)
     if restarts_episodes and group.prompt.has_environment and not group.is_complete:
         return OpenGroup(group.prompt, len(group.samples))

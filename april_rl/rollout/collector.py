@@ -202,9 +202,8 @@ class Collector:
         }
 
     def restore(self, state: Plain) -> None:
-        """Continue where `state` was saved. Call it before the first step, with a prompt source
-        restored to the same place. Raises RunError for another format, or for settings that do
-        not fit the state.
+        """Continue where `state` was saved, before the first step and with prompts restored to
+        the same place. Raise RunError for another format, or settings that do not fit.
         """
         rules = self._rules
         check_state(

@@ -67,10 +67,7 @@ class RequestRules:
 
 
 class Dispatch:
-    """Requests of one step: which samples wait, which engine has which, which ticks are under way.
-
-    Consumes groups with waiting samples (`add`), produces ticks (`wait`).
-    """
+    """Requests of one step: takes groups with waiting samples (`add`), gives ticks (`wait`)."""
 
     def __init__(
         self,

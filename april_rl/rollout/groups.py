@@ -38,10 +38,7 @@ class Groups:
         return group
 
     def resume(self) -> list[OpenGroup]:
-        """Begin a step: parked groups are in flight again, and their unfinished samples wait.
-
-        Return the open groups, oldest first.
-        """
+        """Put parked groups in flight, let their samples wait, and return them, oldest first."""
         self._buffer.begin_step()
         groups = list(self._buffer.open_groups())
         for group in groups:

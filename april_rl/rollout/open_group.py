@@ -71,9 +71,8 @@ class Failure(NamedTuple):
 
 
 class OpenGroup:
-    """The G samples of one prompt, from the first request until the group is scored.
-
-    It has lists of length G instead of G objects: most events need one number of one sample.
+    """The G samples of one prompt until it is scored, as lists of length G: most events need one
+    number of one sample.
     """
 
     def __init__(self, prompt: Prompt, group_size: int) -> None:

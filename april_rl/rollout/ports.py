@@ -31,10 +31,8 @@ class Engines(Protocol):
         """
 
     def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
-        """Return the ticks that have ended since the last call, at least one, in the order of their
-        launch for each engine, including ticks that end within `gather_s`.
-
-        Raise EngineStalledError when none ends within `timeout_s`.
+        """Return the ticks that have ended since the last call or end within `gather_s`, at least
+        one. Raise EngineStalledError when none ends within `timeout_s`.
         """
 
     def abort(self, timeout_s: float) -> tuple[Sequence[Completion], list[int]]:

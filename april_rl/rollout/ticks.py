@@ -51,10 +51,7 @@ def _unpack(
     logprobs: NDArray[Any],
     experts: Sequence[Experts | None],
 ) -> Completions:
-    """Return what `Completions.__reduce__` packed.
-
-    Each completion gets arrays of its own, because the buffers are freed when this returns.
-    """
+    """Return what was packed, with arrays of its own: the buffers are freed after this."""
     completions: list[Completion] = []
     token_bytes, logprob_bytes = (each.view(np.uint8).data for each in (token_ids, logprobs))
     end = 0

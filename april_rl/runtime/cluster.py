@@ -53,10 +53,7 @@ class WorkerLocation:
 
 
 def object_store_bytes(batch_tokens: int, *, available: int) -> int:
-    """Return the size of Ray's object store that keeps batches of `batch_tokens` tokens off disk.
-
-    `available` is the free shared memory of this machine in bytes.
-    """
+    """Return the bytes of Ray's object store for these batches, in `available` shared memory."""
     return max(_MIN_STORE_BYTES, min(_BATCHES * TOKEN_BYTES * batch_tokens, available))
 
 

@@ -126,10 +126,7 @@ class RayEngines:
         return ticks
 
     def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
-        """Return the completions of ticks under way and of the abort, and the stalled engines.
-
-        Once workers have failed, the other engines get a few seconds only.
-        """
+        """Return the completions of ticks and of the abort, and the stalled engines."""
         if self._watchdog.has_failed:
             timeout_s = min(timeout_s, _AFTER_FAILURE_S)
         deadline = time.monotonic() + timeout_s

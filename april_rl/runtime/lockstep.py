@@ -14,20 +14,14 @@ Fingerprint = tuple[bytes, ...]  # a digest of each completion, in order
 
 
 def fingerprint(completions: Sequence[Completion]) -> Fingerprint:
-    """Return digests that are equal for the same samples, tokens and finish reasons.
-
-    A digest has sixteen bytes, so the other ranks' copies cost the controller next to nothing.
-    """
+    """Return short digests that are equal for the same samples, tokens and finish reasons."""
     return tuple(map(_digest, completions))
 
 
 def check_lockstep(
     completions: Sequence[Completion], others: Sequence[Fingerprint], *, first_rank: int
 ) -> None:
-    """Raise RunError when a rank of an engine sampled other tokens than its first rank.
-
-    `completions` come from rank `first_rank`, `others` are fingerprints of the ranks after it.
-    """
+    """Raise RunError if a rank after `first_rank`, which made `completions`, sampled others."""
     if not others:
         return  # an engine with one rank need not read every token for its fingerprint
     expected = fingerprint(completions)

@@ -65,10 +65,7 @@ class Worker:
         )
 
     def listen(self, world_size: int) -> tuple[str, int]:
-        """Start the store of a process group on this worker, which is rank 0; return host and port.
-
-        The kernel chooses a free port. A group of one rank needs no port.
-        """
+        """Start the store of a process group on rank 0, at a free port; return host and port."""
         import torch.distributed as dist
 
         self._store: Store = dist.HashStore()  # type: ignore[attr-defined]
@@ -85,10 +82,7 @@ class Worker:
     def join(
         self, address: tuple[str, int], *, rank: int, world_size: int, timeout_s: float
     ) -> None:
-        """Join the process group at `address` as rank `rank`.
-
-        A collective that has waited for `timeout_s` fails, also in groups that are made later.
-        """
+        """Join the process group at `address`, whose collectives fail after `timeout_s`."""
         import torch
         import torch.distributed as dist
         from torch.distributed import distributed_c10d
@@ -174,10 +168,7 @@ class Worker:
 
     @records_activity
     def sync_weights(self, policy_version: int) -> Metrics:
-        """Stream the learner's weights into the engine, which then samples as `policy_version`.
-
-        The learner offloads before the KV cache needs the memory.
-        """
+        """Stream the learner's weights into the engine, which then samples as `policy_version`."""
         started = time.perf_counter()
         with self._profiler.call("sync_weights"):
             num_bytes = self._send_weights(policy_version)
@@ -283,10 +274,8 @@ def _node_ip() -> str:
 
 
 def _use_network_of_ray() -> None:
-    """Make gloo use the network interface of this node's address in the Ray cluster.
-
-    By default it uses the address of the host name, which on many machines is not reachable from
-    others (127.0.1.1).
+    """Make gloo use the network interface of this node's address in the Ray cluster. By default it
+    uses the address of the host name, which others may not reach (127.0.1.1).
     """
     ip = _node_ip()
     for name, addresses in psutil.net_if_addrs().items():

@@ -38,9 +38,8 @@ class Workers:
         watchdog: Watchdog,
         batch_tokens: int = 0,
     ) -> None:
-        """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need.
-
-        `watchdog` waits forevery call to them. `batch_tokens` is the maximum that a step trains.
+        """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need. A step
+        trains at most `batch_tokens`.
         """
         self.layout, self.watchdog = layout, watchdog
         self._lora, self._engine = settings.config.lora, settings.config.engine

@@ -48,10 +48,7 @@ class ClusterMonitor:
         ]
 
     def statuses(self) -> list[ProcessStatus]:
-        """Return the latest status of every worker without waiting.
-
-        Other nodes report asynchronously; when one is overdue its workers' state is NO_REPLY.
-        """
+        """Return the latest status of every worker at once; NO_REPLY if its node is overdue."""
         return self._by_rank(self._local.statuses(), [node.statuses() for node in self._remote])
 
     def collect_traces(self, wait_s: float) -> list[WorkerTrace]:
@@ -127,10 +124,7 @@ class _RemoteNode:
 
 
 def _replies(calls: Sequence[ray.ObjectRef[Any]], wait_s: float = 0.0) -> list[Any]:
-    """Return the result of each call; None for a node that does not answer.
-
-    All calls share one time limit: nodes that are gone are not waited for one by one.
-    """
+    """Return the result of each call within one time limit; None for a node without answer."""
     if calls:
         ray.wait(list(calls), num_returns=len(calls), timeout=wait_s + _NODE_REPLIES_S)
     return [_reply(call) for call in calls]

@@ -53,10 +53,8 @@ class Watchdog:
     """Waits for calls to workers; returns results, or raises an error that names the culprit."""
 
     def __init__(self, *, report: Path, stall_timeout_s: float, call_timeout_s: float) -> None:
-        """`report` is the file to write when workers fail.
-
-        A worker is hung when it makes no progress for `stall_timeout_s`, or for `call_timeout_s` in
-        a call that reports no progress while it runs.
+        """`report` is written when workers fail. A worker is hung when it makes no progress for
+        `stall_timeout_s`, or `call_timeout_s` in a call that reports none while it runs.
         """
         self._report = report
         self._stall_limit = _Limit("runtime.stall_timeout_s", stall_timeout_s)
@@ -74,10 +72,8 @@ class Watchdog:
         return self._call_limit.timeout_s
 
     def watch(self, actors: Sequence[Any]) -> None:
-        """Start to watch the workers, given by rank.
-
-        Before this a dead worker is noticed only through a call to it, and `call_timeout_s` limits
-        each call as a whole.
+        """Watch the workers, given by rank. Before this a dead worker is noticed only through a
+        call to it, and `call_timeout_s` limits each call as a whole.
         """
         self._actors = list(actors)
         self._ranks = {actor._actor_id: rank for rank, actor in enumerate(actors)}
@@ -252,10 +248,7 @@ class Watchdog:
         raise type(error)(f"{error}\n{self._write_report(error, snapshot)}") from None
 
     def _write_report(self, error: RunError, snapshot: ClusterSnapshot) -> str:
-        """Return a line that says where the report is.
-
-        When it cannot be written (a full disk), return the report itself: `error` must be raised.
-        """
+        """Return a line that says where the report is, or the report if the disk is full."""
         self.has_failed = True
         text = report_text(error, snapshot, traces=self._monitor.collect_traces(_STACKS_S))
         try:

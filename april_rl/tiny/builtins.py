@@ -23,10 +23,7 @@ _FILES = {**_MODELS, "arithmetic": TRAIN, "arithmetic_held_out": HELD_OUT}
 
 
 def resolve(path: str, *, key: str = "path") -> str:
-    """Return the file or folder of a `builtin:` path, and other strings unchanged.
-
-    Raise RunError naming the setting `key`.
-    """
+    """Return the file or folder of a `builtin:` path, others unchanged; raise RunError."""
     if not path.startswith(PREFIX):
         return path
     name = path.removeprefix(PREFIX)
@@ -39,10 +36,8 @@ def resolve(path: str, *, key: str = "path") -> str:
 
 
 def resolve_builtins(config: TrainConfig) -> None:
-    """Replace every `builtin:` path of `config` by its folder or file.
-
-    A model folder becomes absolute, because workers run in other directories. Raise
-    RunError naming the key.
+    """Replace every `builtin:` path of `config`; a model's becomes absolute, since workers run in
+    other directories. Raise RunError naming the key.
     """
     config.model.path = _model(config.model.path, key="model.path")
     for key, section in (("teacher.path", config.teacher), ("critic.path", config.critic)):

@@ -32,10 +32,7 @@ class MetricsFile:
         self._file = path.open("x" if first_step is None else "a", encoding="utf-8")
 
     def append(self, step: int, values: Mapping[str, float]) -> None:
-        """Write a step to the disk.
-
-        Raises ValueError for a malformed key, or a step that does not come after the last one.
-        """
+        """Write a step; raise ValueError for a malformed key, or a step before the last one."""
         for key in values:
             keys.check(key)
         if step <= self._last_step:
@@ -48,9 +45,8 @@ class MetricsFile:
         self._file.flush()
 
     def amend(self, step: int, values: Mapping[str, float]) -> None:
-        """Add metrics to the row of the last step, or append a row if `step` has none.
-
-        Raises ValueError as `append` does, also for a metric that the row has already.
+        """Add metrics to the row of the last step, or append a row; raise as `append` does, and
+        for a metric that the row has already.
         """
         if step != self._last_step:
             self.append(step, values)

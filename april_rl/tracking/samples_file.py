@@ -83,9 +83,8 @@ def records_of(
     decode: Callable[[Sequence[int]], str],
     policy_version: int,
 ) -> list[SampleRecord]:
-    """Return the records of all samples of a step; `advantages` [G] of each group, where the
-    tokens of a sample may have their own, whose mean is recorded; `policy_version` is the version
-    that trained them.
+    """Return the records of all samples of a step that trained `policy_version`; of `advantages`
+    by token the mean is recorded.
     """
     return [
         SampleRecord.of(

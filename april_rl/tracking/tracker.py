@@ -121,10 +121,8 @@ class Tracker:
         self.phases.append(EndedPhase(name, began_ns, time.time_ns()))
 
     def log(self, step: int, metrics: Metrics) -> Mapping[str, float]:
-        """Record the metrics of a step: once, in order; step 0 is before the first update. Return
-        the row of the metrics file.
-
-        Raises ValueError for a key that is not stage/quantity, RunDirectoryError for the disk.
+        """Record the metrics of a step, and return the row of the metrics file. Raise ValueError
+        for a key that is not stage/quantity, RunDirectoryError for the disk.
         """
         values = metrics.read()
         values |= self._axes.advance(values) | {"time/tracking_s": self._tracking_s}
@@ -149,9 +147,8 @@ class Tracker:
             self._view.message(self._signal.advice)
 
     def amend(self, step: int, metrics: Metrics) -> None:
-        """Add metrics to the row of the last step, such as an evaluation after it was logged.
-
-        Raises the errors of `log`, and ValueError for a metric that the row has already.
+        """Add metrics to the row of the last step, such as an evaluation; raise as `log` does,
+        and ValueError for a metric that the row has already.
         """
         values = metrics.read()
         with self._count_time():
@@ -202,9 +199,8 @@ class Tracker:
         self._view.message(text)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the view, the file and the trackers within seconds, also without a network.
-
-        `error`: what ended the run before its time; W&B shows it as failed, or killed.
+        """End the view, the file and the trackers within seconds, also without a network;
+        `error` ended the run before its time.
         """
         self._view.close()
         self._metrics_file.close()

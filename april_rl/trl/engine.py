@@ -60,10 +60,7 @@ class _Running:
 
 
 class TrlEngine:
-    """TRL's vLLM, in ticks, as a `SingleEngine`, by vLLM's public methods alone.
-
-    Samples that are parked are prefilled again.
-    """
+    """TRL's vLLM as a `SingleEngine`, by its public methods; parked samples are prefilled again."""
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         """Use the engine that the trainer has started."""

@@ -43,10 +43,8 @@ def noise_seeds(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArr
 
 
 def gumbel_argmax(logprobs: torch.Tensor, seeds: NDArray[np.int64]) -> torch.Tensor:
-    """Draw one token per row from the distribution `logprobs` [B, V] (Gumbel-max trick) → int64
-    [B].
-
-    vLLM's kernel hashes (seed of the row, token) to get the noise of that token.
+    """Draw one token per row from the distribution `logprobs` [B, V] (Gumbel-max trick) → int64 [B]
+    with noise that vLLM's kernel hashes from (seed of the row, token).
     """
     tokens: torch.Tensor = torch.ops._C.fused_gumbel_argmax(logprobs, torch.from_numpy(seeds))
     return tokens
@@ -90,9 +88,8 @@ class CounterSampler(Sampler):
         predict_bonus_token: bool = False,  # noqa: ARG002
         logprobs_mode_override: str | None = None,  # noqa: ARG002
     ) -> SamplerOutput:
-        """Return the next token of every row of `logits` [B, V] with its log-probability in nats.
-
-        Ranks are not computed; they are reported as 0.
+        """Return a token of every row of `logits` [B, V] with its log-probability in nats, and 0
+        as its rank.
         """
         arguments = self._row_arguments(len(logits))
         own = [row for row, given in enumerate(arguments) if SAMPLING in given]

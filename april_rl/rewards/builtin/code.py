@@ -159,10 +159,7 @@ class Code:
 
 @functools.cache
 def open_sandbox(level: Level, *, memory_gib: float) -> Isolation:
-    """Return the sandbox of this process; the first call runs its self-test.
-
-    Raise SandboxError when it does not isolate, unless `level` is none.
-    """
+    """Return a sandbox after its self-test; raise SandboxError if it does not isolate."""
     if level not in get_args(Level):
         raise ValueError(f"args.sandbox={level} must be landlock or none")
     sandbox = Sandbox(level=level, memory_gib=memory_gib)

@@ -8,11 +8,7 @@ from april_rl.rewards.loading import Reward
 
 
 def messages_of(question: object) -> list[dict[str, str]]:
-    """Return a question as chat messages: a text becomes a user message; messages are {role,
-    content}.
-
-    Raise ValueError for anything else.
-    """
+    """Return a question, a text or messages, as chat messages; raise ValueError for others."""
     if isinstance(question, str):
         return [{"role": "user", "content": question}]
     items: Sequence[object] = question if isinstance(question, Sequence) else ()

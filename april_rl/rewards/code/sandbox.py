@@ -97,9 +97,7 @@ class Sandbox:
     def start(
         self, code: str, *, timeout_s: float, tests: Sequence[Check] | None = None
     ) -> Iterator[Program]:
-        """Start the process that can run code, and tests in its module if there are any; end it
-        and what it started at the end.
-
+        """Start the process that can run code, and tests in its module, and end it afterwards;
         `timeout_s` is the CPU time of each run, without the start of Python.
         """
         token = secrets.token_hex()
@@ -154,10 +152,7 @@ class Program:
     tests: Sequence[Check] | None
 
     def run(self, stdin: str = "", *, wall_s: float) -> Finished:
-        """Run the code once, with `stdin`, for at most `wall_s`.
-
-        Raise SandboxError when the sandbox does not close; nothing has run then.
-        """
+        """Run the code once; raise SandboxError when the sandbox does not close: nothing ran."""
         with _memory_file(stdin) as file, tempfile.TemporaryFile() as output:
             reply = self._reply(f"{wall_s:f}", file.fileno(), output.fileno(), wall_s=wall_s)
             size = os.fstat(output.fileno()).st_size

@@ -32,9 +32,8 @@ def split_source(source: str, entry: str = "") -> list[Check]:
 
 
 def split_sources(sources: Sequence[str], entry: str = "") -> list[Check]:
-    """Return one test for each source; one that asserts nothing prepares those after it.
-
-    Raise ValueError when none is a test, or as `split_source` does.
+    """Return one test for each source; one that asserts nothing prepares those after it. Raise
+    ValueError when none is a test, or as `split_source` does.
     """
     checks = []
     for source in sources:

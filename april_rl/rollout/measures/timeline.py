@@ -97,10 +97,7 @@ class Timeline:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the timeline that `plain` was made from.
-
-        Raise KeyError, TypeError or ValueError when `plain` is something else.
-        """
+        """Return the timeline of `plain`; raise KeyError, TypeError or ValueError."""
         return cls(
             policy_version=int(plain["policy_version"]),
             time_s=float(plain["time_s"]),
@@ -116,10 +113,8 @@ class Timeline:
         )
 
     def bars(self) -> Iterator[Bar]:
-        """Yield every stay with its slot.
-
-        Engines compute requests in the order they arrive: a request waits in the queue of its
-        engine and takes the slot that becomes free first.
+        """Yield every stay with its slot. Engines compute requests in the order they arrive: a
+        request takes the slot that becomes free first.
         """
         first, free = 0, {}
         for engine, count in sorted(self.slots.items()):
