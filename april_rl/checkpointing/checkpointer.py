@@ -207,8 +207,7 @@ class BackgroundWrite:
         self._folder = folder
         self._records: dict[str, FileRecord] = {}
         self._error = ""
-        # Free what `write` holds when the thread has ended: the next checkpoint takes as much
-        # again.
+        # Keep no reference to `write`: the next checkpoint takes as much memory again.
         self._thread = threading.Thread(
             target=self._run, args=(write,), name="checkpoint", daemon=True
         )

@@ -58,9 +58,7 @@ def begin(root: Path, step: int) -> Path:
 
 
 def recover(root: Path) -> None:
-    """Rename the checkpoint that `latest` names, if a kill came before that. Call this only
-    while no other process writes into `root`.
-    """
+    """Rename the checkpoint that `latest` names, if a kill came before; no one else may write."""
     path = latest(root)
     if path is not None and path.name.startswith("."):
         path.rename(root / path.name.removeprefix(".").removesuffix(path.suffix))

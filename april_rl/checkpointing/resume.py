@@ -114,9 +114,7 @@ def checkpoint_at(path: Path, *, key: str = "") -> Path:
 
 
 def _refuse_to_start_again(run_dir: Path) -> None:
-    """Raise CheckpointError if `auto` would ignore the checkpoint that the run resumed from,
-    because the run was killed before its first own checkpoint.
-    """
+    """Raise CheckpointError if `auto` would ignore where a run without a checkpoint came from."""
     config = run_dir / "config.yaml"
     begun = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else None
     origin = begun.get("resume") if isinstance(begun, dict) else None

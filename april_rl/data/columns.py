@@ -30,9 +30,7 @@ class Column:
         return batch[self.path[0]]
 
     def value(self, given: object) -> Any:  # noqa: ANN401
-        """Return the value at the path within a value of the column; None if a row lacks the
-        field. Raise PathError for a value that has no fields.
-        """
+        """Return the value at the path, or None; raise PathError where a value has no fields."""
         for depth, name in enumerate(self.path[1:], start=1):
             given = self._fields(given, ".".join(self.path[:depth])).get(name)
         return given

@@ -35,8 +35,7 @@ class Renderer:
         # (role, has calls, is first) of the messages that were tried.
         self._kinds_tried: set[tuple[str, bool, bool]] = set()
         self.is_chat = chosen.template is Template.chat
-        # A chat prompt with an environment does not begin the model's turn: the environment may add
-        # to it.
+        # Without the model's turn, an environment may add to a chat prompt.
         self.begins_turn = not (self.is_chat and chosen.environment)
         if self.is_chat:
             tokenizer.check_chat(chosen.chat_template_kwargs)

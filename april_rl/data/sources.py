@@ -121,9 +121,7 @@ def _root_cause(error: BaseException, *, num_lines: int = 1) -> str:
 
 
 def map_again(table: datasets.Dataset) -> datasets.Dataset:
-    """Return the table on a new mapping of its files: pages read through the old one count as
-    memory of the process until it is released.
-    """
+    """Return the table on a new mapping: pages of the old one count as memory of this process."""
     files = [str(entry["filename"]) for entry in table.cache_files]
     if not files:
         return table

@@ -45,9 +45,7 @@ class PromptStream:
         origin: Origin = NO_ORIGIN,
         new_sampler: NewSampler | None = None,
     ) -> None:
-        """`prompts` get new ids; `origin` is compared with the one of a saved stream; without
-        `new_sampler` the prompts are `Shuffled`.
-        """
+        """`prompts` get new ids; a saved stream has the same `origin`; `Shuffled` by default."""
         assert prompts, "a stream needs at least one prompt"
         self._prompts, self._name, self._origin = prompts, name, origin
         self._seed = seed

@@ -146,8 +146,7 @@ class TableMaker:
                 num_proc=num_processes if into is not None and num_processes > 1 else None,
                 keep_in_memory=into is None,
                 cache_file_name=None if into is None else str(into / "prompts.arrow"),
-                # By default `datasets` hashes all that the function holds, and the hash of a
-                # tokenizer is not stable.
+                # By default `datasets` hashes the function: a tokenizer's hash is not stable.
                 new_fingerprint="tokenized" if into is None else into.name,
             )
 

@@ -21,8 +21,7 @@ from april_rl.data.decoder import BackendDecoder
 from april_rl.errors import RunError
 from april_rl.types import Message
 
-# The form in which Hermes, Qwen2.5, Qwen3 and others write tool calls, for `parse_response` of
-# transformers.
+# How Hermes, Qwen2.5, Qwen3 and others write tool calls, for transformers' `parse_response`.
 _JSON_CALLS = {
     "defaults": {"role": "assistant"},
     "start_anchor": "assistant\n",
@@ -186,9 +185,7 @@ class Tokenizer:
 
     @property
     def unknown_id(self) -> int | None:
-        """Return the token for text outside the vocabulary; None if there is none, or if the
-        same token also begins or ends texts.
-        """
+        """Return the token for unknown text; None if there is none, or it also marks an end."""
         found: int | None = self._tokenizer.unk_token_id
         ends = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)
         return None if found in ends else found
@@ -223,9 +220,7 @@ def _without_thoughts(text: str) -> str:
 
 
 def _adds_nothing(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Return whether the tokenizers library alone decodes identically: the model has no decoding
-    method of its own, and no spaces are removed before punctuation.
-    """
+    """Return whether the tokenizers library alone decodes identically."""
     if (
         type(tokenizer).decode is not PreTrainedTokenizerBase.decode
         or type(tokenizer)._decode is not PreTrainedTokenizerFast._decode

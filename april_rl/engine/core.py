@@ -70,9 +70,7 @@ def start_core(args: EngineArgs) -> InprocClient:
 
 
 def _check_experts(config: VllmConfig) -> None:
-    """Raise RunError if vLLM cannot use its CPU kernel for experts together with LoRA
-    layers: it would choose a Triton kernel, and fail at the first token.
-    """
+    """Raise RunError for experts with LoRA layers on a CPU: a Triton kernel would fail later."""
     if config.lora_config and config.model_config.is_moe and current_platform.is_cpu():
         raise RunError(
             "lora.sync=adapter: this model has experts, which vLLM's build for CPUs cannot compute "

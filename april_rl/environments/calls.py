@@ -187,9 +187,7 @@ class Calls:
 
 
 def path_of(folder: Path, sample_id: SampleId, dataset: str) -> Path:
-    """Return the file with the calls of a sample; evaluations use a folder for each set, since
-    every set numbers its prompts from the same start.
-    """
+    """Return the file with a sample's calls; every held-out set numbers its prompts from 0."""
     if sample_id.prompt_id < 0:
         folder = folder / EVALUATIONS / dataset
     return folder / f"{sample_id.prompt_id}_{sample_id.index}.jsonl"

@@ -28,8 +28,7 @@ class EpisodeRequest:
 
     number: int  # the question that this answers
     sample_id: SampleId
-    # Given to begin the episode, or to build it again from all of `turns`; None: it lives in the
-    # process.
+    # Begins the episode, or builds it again from all of `turns`; None: it lives in the process.
     row: Mapping[str, Any] | None
     seed: int
     turns: tuple[Turn, ...]  # the turns that have no observation yet
@@ -38,9 +37,7 @@ class EpisodeRequest:
 
 @dataclass(slots=True, kw_only=True)
 class EpisodeReply(ProcessReply):
-    """The results of the method calls that a request made, in order: of `reset`, if the episode
-    began with it, and of `step` for each turn.
-    """
+    """The results of the methods that a request called, in order: `reset`, and `step` by turn."""
 
     results: tuple[StepResult, ...] = ()  # each has a list of messages
     outcome: Outcome
@@ -128,9 +125,7 @@ class Episode:
                 ) from error
 
     async def _restore(self, environment: Environment, request: EpisodeRequest) -> bool:
-        """Continue from the latest snapshot before the first turn without an observation, if
-        there is one; snapshots after other turns belong to an abandoned episode.
-        """
+        """Continue from the latest snapshot before the turn without an observation, if any."""
         if not self._has_snapshots:
             return False
         assert isinstance(environment, Saves)
@@ -144,9 +139,7 @@ class Episode:
         return False
 
     async def _call_in_time(self, method: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
-        """Call a method, in a thread unless it is a coroutine; raise _TooSlowError if it takes
-        too long. A slow thread continues, and its result is lost.
-        """
+        """Call a method, in a thread unless it is a coroutine; raise _TooSlowError if it hangs."""
         try:
             async with time_limit(self._limit_s) as limit:
                 if inspect.iscoroutinefunction(method):

@@ -18,9 +18,7 @@ _limit: ContextVar[asyncio.Timeout | None] = ContextVar("_limit", default=None)
 
 @asynccontextmanager
 async def time_limit(limit_s: float) -> AsyncIterator[asyncio.Timeout]:
-    """Raise TimeoutError after `limit_s` seconds, not counting the seconds in which `call` waits
-    in this context for other calls to end.
-    """
+    """Raise TimeoutError after `limit_s` seconds, not counting the time in which `call` waits."""
     async with asyncio.timeout(limit_s) as limit:
         token = _limit.set(limit)
         try:
@@ -39,9 +37,7 @@ class Threads:
         self.num_hung = 0  # calls that were given up but have not returned yet
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Call a function in a thread; return its result or raise its error. When it is
-        cancelled, the thread continues and its result is lost.
-        """
+        """Call a function in a thread, which continues when this is cancelled."""
         await self._wait()
         loop = asyncio.get_running_loop()
         call = partial(_raising, copy_context().run, function, *args, **kwargs)

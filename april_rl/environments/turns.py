@@ -1,6 +1,4 @@
-"""The environment's view of a sample (its row, its seed, its turns as text), and the
-observations that the sample gets from the environment.
-"""
+"""A sample as its environment sees it (row, seed, turns as text), and the observations of it."""
 
 from __future__ import annotations
 
@@ -26,8 +24,7 @@ def turns_of(
     sample: Sample, rules: EpisodeRules, max_turns: int, *, last_alone: bool
 ) -> tuple[Turn, ...]:
     """Return the turns of a sample as text, or only the last one."""
-    # For each turn: its parts, the number of tokens before it, and the key of the request that it
-    # answers.
+    # Each with its parts, the number of tokens before it, and the key of the answered request.
     turns: list[tuple[list[Completion], int, str]] = []
     parts: list[Completion] = []
     num_context = num_read = len(sample.prompt.token_ids)

@@ -14,8 +14,7 @@ from multiprocessing.connection import Connection
 from april_rl.errors import RunError
 
 _MOST_FILES = 1 << 16
-# The path of a socket has at most 107 bytes, and multiprocessing adds /pymp-XXXXXXXX/listener-
-# XXXXXXXX.
+# The path of a socket has at most 107 bytes, and multiprocessing adds two names to the folder.
 _MAX_FOLDER_BYTES = 107 - 32
 
 

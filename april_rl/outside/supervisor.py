@@ -62,9 +62,7 @@ class Question:
 
 
 class Supervisor(ABC):
-    """The processes of one kind, a `mailbox.Party` for one thread. Subclasses decide on the
-    questions and on the meaning of the replies.
-    """
+    """The processes of one kind, a `mailbox.Party`; subclasses know questions and replies."""
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = num_processes

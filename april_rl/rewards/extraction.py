@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 THINK_START, THINK_END = "<think>", "</think>"
 
-# The start of a box, a box whose content has no braces, an escaped character (so that its brace
-# does not count), or a brace.
+# The start of a box, a box without braces, an escaped character (maybe a brace), or a brace.
 _BRACES = re.compile(
     r"(?P<box>\\{1,2}(?:boxed|fbox)\s*\{)"
     r"|\\{1,2}(?:boxed|fbox)\s*(?P<bare>[+-]?\d+(?:\.\d+)?(?:/\d+)?|[A-Z](?![A-Za-z]))"
@@ -40,8 +39,7 @@ _ANSWER = re.compile(
 _MENTION = re.compile(r"(?:[\"'`\u2018\u201c\u00ab]|(?P<word>[^\W\d_]+))[ \t*_]*$")
 _MENTION_CHARS = 32
 _CONNECTIVES = frozenset(("and", "hence", "or", "so", "then", "therefore", "thus"))
-# What may stand between the colon and the answer: markup, line ends, the bracket of a displayed
-# formula.
+# What may stand before the answer: markup, line ends, the bracket of a displayed formula.
 _LEAD = re.compile(r"(?:[\s*_`$]|\\\[(?=[ \t]*\n))*")
 _NUMBER = re.compile(
     r"(?:(?<![\w).])-)?"

@@ -122,12 +122,8 @@ class RewardPool:
         raise AssertionError(f"prompt {sample.prompt.id} has an environment, and there is none")
 
     def collect(self, timeout_s: float | None) -> list[Score]:
-        """Return the scores that have become known, in the order of submission; late ones hold no
-        others back.
-
-        With `timeout_s` 0 return what is there now; with a positive one wait that long for at least
-        one; with None wait for all submitted samples, except those whose siblings a reward function
-        still waits for. Raise RewardError when a function is at fault.
+        """Return the scores known by now, as `Outside.collect`, in the order of submission. Raise
+        RewardError when a function is at fault.
         """
         return self.mailbox.collect((self,), timeout_s)
 

@@ -29,8 +29,7 @@ class Loaded:
     decode: Decode
 
 
-# What this process has loaded, or why loading failed. It is global because the pool calls plain
-# functions.
+# What this process has loaded, or why it failed. Global, because the pool calls plain functions.
 loaded: Loaded | str = "a reward process has not loaded any function"
 
 

@@ -113,9 +113,7 @@ class Buffer:
         self.events.settled.append(Settled(prompt_id, state, group.lengths))
 
     def train(self, groups: Sequence[ScoredGroup]) -> GroupEvents:
-        """Remove ready groups that will be trained; return the events of groups so far. Raise
-        LedgerError when one is not ready, or the counts do not add up.
-        """
+        """Remove ready groups that will be trained; return the events of groups so far."""
         for scored in groups:
             if self._ready.pop(scored.group.prompt.id, None) is None:
                 raise LedgerError(f"prompt {scored.group.prompt.id} is trained and was not ready")
@@ -196,9 +194,7 @@ class Buffer:
         return Counter(scored.group.oldest_version or 0 for scored in self._ready.values())
 
     def fresh_samples(self, policy_version: int, *, limit: int) -> list[Sample]:
-        """Return at most `limit` samples, shortest sequences first, whose last tokens were sampled
-        by `policy_version` on a KV cache of the same version.
-        """
+        """Return up to `limit` samples, shortest first, whose last tokens have this version."""
         fresh = [
             (len(group.prompt.token_ids) + end, prompt_id, index)
             for prompt_id, group in self._open.items()

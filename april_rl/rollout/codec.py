@@ -1,6 +1,4 @@
-"""Samples and groups as plain data and back: dicts, lists, numbers, strings, and arrays of numbers
-for tokens and log-probabilities (`checkpointing/columns.py` writes them).
-"""
+"""Samples and groups as plain data and back; tokens are arrays, which `checkpointing` writes."""
 
 from __future__ import annotations
 

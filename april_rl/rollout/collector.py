@@ -173,9 +173,7 @@ class Collector:
         return tuple(groups)
 
     def settle_scores(self) -> None:
-        """Wait between two steps for every outstanding score and reply, so that rewards and
-        environments are free; groups that this rejects count in the next step.
-        """
+        """Wait between two steps for all scores and replies; what they reject counts later."""
         while known := self._outside.collect(None):
             self._groups.take_scores(each for each in known if isinstance(each, Score))
             self._groups.take_replies(each for each in known if isinstance(each, Reply))

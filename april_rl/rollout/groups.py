@@ -139,9 +139,7 @@ class Groups:
         return expected
 
     def take_scores(self, scores: Iterable[Score]) -> int:
-        """Record scores, and settle the groups that they complete; return how many of these were
-        rejected or dropped. Scores of groups that are not open any more are ignored.
-        """
+        """Record scores; return how many groups they complete that are rejected or dropped."""
         complete: dict[int, OpenGroup] = {}
         for score in scores:
             group = self._buffer.group(score.sample_id.prompt_id)

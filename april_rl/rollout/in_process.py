@@ -46,9 +46,7 @@ class SerialEngines:
         return [(engine, self._engines[engine].advance(requests, slots=slots, max_steps=max_steps))]
 
     def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:  # noqa: ARG002
-        """Give back what the engines hold; ticks that were not computed are submitted only to be
-        returned, with what finished in a tick that was interrupted.
-        """
+        """Give back what the engines hold, and what ticks submit that were not computed."""
         completions: list[Completion] = []
         for engine, submit, slots, max_steps in self._launched:
             steps = max_steps if self._computes_launched else 0

@@ -128,9 +128,7 @@ class OpenGroup:
             self.move(index, to)
 
     def assign(self, index: int, *, engine: int, expected_tokens: float) -> float:
-        """Give a waiting sample to `engine`; return the tokens that the engine is expected to
-        compute for it: its prefill, and a response of `expected_tokens`.
-        """
+        """Give a waiting sample to `engine`; return the tokens that are expected of it."""
         self.move(index, SampleState.running)
         self.engines[index] = engine
         tokens = len(self.prompt.token_ids) + self.ends[index] + expected_tokens
@@ -170,9 +168,7 @@ class OpenGroup:
         return is_turn_over
 
     def observe(self, index: int, observation: Observation, *, unfinished: SampleState) -> None:
-        """Append an observation to an acting sample: it becomes finished, or `unfinished`, which
-        is `waiting` in a step and `parked` between two steps.
-        """
+        """Append an observation to an acting sample: it becomes finished, or `unfinished`."""
         self.move(index, SampleState.finished if observation.is_final else unfinished)
         self._append(index, observation)
 

@@ -1,6 +1,4 @@
-"""The record of one step's rollout. A step writes this and nothing else; metrics, the timeline
-and what `auto` learns from are functions of it.
-"""
+"""The record of one step's rollout, for metrics, the timeline and what `auto` learns from."""
 
 from __future__ import annotations
 
@@ -153,9 +151,7 @@ class StepRecord:
             self._asked_s[completion.sample_id] = at_s
 
     def ask(self, sample_ids: Iterable[SampleId]) -> None:
-        """Record that these samples wait for their environment from now on, or since before the
-        step; `take_back` does this for samples with a turn in the step.
-        """
+        """Record that samples wait for their environment; `take_back` does so after a turn."""
         self._asked_s |= dict.fromkeys(sample_ids, self.now_s)
 
     def observe(self, reply: Reply) -> None:

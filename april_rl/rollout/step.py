@@ -84,9 +84,7 @@ class Step:
         self._num_idle_ticks = 0  # ticks since an engine computed something
 
     def generate(self, on_progress: Callable[[int, float], None] | None) -> None:
-        """Generate and score until there are enough groups or nothing is left to do. Call
-        `on_progress` with the number of ready groups, and the tokens per second so far.
-        """
+        """Generate and score until the step ends; call `on_progress` as in `Collector.collect`."""
         self._resume()
         while not self._is_enough():
             self._launch()
@@ -194,9 +192,7 @@ class Step:
 
     @property
     def _has_lost_samples(self) -> bool:
-        """Return whether every engine has repeatedly reported that it has nothing to compute,
-        although it has not returned all samples. They are parked at the end of the step.
-        """
+        """Return whether all engines are repeatedly idle, and have not returned all samples."""
         return self._num_idle_ticks >= _MANY_IDLE_TICKS * self._dispatch.num_engines
 
     def _await_replies(self) -> bool:

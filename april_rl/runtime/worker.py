@@ -112,9 +112,7 @@ class Worker:
 
     @records_activity
     def build_learner(self, learner: LearnerConfig) -> None:
-        """Load this rank's shard of the model, with the settings as planned. The learner offloads
-        at once, so that the engine finds the memory free.
-        """
+        """Load this rank's shard, and offload it, so that the engine finds the memory free."""
         self._learner = build_learner(
             replace(self._settings.config, learner=learner),
             device=self._settings.device,
@@ -220,9 +218,7 @@ class Worker:
         self._learner.load_state(folder)
 
     def close(self) -> None:
-        """Free learner and engine and leave the process group, so that the process can make another
-        worker; an actor's process ends instead.
-        """
+        """Free learner and engine, so that the process can make another worker."""
         import torch.distributed as dist
 
         self._closing.close()

@@ -38,9 +38,7 @@ class Workers:
         watchdog: Watchdog,
         batch_tokens: int = 0,
     ) -> None:
-        """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need. A step
-        trains at most `batch_tokens`.
-        """
+        """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need."""
         self.layout, self.watchdog = layout, watchdog
         self._lora, self._engine = settings.config.lora, settings.config.engine
         self._polls: list[Any] = []  # calls under way that ask what has been written

@@ -1,6 +1,4 @@
-"""Watches every worker of the run: the workers of this machine directly, the workers of each other
-node through a node monitor that runs there as a Ray actor.
-"""
+"""Watches every worker: here directly, on each other node by a monitor that is a Ray actor."""
 
 from __future__ import annotations
 

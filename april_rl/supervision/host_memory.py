@@ -83,9 +83,7 @@ def oom_counter(
 
 
 def oom_kills(counter: Path) -> int:
-    """Return how many processes the kernel has killed for lack of memory since the group of
-    `counter` was made, or the machine booted; 0 when they are not counted.
-    """
+    """Return how many processes the kernel has killed for lack of memory; 0 if not counted."""
     with suppress(OSError):
         return _line(counter, _KILLS)
     return 0

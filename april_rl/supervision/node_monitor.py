@@ -1,6 +1,4 @@
-"""Watch the worker processes of one machine from outside: whether they live, their activity,
-memory and stacks. At the end kill those that are left.
-"""
+"""Watch the worker processes of one machine from outside; at the end kill the ones left."""
 
 from __future__ import annotations
 

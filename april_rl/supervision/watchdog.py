@@ -153,9 +153,7 @@ class Watchdog:
     def _collect_ended(
         self, calls: Sequence[ray.ObjectRef[T]], timeout_s: float
     ) -> tuple[dict[ray.ObjectRef[T], T], dict[int | None, CallFailure]]:
-        """Return results, and failures by rank, of the calls that have ended; wait at most
-        `timeout_s` for the first. Raise a worker's RunError as it is.
-        """
+        """Return results and failures by rank of ended calls; wait `timeout_s` for the first."""
         ended, waiting = ray.wait(list(calls), num_returns=1, timeout=timeout_s)
         if ended and waiting:
             ended += ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]

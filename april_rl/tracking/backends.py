@@ -48,9 +48,7 @@ class Backends:
         *,
         is_repeated: bool = False,
     ) -> None:
-        """Record the metrics of a step. A step that was sent before the run was resumed goes
-        only to trackers that can replace it.
-        """
+        """Record a step's metrics; a repeated one goes to trackers that can replace it."""
         self._each(lambda backend: backend.log(step, values, histograms), is_repeated=is_repeated)
 
     def samples(

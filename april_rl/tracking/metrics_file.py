@@ -72,9 +72,7 @@ class MetricsFile:
 
 
 def _truncate(path: Path, first_step: int) -> tuple[dict[str, float | None], int]:
-    """Remove the rows from `first_step` on, and an incomplete last row; return the last row that
-    stays, and the step of the last one that was there.
-    """
+    """Remove rows from `first_step` on; return the last row left, and the last step there was."""
     kept: list[str] = []
     kept_row: dict[str, float | None] = {}
     forgotten_step = -1

@@ -1,6 +1,4 @@
-"""samples/step_00010.jsonl and samples/eval_NAME_step_10.jsonl: every sample of a step or of an
-evaluation, readable by people and by scripts.
-"""
+"""samples/step_00010.jsonl and samples/eval_NAME_step_10.jsonl: every sample, for people too."""
 
 from __future__ import annotations
 

@@ -176,9 +176,7 @@ class View:
             self._courses[label].append(value)
 
     def _left_s(self, step: int, step_s: float | None) -> float | None:
-        """Return the seconds until the last step ends, by the clock between steps, which counts
-        evaluations and checkpoints too; before a second step by `step_s`.
-        """
+        """Return the seconds until the last step ends, by the pace between the last steps."""
         self._times.append((step, self._clock()))
         (first, first_s), (last, last_s) = self._times[0], self._times[-1]
         pace_s = (last_s - first_s) / (last - first) if last > first else step_s

@@ -199,9 +199,7 @@ class Tracker:
         self._view.message(text)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the view, the file and the trackers within seconds, also without a network;
-        `error` ended the run before its time.
-        """
+        """End view, file and trackers within seconds; `error` ended the run early."""
         self._view.close()
         self._metrics_file.close()
         self._backends.finish(error)

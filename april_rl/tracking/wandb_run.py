@@ -19,9 +19,7 @@ _FINISHED, _FAILED, _KILLED = 0, 1, 255  # the exit codes that W&B shows as thes
 
 
 class WandbRun:
-    """A run of W&B. `step` is the axis of every metric; trained tokens and the time since the run
-    began are axes that a panel may choose.
-    """
+    """A run of W&B, whose axes are the step, the trained tokens and the time since it began."""
 
     can_replace = False
 

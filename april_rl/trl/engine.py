@@ -170,9 +170,7 @@ def _structured_outputs(own: VLLMGeneration) -> StructuredOutputsParams | None:
 
 
 def keep_cpu_weights() -> None:
-    """Keep the weights of vLLM's engines on CPUs that are made from now on, as TRL's weight sync
-    needs them: vLLM would pack them.
-    """
+    """Keep the weights of vLLM's engines on CPUs, which it packs, for the weight sync of TRL."""
     if current_platform.is_cpu():
         from april_rl.engine.cpu.fixes import keep_plain_weights
 

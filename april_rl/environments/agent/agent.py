@@ -63,9 +63,7 @@ class Agent:
         self._has_ended = False
 
     def expect(self, keys: Sequence[str]) -> None:
-        """Expect requests with these keys first, in this order. When an episode is built again
-        from its turns, simultaneous requests may arrive in another order.
-        """
+        """Expect requests with these keys first: simultaneous ones may come in another order."""
         self._expected = deque(keys)
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> StepResult:

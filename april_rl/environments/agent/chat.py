@@ -17,8 +17,7 @@ from april_rl.environments.door import MAX_DEPTH, MAX_STOP_CHARACTERS, MAX_STOPS
 from april_rl.environments.protocol import TEXT
 from april_rl.types import Message
 
-# Parameters that are accepted and ignored: they would change the distribution that is trained, or
-# do not concern the response.
+# Ignored parameters: they would change the distribution that is trained, or not the response.
 _IGNORED = frozenset(
     (
         *("model", "temperature", "top_p", "seed", "user", "store", "metadata"),

@@ -27,9 +27,7 @@ def text_of(question: object) -> str:
 def with_question(
     score: Callable[..., object], column: str | None, *, last_failure: Callable[[], str]
 ) -> Reward:
-    """Return a reward function that gets a data column as its argument `questions`; without a
-    column it gets the prompt as the policy does.
-    """
+    """Return a reward that gets a data column, or else the prompt, as its `questions`."""
 
     def reward(
         prompts: Sequence[str],

@@ -11,8 +11,7 @@ import re
 from dataclasses import dataclass
 
 TOLERANCE = 1e-6  # allowed error of decimal numbers, absolute or relative, whichever allows more
-# Expected numbers have a point, or the form that Python writes, 1e-07; printed ones may also be
-# whole.
+# Expected numbers have a point, or Python's form 1e-07; printed ones may also be whole.
 _DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE][+-]))([eE][+-]?\d+)?")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 

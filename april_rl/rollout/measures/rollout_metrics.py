@@ -86,9 +86,7 @@ def _of_episodes(groups: Sequence[ScoredGroup]) -> dict[str, Metric | float]:
 
 
 def _empty_slots(record: StepRecord) -> dict[str, Metric | float]:
-    """Return the share of the slots that are empty while at least as many samples wait for their
-    environment, averaged over the rollout; nothing when no sample waits.
-    """
+    """Return the share of slots that are empty while as many samples wait for an environment."""
     if not record.acted:
         return {}
     changes = [

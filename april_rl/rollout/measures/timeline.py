@@ -64,9 +64,7 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Every sample that engines computed in one step's rollout, the samples that waited for their
-    environment, and the work of the engines' ticks.
-    """
+    """A step's samples on engines or waiting for their environment, and the work of its ticks."""
 
     policy_version: int
     time_s: float  # duration of the whole rollout

@@ -60,9 +60,7 @@ class CallProfiler:
         recording.calls.append({**call, "ended_ns": time.time_ns()})
 
     def write(self) -> None:
-        """End the recording: write calls.json, and on CUDA the events of its allocator, as
-        memory.pickle for pytorch.org/memory_viz.
-        """
+        """Write calls.json, and on CUDA memory.pickle for pytorch.org/memory_viz."""
         recording, self._recording = self._recording, None
         if recording is None:
             return
