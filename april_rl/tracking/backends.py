@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 
-from april_rl.config.choices import TrackingBackend
+from april_rl.config.choices import TrackingBackend, WandbMode
 from april_rl.errors import RunError
 from april_rl.metrics import Histogram
-from april_rl.tracking.backend import Backend, BackendSettings, Name
+from april_rl.tracking.backend import Backend, BackendSettings
 from april_rl.tracking.figures import ages_text
 from april_rl.tracking.samples_file import SampleRecord
 
@@ -25,9 +25,9 @@ class Backends:
     """The trackers of a run. The first failure of one is reported, and it then stops recording."""
 
     tell: Tell
-    open: dict[Name, Backend] = field(default_factory=dict)
+    open: dict[str, Backend] = field(default_factory=dict)
 
-    def start(self, name: Name, build: Callable[[], Backend | None]) -> None:
+    def start(self, name: str, build: Callable[[], Backend | None]) -> None:
         """Start a tracker; `build` returns None for one that is switched off."""
         with self._guard(name):
             backend = build()
@@ -71,7 +71,7 @@ class Backends:
                 call(backend)
 
     @contextmanager
-    def _guard(self, name: Name) -> Iterator[None]:
+    def _guard(self, name: str) -> Iterator[None]:
         """Drop the tracker when its library raises anything, and report why."""
         try:
             yield
@@ -95,7 +95,7 @@ def sample_row(step: int, record: SampleRecord) -> list[object]:
     ]
 
 
-def check_installed(names: Sequence[Name]) -> None:
+def check_installed(names: Sequence[str]) -> None:
     """Raise RunError for a tracker that is not installed."""
     for name in names:
         if find_spec(name) is None:
@@ -108,16 +108,16 @@ def check_installed(names: Sequence[Name]) -> None:
 def start_backends(settings: BackendSettings, *, tell: Tell) -> Backends:
     """Return the trackers of a run, started."""
     backends = Backends(tell)
-    for name in settings.backends:
-        backends.start(name, partial(_start, name, settings, tell))
+    for backend in settings.tracking.backends:
+        backends.start(backend.value, partial(_start, backend, settings, tell))
     return backends
 
 
-def _start(name: Name, settings: BackendSettings, tell: Tell) -> Backend | None:
+def _start(backend: TrackingBackend, settings: BackendSettings, tell: Tell) -> Backend | None:
     """Start a tracker; each imports its library, which takes seconds. None: W&B is disabled."""
-    match TrackingBackend(name):
+    match backend:
         case TrackingBackend.wandb:
-            if settings.wandb_mode == "disabled":
+            if settings.tracking.wandb is WandbMode.disabled:
                 return None
             from april_rl.tracking.wandb_run import start_wandb
 

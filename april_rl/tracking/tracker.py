@@ -73,8 +73,7 @@ class Tracker:
         Raises RunDirectoryError when the run directory cannot be written, or holds a run, and
         RunError when a tracker is not installed.
         """
-        names = tuple(backend.value for backend in tracking.backends)
-        check_installed(names)
+        check_installed([backend.value for backend in tracking.backends])
         self._run_dir = run_dir
         self._save_samples_every = tracking.save_samples_every
         self._num_steps = num_steps
@@ -97,9 +96,7 @@ class Tracker:
         self._view = view
         view.message(f"run directory: {run_dir}")
         settings = BackendSettings(
-            backends=names,
-            wandb_mode=tracking.wandb.value,
-            project=tracking.project,
+            tracking=tracking,
             labels=labels,
             run_dir=run_dir.resolve(),
             config=config,

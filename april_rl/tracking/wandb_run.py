@@ -7,6 +7,7 @@ from typing import Literal
 
 import wandb
 
+from april_rl.config.choices import WandbMode
 from april_rl.metrics import Histogram
 from april_rl.tracking.backend import SAMPLE_COLUMNS, BackendSettings
 from april_rl.tracking.keys import RUN_TIME, TRAINED_TOKENS
@@ -62,7 +63,7 @@ def start_wandb(settings: BackendSettings, *, tell: Callable[[str], None]) -> Wa
     online run is recorded offline, the reason is reported once.
     """
     wandb.setup(wandb.Settings(silent=True))
-    if settings.wandb_mode == "online":
+    if settings.tracking.wandb is WandbMode.online:
         try:
             # No prompt is allowed: behind a live view a question would never be seen.
             if not wandb.login(prompt=False):
@@ -81,7 +82,7 @@ def _begin(settings: BackendSettings, mode: Literal["online", "offline"]) -> Wan
     labels, run_id = settings.labels, settings.wandb_id
     run = wandb.init(
         mode=mode,
-        project=settings.project,
+        project=settings.tracking.project,
         name=labels.name,
         group=labels.group or None,
         tags=labels.tags,
