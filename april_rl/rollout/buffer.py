@@ -64,18 +64,10 @@ class Buffer:
         self.events = GroupEvents()  # what happened since groups were trained last
         self._open: dict[int, OpenGroup] = {}  # in the order they were opened: oldest prompt first
         self._ready: dict[int, ScoredGroup] = {}
-        self.is_step_under_way = False
+        self.is_step_under_way = False  # open groups are in flight in a step, and else parked
         self._opened = 0
         self._ended: Counter[GroupState] = Counter()
         self._drop_reasons: Counter[str] = Counter()
-
-    def begin_step(self) -> None:
-        """Put the parked groups in flight."""
-        self.is_step_under_way = True
-
-    def end_step(self) -> None:
-        """Park the groups in flight."""
-        self.is_step_under_way = False
 
     def open(self, prompt: Prompt) -> OpenGroup:
         """Add a new group, whose samples wait or act; raise LedgerError if its prompt has one."""

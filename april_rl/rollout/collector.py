@@ -117,7 +117,16 @@ class Collector:
             num_slots=round(self._over_sampling.factor * num_needed),
             clock=self._clock,
         )
-        step = self._step(record, may_open=may_open)
+        step = Step(
+            self._rules,
+            record,
+            dispatch=Dispatch(self._engines, self._rules.requests, self._expected_length, record),
+            buffer=self._buffer,
+            groups=self._groups,
+            outside=self._outside,
+            prompts=self._prompts,
+            may_open=may_open,
+        )
         abort_timeout_s = self._rules.abort_timeout_s
         try:
             step.generate(on_progress)
@@ -128,49 +137,32 @@ class Collector:
         step.abort_and_park(abort_timeout_s)
         return self._end(record, change=change)
 
-    def _step(self, record: StepRecord, *, may_open: bool) -> Step:
-        return Step(
-            self._rules,
-            record,
-            dispatch=Dispatch(self._engines, self._rules.requests, self._expected_length, record),
-            buffer=self._buffer,
-            groups=self._groups,
-            outside=self._outside,
-            prompts=self._prompts,
-            may_open=may_open,
-        )
-
     def _end(self, record: StepRecord, *, change: str | None) -> Collection:
         """Take the groups that are trained, and collect the other results of the step."""
-        groups = self._draw_batch(record.policy_version)
+        rules, version = self._rules, record.policy_version
+        groups = draw_batch(
+            self._buffer.ready_groups(),
+            self._buffer.open_versions(policy_version=version),
+            num_groups=rules.num_groups,
+            max_staleness=rules.max_staleness,
+            policy_version=version,
+            seed=rules.requests.seed,
+        )
         record.end(self._buffer.train(groups))
         self._over_sampling.observe(record)
         notes = lost_groups_notes(
             record.groups.lost,
             num_groups=len(groups),
-            num_wanted=self._rules.num_groups,
-            limit=self._rules.max_rejected_groups,
+            num_wanted=rules.num_groups,
+            limit=rules.max_rejected_groups,
         )
         return Collection(
-            groups=groups,
-            probes=self._buffer.fresh_samples(record.policy_version, limit=_NUM_PROBES),
+            groups=tuple(groups),
+            probes=self._buffer.fresh_samples(version, limit=_NUM_PROBES),
             record=record,
             metrics=self._buffer.metrics(),
             notes=(*notes, *([change] if change else [])),
         )
-
-    def _draw_batch(self, policy_version: int) -> tuple[ScoredGroup, ...]:
-        """Return the ready groups that the step trains."""
-        rules = self._rules
-        groups = draw_batch(
-            self._buffer.ready_groups(),
-            self._buffer.open_versions(policy_version=policy_version),
-            num_groups=rules.num_groups,
-            max_staleness=rules.max_staleness,
-            policy_version=policy_version,
-            seed=rules.requests.seed,
-        )
-        return tuple(groups)
 
     def settle_scores(self) -> None:
         """Wait between two steps for all scores and replies; what they reject counts later."""

@@ -85,7 +85,7 @@ class Dispatch:
         queue_size = max(1, math.ceil(num_slots / num_engines) // 4)
         self.slots = Slots(num_engines=num_engines, num_slots=num_slots, queue_size=queue_size)
         self._waiting: deque[OpenGroup] = deque()  # groups with waiting samples, oldest first
-        self._num_waiting = 0  # number of samples in them
+        self.num_waiting = 0  # number of samples in them
         self._siblings: tuple[OpenGroup, int] | None = None  # the last assignment
         self._assigned: list[list[tuple[OpenGroup, int]]] = [[] for _ in range(num_engines)]
         self._due: set[int] = set()  # engines that may need another tick
@@ -100,20 +100,16 @@ class Dispatch:
     def num_engines(self) -> int:
         return self._engines.num_engines
 
-    @property
-    def num_waiting(self) -> int:
-        return self._num_waiting
-
     def add(self, group: OpenGroup) -> None:
         """Queue a group's waiting samples after the samples of earlier groups."""
         num_waiting = len(group.indices(SampleState.waiting))
         if num_waiting:
             self._waiting.append(group)
-            self._num_waiting += num_waiting
+            self.num_waiting += num_waiting
 
     def add_turn(self, group: OpenGroup) -> None:
         """Queue a sample that waits for its next turn, before samples that have not begun."""
-        self._num_waiting += 1
+        self.num_waiting += 1
         self._waiting.appendleft(group)
 
     def return_to_engines(self, *, limit: float) -> int:
@@ -160,7 +156,7 @@ class Dispatch:
         self.slots.add(engine, tokens=tokens)
         self._assigned[engine].append((group, index))
         self._due.add(engine)
-        self._num_waiting -= 1
+        self.num_waiting -= 1
         self._siblings = group, engine
 
     def launch(self) -> None:

@@ -39,7 +39,7 @@ class Groups:
 
     def resume(self) -> list[OpenGroup]:
         """Put parked groups in flight, let their samples wait, and return them, oldest first."""
-        self._buffer.begin_step()
+        self._buffer.is_step_under_way = True
         groups = list(self._buffer.open_groups())
         for group in groups:
             group.move_all(SampleState.parked, to=SampleState.waiting)
@@ -51,7 +51,7 @@ class Groups:
         Samples of `stalled` engines keep what they had before this step. Raise LedgerError when
         another engine did not give a sample back.
         """
-        self._buffer.end_step()
+        self._buffer.is_step_under_way = False
         lost = []
         for group in self._buffer.open_groups():
             lost += [
