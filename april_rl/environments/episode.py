@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from april_rl.environments import door
 from april_rl.environments.agent.agent import Agent
 from april_rl.environments.calls import Calls
 from april_rl.environments.protocol import Environment, Saves, StepResult, Turn
-from april_rl.environments.threads import threads, time_limit
+from april_rl.environments.threads import call, threads, time_limit
 from april_rl.outside.supervisor import ProcessReply
 from april_rl.outside.user_code import Caught
 from april_rl.types import SampleId
@@ -142,10 +141,7 @@ class Episode:
         """Call a method, in a thread unless it is a coroutine; raise _TooSlowError if it hangs."""
         try:
             async with time_limit(self._limit_s) as limit:
-                if inspect.iscoroutinefunction(method):
-                    return await method(*args)
-                returned = await threads.call(method, *args)
-                return await returned if inspect.isawaitable(returned) else returned
+                return await call(method, *args)
         except TimeoutError:
             # The time limit has not passed: the user's code raised the error.
             if not limit.expired():

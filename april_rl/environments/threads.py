@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -75,3 +76,11 @@ def _raising(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa
 
 
 threads = Threads()  # shared by the adapters and episodes of this process
+
+
+async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    """Call a function of the user, in a thread unless it is a coroutine function."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **kwargs)
+    returned = await threads.call(function, *args, **kwargs)
+    return await returned if inspect.isawaitable(returned) else returned
