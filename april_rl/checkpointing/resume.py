@@ -33,9 +33,7 @@ class Resumed:
 
 
 def unfinished_run(folder: Path) -> Path | None:
-    """Return the directory in `folder` whose run is active, or else the one that saved last and
-    did not finish, or None. Changes nothing, because the caller owns none of them.
-    """
+    """Return the directory of an active run, or of the one that saved last and is not finished."""
     newest: tuple[float, Path] | None = None
     for lock in folder.glob(f"*/{LOCK}"):
         if owner_of(lock.parent) is not None:

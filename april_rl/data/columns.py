@@ -56,9 +56,7 @@ class Column:
 
 
 def column_of(where: str, setting: str, features: Mapping[str, Any]) -> Column:
-    """Return the column named `setting`; an exact name takes precedence over a dotted path. Raise
-    DataError if there is none, or the path leads through a list.
-    """
+    """Return the column that `setting` names, exactly or by a path; raise DataError without one."""
     column = setting.partition("=")[2]
     if column in features:
         return Column(setting, (column,))

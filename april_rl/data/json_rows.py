@@ -26,9 +26,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass
 class MixedJson(datasets.Json):  # type: ignore[misc]  # untyped library
-    """A column of values of several kinds, each stored as JSON text. The library's own class
-    loses digits of floats, and confuses a text that is JSON with the value that it stands for.
-    """
+    """A column of values of several kinds as JSON text, since the library's class changes them."""
 
     _type: str = field(default="MixedJson", init=False, repr=False)
 
@@ -62,9 +60,7 @@ def to_public_types(table: datasets.Dataset) -> datasets.Dataset:
 
 
 def read_json(path: str, target: Path) -> datasets.Dataset:
-    """Write the rows of a JSON file to the Arrow file `target` and return them. Raise ValueError
-    for a file that is not JSON, or whose rows are not objects.
-    """
+    """Write the rows of a JSON file to the Arrow file `target`, and return it; raise ValueError."""
     kinds = _kinds(path)
     while True:
         features = datasets.Features({name: _feature(kind) for name, kind in kinds.items()})

@@ -115,9 +115,7 @@ class Tokenizer:
             )
 
     def tool_calls(self, text: str) -> Sequence[Any]:
-        """Return the calls of tools in a turn, with its special tokens, as `tool_calls` of a chat
-        message; none in thoughts. Raise ValueError for calls that cannot be read.
-        """
+        """Return a turn's calls of tools, none in thoughts; raise ValueError if unreadable."""
         form, said = self._call_form() or {}, _without_thoughts(text)
         anchor = form.get("start_anchor", "")  # where a turn begins, after its thoughts
         prefix = anchor if isinstance(anchor, str) else anchor[0]
@@ -132,9 +130,7 @@ class Tokenizer:
         return given or (_JSON_CALLS if is_json else None)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[tuple[int, ...]]:
-        """Return the token ids of each text, optionally with the model's special tokens. The tokens
-        that begin a text are never doubled: a text may write them itself.
-        """
+        """Return the token ids of each text; the tokens that begin a text are never doubled."""
         if not texts:
             return []
         encoded = self._tokenizer(

@@ -116,9 +116,7 @@ class Dialogue:
     def conversation(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[int, ...]:
-        """Return a whole conversation as tokens. Raise TokenizerError for messages that the
-        template refuses, and for tools that the model cannot call.
-        """
+        """Return a whole conversation as tokens; raise TokenizerError if it cannot be written."""
         if tools and not (self.is_chat and self.has_tools):
             raise TokenizerError(
                 "the agent declares tools, but this model's tool calls cannot be parsed: set "

@@ -73,9 +73,7 @@ class RewardPool:
         self._pool = self._new_pool()
 
     def columns_of(self, dataset: str) -> tuple[str, ...]:
-        """Return the data columns that the functions for that data set take besides prompt and
-        answer. Raise RewardError when a function cannot be loaded.
-        """
+        """Return the data columns that the functions for a data set take; raise RewardError."""
         about = self._wait_for(self._ask(about_rewards))
         asked = (about[f.name].columns for f in self.functions if f.scores(dataset))
         return tuple(dict.fromkeys(chain.from_iterable(asked)))
@@ -94,9 +92,7 @@ class RewardPool:
     def try_on_each(
         self, prompts: Iterable[Prompt], responses: Sequence[str], *, function: str | None = None
     ) -> Iterator[list[list[Score]]]:
-        """Yield what `try_on` returns for each prompt, in order, from all processes at once; with
-        `function` by functions of that kind alone.
-        """
+        """Yield what `try_on` returns for each prompt, in order; `function` chooses a kind."""
         limit_s = self._reward.hard_timeout_s * len(responses)
         asked: deque[Future[list[list[Score]]]] = deque()
         for job in (DecodedJob.of(prompt, responses) for prompt in prompts):

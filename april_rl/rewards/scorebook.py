@@ -116,9 +116,7 @@ class Scorebook:
         self._groups.clear()
 
     def _group_of(self, sample: Sample, group_size: int) -> _Group:
-        """Return the group of a sample. Its size is the smallest it was submitted with: a restored
-        group may have fewer samples to score.
-        """
+        """Return the group of a sample; a restored group may have fewer samples to score."""
         group = self._groups.setdefault(sample.prompt.id, _Group(size=group_size))
         group.size = min(group.size, group_size)
         return group

@@ -1,6 +1,4 @@
-"""The work of a reward process: it loads the functions, decodes responses, calls the functions and
-checks what they return. A RewardError raised here reaches the controller.
-"""
+"""The work of a reward process, from loading to scores; a RewardError reaches the controller."""
 
 from __future__ import annotations
 
@@ -79,9 +77,7 @@ def score(job: Job) -> Result:
 
 
 def try_on(job: DecodedJob, function: str | None = None) -> list[list[Score]]:
-    """Return the scores of responses given as texts by every function [n], or only by functions
-    of the kind `function`. A reward with a state has the same state afterwards.
-    """
+    """Return scores of responses given as texts; a reward's state is the same afterwards."""
     ready = _get_loaded()
     if function is not None:
         chosen = tuple(pair for pair in ready.rewards if pair[0].function == function)

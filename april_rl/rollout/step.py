@@ -97,9 +97,7 @@ class Step:
                 on_progress(self._buffer.num_ready, speed)
 
     def abort_and_park(self, timeout_s: float) -> None:
-        """Stop all engines and park unfinished samples with their tokens. Raise EngineStalledError
-        when an engine does not answer within `timeout_s`.
-        """
+        """Stop all engines and park unfinished samples; raise EngineStalledError."""
         began_s = self._record.now_s
         with self._record.waiting("abort"):
             completions, stalled = self._dispatch.abort(timeout_s)

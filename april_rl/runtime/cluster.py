@@ -150,9 +150,7 @@ def _reason(error: BaseException) -> str:
 
 
 def stop_ray() -> None:
-    """Disconnect from the cluster, or end the embedded one and wait until its processes have ended,
-    but at most 30 s for one that a busy machine does not end; do nothing when there is none.
-    """
+    """Disconnect from the cluster, or end the embedded one within 30 s; do nothing without one."""
     descendants = _raylet_descendants()
     # Ray waits a second for each of its processes to obey SIGTERM, which they block. The head
     # process and the raylet must live until this process has disconnected; the others need not.

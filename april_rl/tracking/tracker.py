@@ -48,9 +48,7 @@ class EndedPhase(NamedTuple):
 
 
 class Tracker:
-    """Shows a run, leaves config.yaml, metrics.jsonl, samples/ and timeline/ in its directory, and
-    sends the metrics to the trackers of `tracking.backends`.
-    """
+    """Shows a run, records it in its directory, and sends the metrics to `tracking.backends`."""
 
     def __init__(
         self,

@@ -145,9 +145,7 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message(given: object) -> Message:
-    """Return a message as chat templates expect it: text as content, no null fields, and mappings
-    as the arguments of tool calls. Raise RefusedError.
-    """
+    """Return a message as chat templates expect it, without null fields; raise RefusedError."""
     role = given.get("role") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or role not in ROLES:
         raise RefusedError(f"{given!r:.80} is not a message; roles: {', '.join(ROLES)}")

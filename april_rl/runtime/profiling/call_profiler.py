@@ -33,9 +33,7 @@ class CallProfiler:
         self._recording: _Recording | None = None
 
     def start(self, folder: Path) -> None:
-        """Record calls from now on, with torch's operators and kernels except for later ticks,
-        whose traces would be too large. torch's traces are written into `folder` at once.
-        """
+        """Record calls from now on; later ticks without operators, as traces would be too large."""
         self._recording = _Recording(folder)
         if self._device == "cuda":
             import torch
