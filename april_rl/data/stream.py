@@ -139,8 +139,8 @@ class MixedStream:
         origins: Mapping[str, Origin] | None = None,
         new_sampler: NewSampler | None = None,
     ) -> None:
-        """`weights` [source] are positive; only their ratios matter. `origins` [source] are
-        compared with those of a saved stream; each source has a sampler of its own.
+        """`weights` [source] are positive, and only their ratios matter; `origins` [source] are
+        compared with the origins of a saved stream.
         """
         assert sources.keys() == weights.keys(), (sources.keys(), weights.keys())
         self._streams = {

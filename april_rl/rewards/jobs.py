@@ -64,11 +64,10 @@ class DecodedJob:
             "num_tokens": self.num_tokens,
             "truncated": self.truncated,
             "environment_rewards": self.environment_rewards,
+            "datasets": [self.prompt.dataset] * len(self.texts),
         }
         if name in reserved:
             return list(reserved[name])
-        if name == "datasets":
-            return [self.prompt.dataset] * len(self.texts)
         if name not in self.prompt.columns:
             raise LookupError(f"the data has no column {name!r}")
         return [self.prompt.columns[name]] * len(self.texts)

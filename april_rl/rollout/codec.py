@@ -54,7 +54,7 @@ def check_state(
             f"rollout.group_size={group_size}, but the saved groups have {saved} samples: resume "
             "with the same"
         )
-    longest = max((_unfinished_tokens(g, _num_tokens) for g in state["buffer"]["open"]), default=0)
+    longest = _longest_unfinished(state, _num_tokens)
     if longest >= max_response_tokens:
         raise RunError(
             f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "
@@ -64,9 +64,7 @@ def check_state(
 
 def check_observations(state: Plain, *, max_observation_tokens: int) -> None:
     """Raise RunError if an unfinished sample has read more of its environment than may be read."""
-    longest = max(
-        (_unfinished_tokens(g, _num_observed) for g in state["buffer"]["open"]), default=0
-    )
+    longest = _longest_unfinished(state, _num_observed)
     if longest > max_observation_tokens:
         raise RunError(
             f"environment.max_observation_tokens={max_observation_tokens}, but an unfinished "
@@ -74,11 +72,14 @@ def check_observations(state: Plain, *, max_observation_tokens: int) -> None:
         )
 
 
-def _unfinished_tokens(group: Plain, num_tokens: Callable[[list[Plain]], int]) -> int:
-    """Return the largest number of tokens of a sample of the group that needs more, else 0."""
-    prompt = restore_prompt(group["prompt"])
-    parked = (spans for spans in group["samples"] if _needs_tokens(spans, prompt))
-    return max(map(num_tokens, parked), default=0)
+def _longest_unfinished(state: Plain, num_tokens: Callable[[list[Plain]], int]) -> int:
+    """Return the largest number of tokens of a sample that needs more; 0 if none does."""
+    longest = 0
+    for group in state["buffer"]["open"]:
+        prompt = restore_prompt(group["prompt"])
+        unfinished = (spans for spans in group["samples"] if _needs_tokens(spans, prompt))
+        longest = max(longest, *map(num_tokens, unfinished), 0)
+    return longest
 
 
 def _needs_tokens(spans: list[Plain], prompt: Prompt) -> bool:
