@@ -165,7 +165,7 @@ class Reward:
 
 
 def each_response(score: Callable[[str, str], float]) -> Reward:
-    """Return a reward that scores each response by itself, given what its row expects."""
+    """Return a reward that scores each response by itself, given the right answer."""
 
     def scores(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:  # noqa: ARG001
         return list(map(score, responses, answers))

@@ -52,7 +52,7 @@ ALLOWED_WORDS = {
         for room in (
             *("assembly/evaluation.py", "config/", "data/", "environments/tiny_sums.py"),
             *("evaluation/", "lab/rehearsal/", "rewards/builtin/"),
-            *("rewards/check.py", "rewards/extraction.py"),
+            *("rewards/check.py", "rewards/extraction.py", "rewards/loading.py"),
             *(
                 "rewards/builtin/math_verify.py",
                 "rewards/maths/",
