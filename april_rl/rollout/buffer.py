@@ -186,7 +186,7 @@ class Buffer:
         return Counter(scored.group.oldest_version or 0 for scored in self._ready.values())
 
     def fresh_samples(self, policy_version: int, *, limit: int) -> list[Sample]:
-        """Return up to `limit` samples, shortest first, whose last tokens have this version."""
+        """Return up to `limit` samples, shortest first, with a KV cache of this version alone."""
         fresh = [
             (len(group.prompt.token_ids) + end, prompt_id, index)
             for prompt_id, group in self._open.items()

@@ -128,7 +128,7 @@ class OpenGroup:
             self.move(index, to)
 
     def assign(self, index: int, *, engine: int, expected_tokens: float) -> float:
-        """Give a waiting sample to `engine`; return the tokens that are expected of it."""
+        """Give a waiting sample to `engine`; return its prefill and `expected_tokens` in total."""
         self.move(index, SampleState.running)
         self.engines[index] = engine
         tokens = len(self.prompt.token_ids) + self.ends[index] + expected_tokens
