@@ -27,7 +27,7 @@ class SampleRecord:
     response: str
     answer: str
     reward: float
-    advantage: float
+    advantage: float | None  # of its tokens on average; None where a critic estimates it
     finish_reason: FinishReason
     num_tokens: int  # tokens of the response
     ages: tuple[tuple[int, int], ...]  # (age, tokens) of each completion, oldest first
@@ -44,7 +44,7 @@ class SampleRecord:
         *,
         response: str,
         reward: float,
-        advantage: float,
+        advantage: float | None,
         policy_version: int,
         reward_parts: Parts = (),
         ends: tuple[int, ...] = (),
@@ -76,13 +76,13 @@ class SampleRecord:
 
 def records_of(
     groups: Iterable[ScoredGroup],
-    advantages: Iterable[Iterable[float | NDArray[np.float64]]],
+    advantages: Sequence[Sequence[float | NDArray[np.float64]]] | None,
     *,
     decode: Callable[[Sequence[int]], str],
     policy_version: int,
 ) -> list[SampleRecord]:
-    """Return the records of all samples of a step that trained `policy_version`; of `advantages`
-    by token the mean is recorded.
+    """Return the records of all samples of a step that trained `policy_version`; of `advantages` by
+    token the mean is recorded. None: a critic's estimates, which stay in the workers.
     """
     return [
         SampleRecord.of(
@@ -92,16 +92,17 @@ def records_of(
             conversation=conversation_of(sample, decode),
             reward=reward,
             reward_parts=parts,
-            advantage=float(np.mean(advantage)),
+            advantage=None if advantages is None else float(np.mean(advantages[number][index])),
             policy_version=policy_version,
         )
-        for scored, of_group in zip(groups, advantages, strict=True)
-        for sample, reward, parts, advantage in zip(
-            scored.group.samples,
-            scored.rewards,
-            scored.parts or ((),) * len(scored.rewards),
-            of_group,
-            strict=True,
+        for number, scored in enumerate(groups)
+        for index, (sample, reward, parts) in enumerate(
+            zip(
+                scored.group.samples,
+                scored.rewards,
+                scored.parts or ((),) * len(scored.rewards),
+                strict=True,
+            )
         )
     ]
 

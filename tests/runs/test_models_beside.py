@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import command, rows_of, run, run_all, write_task
+from command_line import command, groups_of, rows_of, run, run_all, write_task
 from equal_runs import SETTINGS, metrics_of
 
 BESIDE = (
@@ -53,6 +53,8 @@ def test_a_resumed_run_with_a_teacher_and_a_critic_equals_the_undisturbed_one(
     assert (whole / weights).read_bytes() == (halves / weights).read_bytes()
     assert ["loss/total" in row for row in steps] == [False, True, True, True, True]
     assert "loss/teacher_kl" in steps[-1]
+    trained = [sample for group in groups_of(whole) for sample in group]
+    assert {sample["advantage"] for sample in trained} == {None}, "the critic's stay in the worker"
 
 
 @pytest.mark.slow
