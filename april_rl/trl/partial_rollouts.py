@@ -8,6 +8,8 @@ that sampled them.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,32 +53,53 @@ def with_partial_rollouts(
     rollouts = PartialRollouts(
         trainer, factor=over_sampling_factor, refill=refill, max_staleness=max_staleness
     )
-    score, generate = trainer._generate_and_score_completions, trainer._generate_single_turn
-    load, save = trainer._load_optimizer_and_scheduler, trainer._save_checkpoint
+    trainer._generate_and_score_completions = functools.partial(
+        _score_own_rows, rollouts, trainer._generate_and_score_completions
+    )
+    trainer._generate_single_turn = functools.partial(
+        _give_completions, rollouts, trainer._generate_single_turn
+    )
+    trainer._load_optimizer_and_scheduler = functools.partial(
+        _restore_too, rollouts, trainer._load_optimizer_and_scheduler
+    )
+    trainer._save_checkpoint = functools.partial(_save_too, rollouts, trainer._save_checkpoint)
 
-    def score_own_rows(inputs: list[dict[str, Any]]) -> Any:  # noqa: ANN401
-        return score(rollouts.next_rows() if rollouts.is_training else inputs)
 
-    def give_completions(prompt_ids: list[list[int]], *args: object, **kwargs: object) -> Any:  # noqa: ANN401
-        if rollouts.is_training:
-            return rollouts.completions(prompt_ids)
-        return generate(prompt_ids, *args, **kwargs)
+def _score_own_rows(
+    rollouts: PartialRollouts, score: Callable[..., Any], inputs: list[dict[str, Any]]
+) -> Any:  # noqa: ANN401
+    return score(rollouts.next_rows() if rollouts.is_training else inputs)
 
-    def restore_too(checkpoint: str | None) -> None:
-        load(checkpoint)
-        if checkpoint is not None:
-            rollouts.restore(Path(checkpoint))
 
-    def save_too(*args: object) -> None:
-        # These are written first, so that a checkpoint with all of TRL's files has them too, even
-        # if the run is killed.
-        rollouts.save()
-        save(*args)
+def _give_completions(
+    rollouts: PartialRollouts,
+    generate: Callable[..., Any],
+    prompt_ids: list[list[int]],
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    if rollouts.is_training:
+        return rollouts.completions(prompt_ids)
+    return generate(prompt_ids, *args, **kwargs)
 
-    trainer._generate_and_score_completions = score_own_rows
-    trainer._generate_single_turn = give_completions
-    trainer._load_optimizer_and_scheduler = restore_too
-    trainer._save_checkpoint = save_too
+
+def _restore_too(
+    rollouts: PartialRollouts, load: Callable[..., None], checkpoint: str | None
+) -> None:
+    load(checkpoint)
+    if checkpoint is not None:
+        rollouts.restore(Path(checkpoint))
+
+
+def _save_too(
+    rollouts: PartialRollouts,
+    save: Callable[..., None],
+    *args: Any,  # noqa: ANN401
+) -> None:
+    # These are written first, so that a checkpoint with all of TRL's files has them too, even if
+    # the run is killed.
+    rollouts.save()
+    save(*args)
 
 
 class PartialRollouts:
