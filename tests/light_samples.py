@@ -46,7 +46,6 @@ def whole_sample(
 def make_tick(
     finished: Iterable[Completion] = (),
     *,
-    num_running: int = 0,
     engine_steps: int = 1,
     slot_steps: int = 0,
     elapsed_s: float = 0.0,
@@ -54,12 +53,8 @@ def make_tick(
     """Return a tick that sampled a token in each slot step."""
     return Tick(
         finished=Completions(finished),
-        num_running=num_running,
-        num_queued=0,
         engine_steps=engine_steps,
         slot_steps=slot_steps,
-        context_token_steps=0,
         generated_tokens=slot_steps,
-        prefilled_tokens=0,
         elapsed_s=elapsed_s,
     )

@@ -9,6 +9,7 @@ written during the next rollout.
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from april_rl.checkpointing.columns import Plain, state_files, write_state
-from april_rl.checkpointing.folder import SCORE, begin, commit, discard, latest, prune
+from april_rl.checkpointing.folder import SCORE, begin, commit, latest, prune
 from april_rl.checkpointing.manifest import CheckpointError, FileRecord, record
 from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.metrics import Metrics, Sum
@@ -39,9 +40,7 @@ class Savers(Protocol):
     """The workers' methods that checkpoints use."""
 
     def start_saving(self, folder: Path) -> Collection[str]:
-        """Copy the state of every learner and start writing it into `folder`; return the names of
-        the files there will be.
-        """
+        """Copy every learner's state and begin to write it; return the names of the files."""
 
     def poll_save(self) -> Written | None:
         """Return the written files, or None while a worker is still writing. Never waits."""
@@ -102,10 +101,8 @@ class Checkpointer:
         return by_steps or 0 < 60 * config.every_minutes <= passed_s
 
     def start(self, step: int, state: Plain, *, about: Mapping[str, Any]) -> float:
-        """Start writing the checkpoint of `step` once the previous one is written.
-
-        Returns the seconds for which training paused. `about` adds facts to the manifest. If the
-        disk fails, `tell` is called and the run continues.
+        """Start writing the checkpoint of `step` once the previous one is written; return the
+        seconds for which training paused. If the disk fails, `tell` is called.
         """
         started = self._clock()
         self.finish()
@@ -153,7 +150,7 @@ class Checkpointer:
         if not errors:
             errors = self._commit(under_way, written)
         if errors:
-            discard(under_way.partial)
+            shutil.rmtree(under_way.partial, ignore_errors=True)
             self._fail(under_way.step, errors[0])
 
     def finish(self) -> bool:
@@ -210,8 +207,7 @@ class BackgroundWrite:
         self._folder = folder
         self._records: dict[str, FileRecord] = {}
         self._error = ""
-        # Free what `write` holds when the thread has ended: the next checkpoint takes as much
-        # again.
+        # Keep no reference to `write`: the next checkpoint takes as much memory again.
         self._thread = threading.Thread(
             target=self._run, args=(write,), name="checkpoint", daemon=True
         )

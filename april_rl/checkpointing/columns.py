@@ -19,16 +19,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from april_rl.checkpointing.file_mode import mode_of_new_files
-from april_rl.errors import RunError
+from april_rl.checkpointing.manifest import CheckpointError
 
 Plain = Any  # dicts with string keys, lists, numbers, strings, None, arrays of these types
 # The columns are named by the typecode of their arrays.
 _COLUMNS = {"B": "uint8", "H": "uint16", "i": "int32", "d": "float64"}
 _TYPECODES = {column: typecode for typecode, column in _COLUMNS.items()}
-
-
-class DamagedStateError(RunError):
-    """A file of a checkpoint does not contain what april_rl writes."""
 
 
 def state_files(name: str) -> tuple[str, str]:
@@ -48,14 +44,14 @@ def write_state(state: Plain, folder: Path, name: str) -> None:
 
 
 def read_state(folder: Path, name: str) -> Plain:
-    """Return what `write_state` wrote; raise DamagedStateError if a file is unreadable."""
+    """Return what `write_state` wrote; raise CheckpointError if a file is unreadable."""
     path = folder / f"{name}.json"
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
         columns = load_file(folder / f"{name}.safetensors")
         return _with_arrays(state, columns)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise DamagedStateError(
+        raise CheckpointError(
             f"{path} and {name}.safetensors do not contain a checkpoint's state: {error!r}"
         ) from error
 

@@ -47,9 +47,7 @@ class Saved(NamedTuple):
 
 
 def begin(root: Path, step: int) -> Path:
-    """Remove what interrupted saves left behind, and return a new, empty folder for a
-    checkpoint.
-    """
+    """Remove what interrupted saves left, and return a new, empty folder for a checkpoint."""
     root.mkdir(parents=True, exist_ok=True)
     recover(root)
     for left in root.glob(f".{_PREFIX}*"):
@@ -60,9 +58,7 @@ def begin(root: Path, step: int) -> Path:
 
 
 def recover(root: Path) -> None:
-    """Rename the checkpoint that `latest` names, if a kill came before that. Call this only
-    while no other process writes into `root`.
-    """
+    """Rename the checkpoint that `latest` names, if a kill came before; no one else may write."""
     path = latest(root)
     if path is not None and path.name.startswith("."):
         path.rename(root / path.name.removeprefix(".").removesuffix(path.suffix))
@@ -126,10 +122,6 @@ def commit(
     if replaced is not None:
         shutil.rmtree(replaced, ignore_errors=True)
     return path
-
-
-def discard(partial: Path) -> None:
-    shutil.rmtree(partial, ignore_errors=True)
 
 
 def list_saved(root: Path) -> list[Saved]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -15,7 +16,6 @@ from april_rl.errors import RunError
 
 FILE = "manifest.json"
 FORMAT = 2  # version of the whole folder; a folder of another version is refused
-_CHUNK_BYTES = 1 << 20
 
 
 class CheckpointError(RunError):
@@ -44,12 +44,9 @@ class Manifest:
 
 def record(path: Path) -> FileRecord:
     """Return the size and hash of a file."""
-    digest, num_bytes = xxhash.xxh3_128(), 0
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            num_bytes += len(chunk)
-    return FileRecord(num_bytes, digest.hexdigest())
+        digest = hashlib.file_digest(file, xxhash.xxh3_128)
+    return FileRecord(path.stat().st_size, digest.hexdigest())
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
@@ -61,10 +58,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint.
-
-    Raises CheckpointError when it is missing, cannot be read, or has another format.
-    """
+    """Return the manifest; raise CheckpointError if it is missing, broken or of another format."""
     path = folder / FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -88,10 +82,8 @@ def read_manifest(folder: Path) -> Manifest:
 def verify(
     folder: Path, *, hashes: bool = True, on_file: Callable[[str], None] = lambda _: None
 ) -> Manifest:
-    """Check the size of every file, and with `hashes` its content; return the manifest.
-
-    Calls `on_file` with the name of each file before checking it. Raises CheckpointError for the
-    first file that differs.
+    """Check the size of every file, and with `hashes` its content, after a call of `on_file`;
+    return the manifest. Raise CheckpointError for the first file that differs.
     """
     manifest = read_manifest(folder)
     for name, expected in manifest.files.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from april_rl.checkpointing.checkpointer import STATE
-from april_rl.checkpointing.columns import DamagedStateError, Plain, read_state
+from april_rl.checkpointing.columns import Plain, read_state
 from april_rl.checkpointing.folder import is_abandoned, latest, list_abandoned, list_saved, recover
 from april_rl.checkpointing.manifest import FILE as MANIFEST
 from april_rl.checkpointing.manifest import CheckpointError, Manifest, read_manifest, verify
@@ -33,9 +33,7 @@ class Resumed:
 
 
 def unfinished_run(folder: Path) -> Path | None:
-    """Return the directory in `folder` whose run is active, or else the one that saved last and
-    did not finish, or None. Changes nothing, because the caller owns none of them.
-    """
+    """Return the directory of an active run, or of the one that saved last and is not finished."""
     newest: tuple[float, Path] | None = None
     for lock in folder.glob(f"*/{LOCK}"):
         if owner_of(lock.parent) is not None:
@@ -84,7 +82,7 @@ def load(resume: str, run_dir: Path) -> Resumed | None:
     try:
         manifest = verify(path)
         return Resumed(path, manifest, read_controller(path))
-    except (CheckpointError, DamagedStateError) as error:
+    except CheckpointError as error:
         raise CheckpointError(f"{error}\n{_offer(path)}") from error
 
 
@@ -115,9 +113,7 @@ def checkpoint_at(path: Path, *, key: str = "") -> Path:
 
 
 def _refuse_to_start_again(run_dir: Path) -> None:
-    """Raise CheckpointError if `auto` would ignore the checkpoint that the run resumed from,
-    because the run was killed before its first own checkpoint.
-    """
+    """Raise CheckpointError if `auto` would ignore where a run without a checkpoint came from."""
     config = run_dir / "config.yaml"
     begun = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else None
     origin = begun.get("resume") if isinstance(begun, dict) else None

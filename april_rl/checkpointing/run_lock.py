@@ -74,16 +74,13 @@ def own(run_dir: Path) -> Iterator[None]:
                 path.unlink(missing_ok=True)  # while it is locked: see _acquire
 
 
-def owner_of(run_dir: Path, *, waits: bool = True) -> str | None:
-    """Describe the living owner of a run directory, or return None; remove a dead owner's file.
-
-    Without `waits`, an owner on another machine counts as alive.
-    """
+def owner_of(run_dir: Path) -> str | None:
+    """Describe the living owner of a run directory, or return None; remove a dead owner's file."""
     path = run_dir / FILE
     if not path.is_file():
         return None
     try:
-        with _free(path, creates=False, waits=waits):
+        with _free(path, creates=False):
             path.unlink(missing_ok=True)
             return None
     except FileNotFoundError:  # the owner has just ended
@@ -93,7 +90,7 @@ def owner_of(run_dir: Path, *, waits: bool = True) -> str | None:
 
 
 @contextmanager
-def _free(path: Path, *, creates: bool, waits: bool = True) -> Iterator[_Opened]:
+def _free(path: Path, *, creates: bool) -> Iterator[_Opened]:
     first: tuple[int, float] | None = None  # the file's time, and when it was read
     while True:
         with (opened := _acquire(path, creates=creates)).file:
@@ -102,7 +99,7 @@ def _free(path: Path, *, creates: bool, waits: bool = True) -> Iterator[_Opened]
             if _has_ended(opened) or (time_ns == first[0] and now - first[1] >= STALE_S):
                 yield opened
                 return
-        if not waits or time_ns != first[0]:
+        if time_ns != first[0]:
             raise _refusal(path)
         _say_once(
             f"{path.parent} belongs to a run on another machine, or was left by it "
@@ -149,9 +146,7 @@ def _open(path: Path, *, creates: bool) -> _Opened:
 
 
 def _lock(file: FileIO, folder: Path) -> str | None:
-    """Take the kernel lock; return a name for the processes that see it: those with the same
-    kernel and mount.
-    """
+    """Take the kernel lock; return a name for the processes that see it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

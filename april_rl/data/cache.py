@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection
 from dataclasses import asdict
@@ -19,7 +20,6 @@ from april_rl.data.sources import load_id
 from april_rl.data.tokenizer import Tokenizer
 
 KEEP_FROM_BYTES = 8 * 2**20  # a smaller source is tokenized in seconds and not cached
-_READ_BYTES = 2**22
 _MADE_BY = (
     "columns.py",
     "json_rows.py",
@@ -41,10 +41,8 @@ def kept_folder(
     columns: Collection[str],
     deduplicate: bool,
 ) -> Path | None:
-    """Return the folder in the Hugging Face cache for the tokenized table of these settings,
+    """Return the folder in the Hugging Face cache for the table of these settings and this content,
     whether it exists yet or not; None for a small source, which is not cached.
-
-    A file is identified by its content, not by its path.
     """
     identity = _identity(chosen, key=key)
     if identity is None:
@@ -95,8 +93,5 @@ def _identity(chosen: PromptSetConfig, *, key: str) -> str | None:
 
 
 def _file_digest(path: Path) -> str:
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()

@@ -30,9 +30,7 @@ class Column:
         return batch[self.path[0]]
 
     def value(self, given: object) -> Any:  # noqa: ANN401
-        """Return the value at the path within a value of the column; None if a row lacks the
-        field. Raise PathError for a value that has no fields.
-        """
+        """Return the value at the path, or None; raise PathError where a value has no fields."""
         for depth, name in enumerate(self.path[1:], start=1):
             given = self._fields(given, ".".join(self.path[:depth])).get(name)
         return given
@@ -58,9 +56,7 @@ class Column:
 
 
 def column_of(where: str, setting: str, features: Mapping[str, Any]) -> Column:
-    """Return the column named `setting`; an exact name takes precedence over a dotted path. Raise
-    DataError if there is none, or the path leads through a list.
-    """
+    """Return the column that `setting` names, exactly or by a path; raise DataError without one."""
     column = setting.partition("=")[2]
     if column in features:
         return Column(setting, (column,))

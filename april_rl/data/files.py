@@ -80,9 +80,7 @@ def _has_data(folder: Path) -> bool:
 
 
 def _columns_of_parquet(path: str) -> list[str]:
-    """Return the columns of a parquet file; none for a broken one, whose fault is reported when
-    it is read.
-    """
+    """Return the columns of a parquet file; none for a broken one, which reading reports."""
     import pyarrow.parquet
 
     with suppress(pyarrow.ArrowException, OSError):
@@ -91,9 +89,7 @@ def _columns_of_parquet(path: str) -> list[str]:
 
 
 def _names_without(path: str, wanted: set[str]) -> list[str]:
-    """Return the columns of the first row of a JSON file if no row can have a wanted one,
-    otherwise nothing.
-    """
+    """Return the columns of a JSON file's first row if no row can have a wanted one, else none."""
     with Path(path).open("rb") as file:
         start = file.read(_START_BYTES).decode(errors="ignore").lstrip("\ufeff \t\r\n[")
         row: object = None
@@ -108,9 +104,7 @@ def _names_without(path: str, wanted: set[str]) -> list[str]:
 
 
 def check_file(path: str, *, where: str) -> None:
-    """Raise DataError unless the file exists, has a known ending and can be read, and is not
-    empty.
-    """
+    """Raise DataError unless the file can be read, has a known ending, and is not empty."""
     if "://" in path:
         raise DataError(f"{where} is an address: download the file and give its path")
     if Path(path).suffix not in FORMATS:

@@ -12,9 +12,7 @@ _DECODER, _NOT_SPACE = json.JSONDecoder(), re.compile(r"\S")
 
 
 def check_text(path: str, *, where: str) -> None:
-    """Raise DataError naming the first line that is not UTF-8. `datasets` fails later and does not
-    name the line.
-    """
+    """Raise DataError naming the first line that is not UTF-8, which `datasets` does not name."""
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:

@@ -1,6 +1,4 @@
-"""Read a JSON file into an Arrow file without changing its values: nothing becomes a date, and
-numbers keep their digits.
-"""
+"""Read a JSON file into an Arrow file without changing values: no dates, and all digits stay."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass
 class MixedJson(datasets.Json):  # type: ignore[misc]  # untyped library
-    """A column of values of several kinds, each stored as JSON text. The library's own class
-    loses digits of floats, and confuses a text that is JSON with the value that it stands for.
-    """
+    """A column of values of several kinds as JSON text, since the library's class changes them."""
 
     _type: str = field(default="MixedJson", init=False, repr=False)
 
@@ -64,10 +60,7 @@ def to_public_types(table: datasets.Dataset) -> datasets.Dataset:
 
 
 def read_json(path: str, target: Path) -> datasets.Dataset:
-    """Write the rows of a JSON file, one object a line or a list of objects, to the Arrow file
-    `target` and return them. Raise ValueError for a file that is not JSON, or whose rows are not
-    objects.
-    """
+    """Write the rows of a JSON file to the Arrow file `target`, and return it; raise ValueError."""
     kinds = _kinds(path)
     while True:
         features = datasets.Features({name: _feature(kind) for name, kind in kinds.items()})

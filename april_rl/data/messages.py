@@ -17,9 +17,7 @@ def has_role(value: object) -> bool:
 
 
 def conversation(items: list[Any]) -> tuple[Message, ...]:
-    """Return the messages of a prompt: null fields are left out, and the arguments of tool calls
-    are mappings. Raise ValueError with the reason if the policy cannot answer them.
-    """
+    """Return a prompt's messages in one form; raise ValueError if the policy cannot answer them."""
     messages = tuple(_message(item, f"message {n}") for n, item in enumerate(items, start=1))
     last = messages[-1]["role"]
     if last == "assistant":
@@ -62,9 +60,7 @@ def _message(item: Mapping[str, Any], name: str) -> Message:
 
 
 def calls_of_tools(calls: Any, name: str) -> list[dict[str, Any]]:  # noqa: ANN401
-    """Return the calls of a message with mappings as arguments, which may be given as JSON text.
-    Raise ValueError with the reason, and the name of the message, for an invalid call.
-    """
+    """Return a message's calls with mappings as arguments; raise ValueError for an invalid call."""
     if not isinstance(calls, list):
         raise ValueError(f"{name}: tool_calls must be a list, got {str(calls)[:60]}")
     read = []

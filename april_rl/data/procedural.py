@@ -1,6 +1,4 @@
-"""Rows of `reasoning_gym:NAME`: questions drawn from a seed, and a check of the task's verifier
-before training starts.
-"""
+"""Rows of `reasoning_gym:NAME`, drawn from a seed, and a check of the task's verifier."""
 
 from __future__ import annotations
 

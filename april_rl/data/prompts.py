@@ -25,10 +25,7 @@ _SHOWN_CHARACTERS = 200  # length of the example
 
 
 class PromptTable(Sequence[Prompt]):
-    """The prompts of one set that are short enough, in row order, with ids 0 … n - 1.
-
-    A Prompt object is made on access.
-    """
+    """The prompts of one set that are short enough, with ids 0 … n - 1, made on access."""
 
     def __init__(
         self,
@@ -188,9 +185,7 @@ def _counts(tokenized: TokenizedTable, num_prompts: int, *, limit: int) -> str:
 
 
 def _notes(path: str, tokenized: TokenizedTable, tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield notes on columns that are not read, and one with an example when many tokens of the
-    prompts are unknown.
-    """
+    """Yield notes on columns that are not read, and one if many tokens are unknown."""
     yield from (f"{path}: {note}" for note in tokenized.notes)
     if tokenized.unknown_frac <= _MANY_UNKNOWN:
         return

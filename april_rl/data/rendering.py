@@ -27,9 +27,7 @@ class Renderer:
     """Puts instruction and template around a question."""
 
     def __init__(self, chosen: PromptSetConfig, tokenizer: Tokenizer, names: RowNames) -> None:
-        """Raise DataError for settings that contradict each other, TokenizerError for a missing
-        chat template.
-        """
+        """Raise DataError for contradictory settings, TokenizerError without a template."""
         self._tokenizer, self._names = tokenizer, names
         self._plain_template, self._system_prompt = chosen.plain_template, chosen.system_prompt
         self._instruction, self._variables = chosen.instruction, chosen.chat_template_kwargs
@@ -37,8 +35,7 @@ class Renderer:
         # (role, has calls, is first) of the messages that were tried.
         self._kinds_tried: set[tuple[str, bool, bool]] = set()
         self.is_chat = chosen.template is Template.chat
-        # A chat prompt with an environment does not begin the model's turn: the environment may add
-        # to it.
+        # Without the model's turn, an environment may add to a chat prompt.
         self.begins_turn = not (self.is_chat and chosen.environment)
         if self.is_chat:
             tokenizer.check_chat(chosen.chat_template_kwargs)
@@ -131,10 +128,7 @@ class Renderer:
 
 
 class BatchTokenizer:
-    """The function that `Dataset.map` applies: a batch of values to texts, tokens and answers.
-
-    It is pickled with the path of its tokenizer, so that another process can load it again.
-    """
+    """The function that `Dataset.map` applies: a batch of values to texts, tokens and answers."""
 
     def __init__(
         self,
@@ -151,10 +145,8 @@ class BatchTokenizer:
         self._ends = {token_id: tokenizer.show_text([token_id]) for token_id in ends}
 
     def __call__(self, batch: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-        """Return the columns of a prompt table.
-
-        A chat template writes special tokens itself; for a plain template the tokenizer adds
-        those at the start.
+        """Return the columns of a prompt table. The tokenizer adds special tokens for a plain
+        template; a chat template writes them itself.
         """
         places = self._places[indices].tolist()
         rows = list(self._reader.rows(batch, places))
@@ -175,9 +167,7 @@ class BatchTokenizer:
         }
 
     def _check_open(self, token_ids: tuple[int, ...], text: str, place: int) -> None:
-        """Raise DataError for a prompt that ends with an end token: the response would follow the
-        end of the text.
-        """
+        """Raise DataError for a prompt that ends with an end token."""
         last = self._ends.get(token_ids[-1]) if token_ids else None
         written = text.rstrip()
         end = last or next((end for end in self._ends.values() if written.endswith(end)), None)

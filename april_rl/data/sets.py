@@ -27,10 +27,8 @@ class PromptSets:
         has_agent: bool = False,
         tell: Callable[[str], None],
     ) -> None:
-        """`seed` draws the rows of procedural tasks; `columns` are the data columns that the reward
-        and the environment need, by set; `tools` of the environment are shown to the model;
-        `has_agent` says that the environment is an agent; `tell` gets one line for each set, and
-        its notes.
+        """`seed` draws procedural rows; `columns` of the data are needed, by set; the model sees
+        the environment's `tools`; `tell` gets one line for each set, and its notes.
         """
         self._chosen = training_sets(data)
         self._tools = list(tools)

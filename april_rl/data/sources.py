@@ -71,9 +71,7 @@ def open_source(chosen: PromptSetConfig, *, key: str, seed: int, folder: Path) -
 
 
 def row_names(chosen: PromptSetConfig, num_rows: int) -> RowNames:
-    """Return names of the form `file:line` for a file with one object a line, otherwise file or set
-    and row number.
-    """
+    """Return names such as file:line if each line is an object, else with row numbers."""
     path = chosen.path
     if not is_file(path):
         return RowNames(prefix=f"{path} [{chosen.split}] row ")
@@ -123,10 +121,7 @@ def _root_cause(error: BaseException, *, num_lines: int = 1) -> str:
 
 
 def map_again(table: datasets.Dataset) -> datasets.Dataset:
-    """Return the table on a fresh mapping of its files.
-
-    Pages read through the old mapping count as memory of the process until the mapping is released.
-    """
+    """Return the table on a new mapping: pages of the old one count as memory of this process."""
     files = [str(entry["filename"]) for entry in table.cache_files]
     if not files:
         return table
@@ -167,10 +162,8 @@ def hub_name(path: str) -> tuple[str, str | None]:
 
 
 def load_split(path: str, *, split: str) -> datasets.Dataset:
-    """Load one split of a data set from the hub, its cache or a folder.
-
-    Raises DataError listing the configurations if there are several and the path names none; errors
-    of `datasets` pass through.
+    """Load one split of a data set from the hub, its cache or a folder. Raise DataError listing the
+    configurations if the path names none of several; other errors pass through.
     """
     dataset, configuration = hub_name(path)
     try:

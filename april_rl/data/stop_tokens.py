@@ -43,9 +43,7 @@ def stop_token_ids(model_path: str, *, is_chat: bool = False) -> list[int]:
 
 
 def special_tokens_after_turn(tokenizer: Tokenizer) -> list[int]:
-    """Return the special tokens that the chat template writes after the policy's turn, in order;
-    none without a template, or with one that does not write the text of a turn as it is.
-    """
+    """Return the special tokens that the chat template writes after a turn, in order, if any."""
     if not tokenizer.has_chat_template:
         return []
     try:
@@ -63,9 +61,7 @@ def text_after_marker(
     *,
     begins_turn: bool,
 ) -> str:
-    """Return what the chat template writes behind the marker in one of the messages. Raise
-    TokenizerError for messages that it refuses, or whose text it does not write as it is.
-    """
+    """Return what the chat template writes behind the marker; raise TokenizerError without it."""
     text = tokenizer.chat_text(messages, variables, begins_turn=begins_turn)
     _, marker, following = text.rpartition(MARKER)
     if not marker:

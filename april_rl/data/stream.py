@@ -45,10 +45,7 @@ class PromptStream:
         origin: Origin = NO_ORIGIN,
         new_sampler: NewSampler | None = None,
     ) -> None:
-        """`prompts` are yielded with new ids; `seed` is not negative; `name` is the name of the
-        source, and `origin` is compared with the one of a saved stream; without `new_sampler`
-        the prompts are `Shuffled`.
-        """
+        """`prompts` get new ids; a saved stream has the same `origin`; `Shuffled` by default."""
         assert prompts, "a stream needs at least one prompt"
         self._prompts, self._name, self._origin = prompts, name, origin
         self._seed = seed
@@ -142,8 +139,8 @@ class MixedStream:
         origins: Mapping[str, Origin] | None = None,
         new_sampler: NewSampler | None = None,
     ) -> None:
-        """`weights` [source] are positive; only their ratios matter. `origins` [source] are
-        compared with those of a saved stream; each source has a sampler of its own.
+        """`weights` [source] are positive, and only their ratios matter; `origins` [source] are
+        compared with the origins of a saved stream.
         """
         assert sources.keys() == weights.keys(), (sources.keys(), weights.keys())
         self._streams = {

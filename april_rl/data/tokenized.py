@@ -74,9 +74,7 @@ class TableMaker:
         self._num_processes = num_processes or len(os.sched_getaffinity(0))
 
     def table(self) -> TokenizedTable:
-        """Return the table, in memory if it is small, otherwise mapped from the cache; raises
-        DataError and TokenizerError.
-        """
+        """Return the table, in memory or from the cache; raise DataError or TokenizerError."""
         folder = kept_folder(
             self._chosen,
             self._tokenizer,
@@ -148,8 +146,7 @@ class TableMaker:
                 num_proc=num_processes if into is not None and num_processes > 1 else None,
                 keep_in_memory=into is None,
                 cache_file_name=None if into is None else str(into / "prompts.arrow"),
-                # By default `datasets` hashes all that the function holds, and the hash of a
-                # tokenizer is not stable.
+                # By default `datasets` hashes the function: a tokenizer's hash is not stable.
                 new_fingerprint="tokenized" if into is None else into.name,
             )
 
@@ -161,10 +158,7 @@ class TableMaker:
 
 
 def fingerprint(table: datasets.Dataset) -> str:
-    """Return the xxh3 hash of the tokens and answers of all rows, in order.
-
-    It does not depend on how the table is divided into files or chunks.
-    """
+    """Return the hash of all tokens and answers, however the table is divided into chunks."""
     rows = map_again(table).data.select(["token_ids", "answer"])
     digest = xxhash.xxh3_128()
     for start in range(0, len(rows), _FINGERPRINT_ROWS):

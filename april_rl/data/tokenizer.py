@@ -21,8 +21,7 @@ from april_rl.data.decoder import BackendDecoder
 from april_rl.errors import RunError
 from april_rl.types import Message
 
-# The form in which Hermes, Qwen2.5, Qwen3 and others write tool calls, for `parse_response` of
-# transformers.
+# How Hermes, Qwen2.5, Qwen3 and others write tool calls, for transformers' `parse_response`.
 _JSON_CALLS = {
     "defaults": {"role": "assistant"},
     "start_anchor": "assistant\n",
@@ -44,10 +43,7 @@ class TokenizerError(RunError, ValueError):
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer behind the few operations that the project needs.
-
-    It is pickled as its path: another process loads it again.
-    """
+    """A Hugging Face tokenizer behind the few operations that are needed; pickled as its path."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, path: str) -> None:
         self._tokenizer = tokenizer
@@ -88,9 +84,7 @@ class Tokenizer:
         begins_turn: bool = True,
     ) -> str:
         """Return the messages as the model sees them, with or without the start of its own turn.
-
-        `template_kwargs` are variables of the chat template. Raises TokenizerError when there is no
-        chat template or it refuses these messages.
+        Raise TokenizerError without a chat template, or when it refuses these messages.
         """
         self.check_chat({})
         try:
@@ -121,9 +115,7 @@ class Tokenizer:
             )
 
     def tool_calls(self, text: str) -> Sequence[Any]:
-        """Return the calls of tools in a turn, with its special tokens, as `tool_calls` of a chat
-        message; none in thoughts. Raise ValueError for calls that cannot be read.
-        """
+        """Return a turn's calls of tools, none in thoughts; raise ValueError if unreadable."""
         form, said = self._call_form() or {}, _without_thoughts(text)
         anchor = form.get("start_anchor", "")  # where a turn begins, after its thoughts
         prefix = anchor if isinstance(anchor, str) else anchor[0]
@@ -138,9 +130,7 @@ class Tokenizer:
         return given or (_JSON_CALLS if is_json else None)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[tuple[int, ...]]:
-        """Return the token ids of each text, optionally with the model's special tokens. The tokens
-        that begin a text are never doubled: a text may write them itself.
-        """
+        """Return the token ids of each text; the tokens that begin a text are never doubled."""
         if not texts:
             return []
         encoded = self._tokenizer(
@@ -191,9 +181,7 @@ class Tokenizer:
 
     @property
     def unknown_id(self) -> int | None:
-        """Return the token for text outside the vocabulary; None if there is none, or if the
-        same token also begins or ends texts.
-        """
+        """Return the token for unknown text; None if there is none, or it also marks an end."""
         found: int | None = self._tokenizer.unk_token_id
         ends = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)
         return None if found in ends else found
@@ -222,17 +210,13 @@ class Tokenizer:
 
 
 def _without_thoughts(text: str) -> str:
-    """Return the part of a turn after its thoughts, which may have begun in the prompt or may
-    not end.
-    """
+    """Return a turn after its thoughts, which may have begun in the prompt or may not end."""
     before, closed, after = text.partition("</think>")
     return after if closed else before.partition("<think>")[0]
 
 
 def _adds_nothing(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Return whether the tokenizers library alone decodes identically: the model has no decoding
-    method of its own, and no spaces are removed before punctuation.
-    """
+    """Return whether the tokenizers library alone decodes identically."""
     if (
         type(tokenizer).decode is not PreTrainedTokenizerBase.decode
         or type(tokenizer)._decode is not PreTrainedTokenizerFast._decode
@@ -248,10 +232,7 @@ def _adds_nothing(tokenizer: PreTrainedTokenizerFast) -> bool:
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    """Load the tokenizer of a Hugging Face folder or a hub id; raises TokenizerError.
-
-    Without a network a hub id works from the local cache.
-    """
+    """Load the tokenizer of a folder or a hub id, also from the cache; raise TokenizerError."""
     try:
         return Tokenizer(AutoTokenizer.from_pretrained(path), path=path)
     except (OSError, ValueError) as error:

@@ -32,9 +32,7 @@ class Attempt:
 
     def take(self, output: EngineCoreOutput) -> FinishReason | None:
         """Append the output of an engine step; return how the request ended, one of ENGINE_FAULTS
-        if it failed, or None while it runs.
-
-        Raise RuntimeError when vLLM does not report log-probabilities.
+        if it failed, or None. Raise RuntimeError when vLLM reports no log-probabilities.
         """
         if output.new_token_ids and not self._append(output):
             return "nan_logprobs"

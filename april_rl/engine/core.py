@@ -46,12 +46,8 @@ _OWN_EXPERTS = (
 )
 
 
-class EngineStartError(RunError):
-    """The engine does not fit into memory, or lacks a package; the message names the remedy."""
-
-
 def start_core(args: EngineArgs) -> InprocClient:
-    """Start a vLLM core in this process; raise EngineStartError when it cannot."""
+    """Start a vLLM core in this process; raise RunError when it cannot."""
     args.scheduler_cls = CountingAsyncScheduler if args.async_scheduling else CountingScheduler
     try:
         config = args.create_engine_config()
@@ -70,26 +66,24 @@ def start_core(args: EngineArgs) -> InprocClient:
             remedy = _OWN_EXPERTS
         else:
             raise
-        raise EngineStartError(f"{remedy}. vLLM's message: {error}") from error
+        raise RunError(f"{remedy}. vLLM's message: {error}") from error
 
 
 def _check_experts(config: VllmConfig) -> None:
-    """Raise EngineStartError if vLLM cannot use its CPU kernel for experts together with LoRA
-    layers: it would choose a Triton kernel, and fail at the first token.
-    """
+    """Raise RunError for experts with LoRA layers on a CPU: a Triton kernel would fail later."""
     if config.lora_config and config.model_config.is_moe and current_platform.is_cpu():
-        raise EngineStartError(
+        raise RunError(
             "lora.sync=adapter: this model has experts, which vLLM's build for CPUs cannot compute "
             "beside LoRA layers; set lora.sync=merged"
         )
 
 
 def add_adapter(core: InprocClient, adapter: LoRARequest) -> None:
-    """Read an adapter from its folder; raise EngineStartError when vLLM lacks its layers."""
+    """Read an adapter from its folder; raise RunError when vLLM lacks its layers."""
     try:
         core.add_lora(adapter)
     except ValueError as error:
-        raise EngineStartError(f"{_MERGED}. vLLM's message: {error}") from error
+        raise RunError(f"{_MERGED}. vLLM's message: {error}") from error
 
 
 def lacks_memory(error: Exception) -> bool:

@@ -92,9 +92,7 @@ class AcceleratorDevice:
     """
 
     def __init__(self, config: EngineConfig, *, sleeps: bool) -> None:
-        """Use the share engine.gpu_memory_utilization of the device for weights and KV cache;
-        without `sleeps` the engine never frees it.
-        """
+        """Use the share engine.gpu_memory_utilization; without `sleeps` never free it."""
         self._sleeps, self.keeps_kv_cache = sleeps, not sleeps
         self._args = {
             "gpu_memory_utilization": config.gpu_memory_utilization,

@@ -28,9 +28,7 @@ def engine_args(
     lora: LoraConfig | None = None,
     reports_experts: bool = False,
 ) -> EngineArgs:
-    """Return arguments that keep the distribution of samples and their exact log-probabilities;
-    only a reduced precision of the KV cache changes them.
-    """
+    """Return arguments that keep the distribution of samples and their log-probabilities."""
     assert config.dtype is not ComputeDtype.auto, "vLLM would take that of the checkpoint"
     assert isinstance(config.async_scheduling, bool), "vLLM would choose"
     return EngineArgs(
@@ -58,10 +56,7 @@ def engine_args(
 
 
 def _lora_args(lora: LoraConfig | None) -> dict[str, Any]:
-    """Return arguments for LoRA layers that hold one adapter; none without `lora`.
-
-    Only layers that have an adapter become LoRA layers.
-    """
+    """Return arguments for LoRA layers that hold one adapter; none without `lora`."""
     if lora is None:
         return {}
     targets = lora.target_modules

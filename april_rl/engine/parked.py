@@ -50,9 +50,7 @@ class Parked:
         return cast("Scheduler", self._core.engine_core.scheduler)
 
     def park(self, running: dict[str, Attempt]) -> None:
-        """Take running requests off vLLM's list; abort requests without a token yet, and requests
-        that vLLM no longer knows.
-        """
+        """Take running requests with tokens off vLLM's list, and abort the others."""
         kept: set[str] = set()
         for request_id, attempt in running.items():
             held = self._scheduler.requests.get(request_id)
@@ -64,9 +62,7 @@ class Parked:
         self._core.abort_requests([request_id for request_id in running if request_id not in kept])
 
     def resume(self, request: Request) -> tuple[str, Attempt] | None:
-        """Return vLLM's id and the attempt of the request that continues; None when no state
-        fits exactly this continuation.
-        """
+        """Return vLLM's id and the attempt that continues; None if no state fits exactly."""
         found = self._idle.pop(request.sample_id, None)
         if found is None:
             return None

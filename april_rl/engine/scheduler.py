@@ -52,9 +52,8 @@ class CountingScheduler(Scheduler):
 def _resumed_requests(
     output: SchedulerOutput, requests: Mapping[str, Request]
 ) -> Iterator[tuple[str, int]]:
-    """Yield the preempted requests that run again, with the tokens that the prefix cache kept.
-
-    vLLM's newer model runner lists them as new requests, the older one as known ones.
+    """Yield preempted requests that run again, with the tokens that the prefix cache kept; vLLM's
+    newer model runner lists them as new requests, the older one as known ones.
     """
     for new in output.scheduled_new_reqs:
         if requests[new.req_id].num_preemptions:

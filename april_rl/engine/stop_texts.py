@@ -19,9 +19,7 @@ class StopTexts:
         return AutoTokenizer.from_pretrained(self._model_path)
 
     def end(self, texts: Sequence[str], token_ids: Sequence[int], *, num_new: int) -> int | None:
-        """Return how many tokens there are up to the one that completes a text, searching the
-        last `num_new`; None if no text is completed.
-        """
+        """Return how many tokens end with a text, found in the last `num_new`; or None."""
         # A token may be only a part of a character.
         num_read = num_new + max(len(text.encode()) for text in texts)
         first = max(0, len(token_ids) - num_read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
@@ -65,7 +66,7 @@ class VllmEngine:
         `sleep`, including that of parked samples. `stop_tokens` end a turn. With `lora` an
         adapter of that form is applied once `load_adapter` has brought it. With `reports_experts`
         completions have the experts of their tokens. vLLM seeds the whole process with `seed`.
-        Raise EngineStartError when it does not fit into memory or cannot report experts.
+        Raise RunError when it does not fit into memory or cannot report experts.
         """
         self._device = this_device(config, sleeps=sleeps)
         self._core = start_core(
@@ -141,22 +142,8 @@ class VllmEngine:
             finished += self._take(self._core.get_output(), counts)
         if not self._running:  # a step was scheduled before its requests had ended
             finished += self._drain(counts)
-        _, num_waiting = self._scheduler.get_request_counts()
-        return Tick(
-            finished=Completions(finished),
-            num_running=len(self._running) - num_waiting,
-            num_queued=len(self._queue) + num_waiting,
-            engine_steps=counts.engine_steps,
-            slot_steps=counts.slot_steps,
-            context_token_steps=counts.context_token_steps,
-            generated_tokens=counts.generated_tokens,
-            prefilled_tokens=counts.prefilled_tokens,
-            elapsed_s=time.perf_counter() - started,
-            preempted_samples=counts.preempted_samples,
-            preempted_tokens=counts.preempted_tokens,
-            kv_cache_frac=counts.kv_cache_frac,
-            failed_attempts=counts.failed_attempts,
-        )
+        elapsed_s = time.perf_counter() - started
+        return Tick(finished=Completions(finished), elapsed_s=elapsed_s, **asdict(counts))
 
     def abort(self) -> Completions:
         """Return a completion for every request that `advance` has not returned; the engine is
@@ -190,10 +177,8 @@ class VllmEngine:
     def load_weights(
         self, weights: Iterator[tuple[str, torch.Tensor]], *, policy_version: int
     ) -> None:
-        """Sample with `weights` (Hugging Face names, every weight of the model) from now on.
-
-        Only while the engine is empty. New requests do not share prefix-cache entries of an older
-        version, since the version is part of every key.
+        """Sample with `weights` from now on; only while the engine is empty. The version is
+        part of the prefix cache's keys, so that no older entry is used.
         """
         self._assert_empty()
         with torch.no_grad():
@@ -201,10 +186,8 @@ class VllmEngine:
         self._policy_version = policy_version
 
     def load_adapter(self, folder: Path, *, policy_version: int) -> None:
-        """Read the adapter in `folder`, in the form of peft, and sample with it from now on.
-
-        The engine must be empty. Parked samples continue with the new adapter. Raise
-        EngineStartError when vLLM lacks its layers.
+        """Sample with the adapter in `folder` from now on; only while the engine is empty. Parked
+        samples continue with it. Raise RunError when vLLM lacks its layers.
         """
         self._assert_empty()
         name, number = "policy", 1

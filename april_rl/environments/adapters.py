@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from april_rl.environments.protocol import StepResult, ToolCall, Turn
-from april_rl.environments.threads import threads
+from april_rl.environments.threads import call
 from april_rl.types import Message
 
 _RESERVED = ("reset", "get_reward", "load")
@@ -63,9 +63,7 @@ class FunctionTools:
 
 
 def class_of_functions(functions: Sequence[object]) -> type[FunctionTools]:
-    """Return a class in TRL's form whose tools are functions. Raise TypeError for anything else, or
-    for names that tools cannot have.
-    """
+    """Return a class in TRL's form whose tools are functions. Raise TypeError for anything else."""
     tools: dict[str, Callable[..., Any]] = {}
     for function in functions:
         if not inspect.isroutine(function):
@@ -104,37 +102,35 @@ class ToolsEnvironment:
         parameters = inspect.signature(self._reset).parameters
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         given = {name: value for name, value in row.items() if takes_all or name in parameters}
-        return await _call(self._reset, **given)
+        return await call(self._reset, **given)
 
     async def step(self, turn: Turn) -> StepResult:
         """Make the calls of a turn, one after another; a turn without a call ends the episode."""
         messages: list[Message] = []
         if turn.fault:
             messages.append({"role": "tool", "name": "unknown", "content": turn.fault})
-        for call in turn.calls:
-            result = str(await self._result(call))
-            messages.append({"role": "tool", "name": call.name, "content": result})
+        for each in turn.calls:
+            result = str(await self._result(each))
+            messages.append({"role": "tool", "name": each.name, "content": result})
         if messages and not turn.is_last:
             return StepResult(messages)
         return StepResult(reward=await self._reward(), is_final=True)
 
     async def _reward(self) -> float:
-        """Return the result of `get_reward`, or else the attribute `reward`, which the reward
-        functions in TRL's examples read.
-        """
+        """Return the result of `get_reward`, or the attribute `reward`, as in TRL's examples."""
         if self._get_reward is None:
             try:
                 return float(self._instance.reward)
             except AttributeError:
                 return 0.0
-        return float(await _call(self._get_reward))
+        return float(await call(self._get_reward))
 
-    async def _result(self, call: ToolCall) -> object:
+    async def _result(self, asked: ToolCall) -> object:
         """Return the result of a tool; an error becomes text that the policy reads."""
-        if call.name not in self._tools:
-            return {"error": f"there is no tool {call.name}; use {', '.join(self._tools)}"}
+        if asked.name not in self._tools:
+            return {"error": f"there is no tool {asked.name}; use {', '.join(self._tools)}"}
         try:
-            return await _call(self._tools[call.name], **call.arguments)
+            return await call(self._tools[asked.name], **asked.arguments)
         except Exception as error:  # the policy reads any error of a tool
             return {"error": str(error)}
 
@@ -151,19 +147,12 @@ class SkyRLEnvironment:
         rest = {name: value for name, value in row.items() if name not in OWN_COLUMNS}
         spec = {"ground_truth": row["answer"]}
         extras = {"reward_spec": spec, "max_turns": self._max_turns, **rest}
-        self._instance = await _call(self._class, env_config=self._config, extras=extras)
+        self._instance = await call(self._class, env_config=self._config, extras=extras)
         prompt = [{"role": "user", "content": row["prompt"]}]
-        messages, _ = await _call(self._instance.init, prompt)
+        messages, _ = await call(self._instance.init, prompt)
         return list(messages[len(prompt) :])
 
     async def step(self, turn: Turn) -> StepResult:
         """Make the instance answer a turn."""
-        result = await _call(self._instance.step, turn.text)
+        result = await call(self._instance.step, turn.text)
         return StepResult(result["observations"], result["reward"], result["done"])
-
-
-async def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-    if inspect.iscoroutinefunction(function):
-        return await function(*args, **kwargs)
-    returned = await threads.call(function, *args, **kwargs)
-    return await returned if inspect.isawaitable(returned) else returned

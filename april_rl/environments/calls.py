@@ -75,9 +75,7 @@ class Calls:
                 self._note({"started_over": True})
 
     def close(self) -> None:
-        """Refuse calls from now on: the episode was given up, although parts of it are still
-        running.
-        """
+        """Refuse calls from now on: the episode was given up, but parts of it still run."""
         with self._lock:
             self._is_closed = True
 
@@ -112,9 +110,7 @@ class Calls:
             )
 
     def save(self, turns: str, state: Any) -> None:  # noqa: ANN401
-        """Note a snapshot of the environment after these turns. Raise TypeError for a state that
-        JSON cannot encode.
-        """
+        """Note a snapshot after these turns. Raise TypeError if JSON cannot encode the state."""
         with self._lock:
             made = {given: len(numbers) for given, numbers in self._taken.items()}
             line = {"turns": turns, "state": state, "made": made}
@@ -131,9 +127,7 @@ class Calls:
         return self._snapshots[turns]["state"]
 
     def take_counts(self) -> tuple[int, int]:
-        """Return how many calls were made since the last time, and how many of them are further
-        attempts.
-        """
+        """Return how many calls and how many further attempts were made since the last time."""
         counts = self.num_made, self.num_repeated
         self.num_made = self.num_repeated = 0
         return counts
@@ -193,9 +187,7 @@ class Calls:
 
 
 def path_of(folder: Path, sample_id: SampleId, dataset: str) -> Path:
-    """Return the file with the calls of a sample; evaluations use a folder for each set, since
-    every set numbers its prompts from the same start.
-    """
+    """Return the file with a sample's calls; every held-out set numbers its prompts from 0."""
     if sample_id.prompt_id < 0:
         folder = folder / EVALUATIONS / dataset
     return folder / f"{sample_id.prompt_id}_{sample_id.index}.jsonl"

@@ -15,9 +15,7 @@ _TRIAL = -(1 << 40)  # an id that no prompt of a run has
 
 
 def check_environment(pool: EnvironmentPool, examples: Iterable[Prompt]) -> None:
-    """Begin an episode for one example prompt of each data set, and let the environment reply to
-    the data set's own answer. Raise EnvironmentFailedError when one fails.
-    """
+    """Try an episode for each example with its answer; raise EnvironmentFailedError."""
     for place, example in enumerate(examples):
         begun = Sample(replace(example, id=_TRIAL - place), 0)
         notes = path_of(pool.folder, begun.id, example.dataset)

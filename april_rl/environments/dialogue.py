@@ -38,9 +38,8 @@ class Dialogue:
     def opening(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[int, ...]:
-        """Return the tokens between a prompt, which ends with a message of the user, and the first
-        turn; an agent may declare `tools`. Raise TokenizerError for messages that the template
-        refuses, and for tools that the model cannot call.
+        """Return the tokens between a prompt, which ends with the user's message, and the first
+        turn; an agent may declare `tools`. Raise TokenizerError as `conversation` does.
         """
         if self.has_agent:
             return self.conversation(messages, tools)
@@ -117,10 +116,7 @@ class Dialogue:
     def conversation(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[int, ...]:
-        """Return messages that are read from the beginning, written like a prompt of a data set.
-        Raise TokenizerError for messages that the template refuses, and for tools that the model
-        cannot call.
-        """
+        """Return a whole conversation as tokens; raise TokenizerError if it cannot be written."""
         if tools and not (self.is_chat and self.has_tools):
             raise TokenizerError(
                 "the agent declares tools, but this model's tool calls cannot be parsed: set "

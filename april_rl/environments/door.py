@@ -157,9 +157,7 @@ def _count(value: SupportsIndex) -> int:
 
 
 def _cut(messages: list[Message], room: int) -> list[Message]:
-    """Return messages whose texts and calls have at most `room` characters in total; cut the
-    text that is too long, and drop everything after it.
-    """
+    """Return messages with at most `room` characters of texts and calls; drop what follows."""
     kept: list[Message] = []
     for message in messages:
         size = len(message.get("content") or "") + len(json.dumps(message.get("tool_calls", "")))

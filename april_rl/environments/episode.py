@@ -1,11 +1,8 @@
-"""One episode in its process: call the methods of an environment with a time limit, and check
-what they return (`door.py`).
-"""
+"""One episode in its process: call an environment with a time limit, and check what it returns."""
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +13,7 @@ from april_rl.environments import door
 from april_rl.environments.agent.agent import Agent
 from april_rl.environments.calls import Calls
 from april_rl.environments.protocol import Environment, Saves, StepResult, Turn
-from april_rl.environments.threads import threads, time_limit
+from april_rl.environments.threads import call, threads, time_limit
 from april_rl.outside.supervisor import ProcessReply
 from april_rl.outside.user_code import Caught
 from april_rl.types import SampleId
@@ -30,8 +27,7 @@ class EpisodeRequest:
 
     number: int  # the question that this answers
     sample_id: SampleId
-    # Given to begin the episode, or to build it again from all of `turns`; None: it lives in the
-    # process.
+    # Begins the episode, or builds it again from all of `turns`; None: it lives in the process.
     row: Mapping[str, Any] | None
     seed: int
     turns: tuple[Turn, ...]  # the turns that have no observation yet
@@ -40,9 +36,7 @@ class EpisodeRequest:
 
 @dataclass(slots=True, kw_only=True)
 class EpisodeReply(ProcessReply):
-    """The results of the method calls that a request made, in order: of `reset`, if the episode
-    began with it, and of `step` for each turn.
-    """
+    """The results of the methods that a request called, in order: `reset`, and `step` by turn."""
 
     results: tuple[StepResult, ...] = ()  # each has a list of messages
     outcome: Outcome
@@ -62,9 +56,7 @@ class Episode:
     def __init__(
         self, build: Callable[[], Environment], calls: Calls, *, limit_s: float, max_tokens: int
     ) -> None:
-        """`limit_s` is the time limit of one method call, and of `build`; `max_tokens` is
-        environment.max_observation_tokens.
-        """
+        """`limit_s` limits one call or `build`; `max_tokens` is the limit of observations."""
         self._build, self._calls = build, calls
         self._environment: Environment | None = None
         self._has_snapshots = False
@@ -78,9 +70,7 @@ class Episode:
             self._environment.end()
 
     async def reply_to(self, request: EpisodeRequest) -> EpisodeReply:
-        """Begin if the request says so, take its turns, and return every result, including those
-        before a failure.
-        """
+        """Begin if asked to, take the turns, and return every result, also before a failure."""
         results: list[StepResult] = []
         outcome: Outcome = "returned"
         began_s = time.monotonic()
@@ -134,9 +124,7 @@ class Episode:
                 ) from error
 
     async def _restore(self, environment: Environment, request: EpisodeRequest) -> bool:
-        """Continue from the latest snapshot before the first turn without an observation, if
-        there is one; snapshots after other turns belong to an abandoned episode.
-        """
+        """Continue from the latest snapshot before the turn without an observation, if any."""
         if not self._has_snapshots:
             return False
         assert isinstance(environment, Saves)
@@ -150,15 +138,10 @@ class Episode:
         return False
 
     async def _call_in_time(self, method: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
-        """Call a method, in a thread unless it is a coroutine; raise _TooSlowError if it takes
-        too long. A slow thread continues, and its result is lost.
-        """
+        """Call a method, in a thread unless it is a coroutine; raise _TooSlowError if it hangs."""
         try:
             async with time_limit(self._limit_s) as limit:
-                if inspect.iscoroutinefunction(method):
-                    return await method(*args)
-                returned = await threads.call(method, *args)
-                return await returned if inspect.isawaitable(returned) else returned
+                return await call(method, *args)
         except TimeoutError:
             # The time limit has not passed: the user's code raised the error.
             if not limit.expired():

@@ -49,9 +49,7 @@ def limits_of(config: EnvironmentConfig) -> Limits:
 
 
 def describe(config: EnvironmentConfig) -> Description:
-    """Return the description of the class that `environment.function` names, made in a separate
-    process. Raise EnvironmentFailedError when it cannot be loaded.
-    """
+    """Return the description of a class, made in a process; raise EnvironmentFailedError."""
     connection, process = start(partial(_describe, config), limits_of(config))
     found: Description | str = (
         "its process died or did not load it within "
@@ -136,9 +134,7 @@ def load(config: EnvironmentConfig) -> type[Any] | None:
 def environments_of(
     config: EnvironmentConfig, endpoint: Endpoint
 ) -> Callable[[Context], Environment]:
-    """Return a function that makes a new instance, ready for `reset`; the parts that are checked
-    and imported here are not checked again for each sample. Raise as `load` does.
-    """
+    """Return a function that makes an instance, ready for `reset`; raise as `load` does."""
     found = load(config)
     if found is None:
         return partial(_new_agent, config, endpoint)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from april_rl.config.choices import OnRestart
 from april_rl.config.environment import EnvironmentConfig
+from april_rl.data.tokenizer import TokenizerError
 from april_rl.environments.calls import Notes
 from april_rl.environments.episode import EpisodeReply, EpisodeRequest
 from april_rl.environments.loading import limits_of
@@ -141,6 +142,8 @@ class EnvironmentPool(Supervisor):
         rules = self.rules[sample.prompt.dataset]
         try:
             observation = observation_of(results, sample, rules, config=self._config)
+        except TokenizerError as error:
+            observation = failure(str(error))
         except RunError:
             raise
         except Exception as error:  # a template may raise anything; it ends one sample

@@ -28,9 +28,7 @@ _MOST_THREADS = 256  # threads that environments may start by asyncio.to_thread
 
 
 def serve(config: EnvironmentConfig, folder: Path, connection: Connection) -> None:
-    """Load the class, send the error (or an empty text), and reply until the controller ends.
-    `folder` is for the calls of samples.
-    """
+    """Load the class, send the error or an empty text, and reply until the controller ends."""
     threading.stack_size(_STACK_BYTES)
     raise_open_files()
     if config.command:

@@ -59,7 +59,7 @@ class StepResult(NamedTuple):
     """The answer of an environment to a turn."""
 
     messages: Messages = ()  # the policy reads them next; not used when the episode is over
-    # The reward of this turn; the reward function `environment` adds up those of all turns.
+    # The reward of this turn; the reward function `environment` adds them up.
     reward: float = 0.0
     is_final: bool = False
     tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas that an agent declares before its turns

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from april_rl.environments.protocol import StepResult, Turn
-from april_rl.rewards.builtin.code import WALL_PER_CPU, Choice, open_sandbox
+from april_rl.rewards.builtin.code import WALL_PER_CPU, open_sandbox
+from april_rl.rewards.code.sandbox import Level
 
 # The sandbox drops standard error; of the traceback the policy reads the part in its own program.
 _PROGRAM = """
@@ -28,17 +29,14 @@ _EXPLANATION = (
 
 
 class PythonTool:
-    """An environment in TRL's form with the tool `python`; a turn without a call ends the episode.
-
-    It gives no reward: a reward function compares the last turn's answer.
-    """
+    """An environment in TRL's form with the tool `python`, which gives no reward."""
 
     def __init__(
         self,
         timeout_s: float = 5.0,
         memory_gib: float = 1.0,
         max_characters: int = 2000,
-        sandbox: Choice = "landlock",
+        sandbox: Level = "landlock",
     ) -> None:
         """`timeout_s` is the CPU time of a program; the first `max_characters` of its output are
         returned. Raise SandboxError if landlock does not isolate here.
@@ -52,8 +50,8 @@ class PythonTool:
     def python(self, code: str) -> str:
         """Run a Python program and return its output.
 
-        Args: code: The program. It has to print its results; no variable is kept for the next
-        program.
+        Args:
+            code: The program. It has to print its results; no variable is kept for the next one.
         """
         program = _PROGRAM.format(code=code)
         with self._sandbox.start(program, timeout_s=self._timeout_s) as opened:

@@ -1,10 +1,9 @@
-"""Run user code that is not a coroutine in a thread for each call, with a time limit that begins
-when the call does.
-"""
+"""Run user code that is not a coroutine in a thread for each call, with a time limit."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -20,9 +19,7 @@ _limit: ContextVar[asyncio.Timeout | None] = ContextVar("_limit", default=None)
 
 @asynccontextmanager
 async def time_limit(limit_s: float) -> AsyncIterator[asyncio.Timeout]:
-    """Raise TimeoutError after `limit_s` seconds, not counting the seconds in which `call` waits
-    in this context for other calls to end.
-    """
+    """Raise TimeoutError after `limit_s` seconds, not counting the time in which `call` waits."""
     async with asyncio.timeout(limit_s) as limit:
         token = _limit.set(limit)
         try:
@@ -41,9 +38,7 @@ class Threads:
         self.num_hung = 0  # calls that were given up but have not returned yet
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Call a function in a thread; return its result or raise its error. When it is
-        cancelled, the thread continues and its result is lost.
-        """
+        """Call a function in a thread, which continues when this is cancelled."""
         await self._wait()
         loop = asyncio.get_running_loop()
         call = partial(_raising, copy_context().run, function, *args, **kwargs)
@@ -81,3 +76,11 @@ def _raising(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa
 
 
 threads = Threads()  # shared by the adapters and episodes of this process
+
+
+async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    """Call a function of the user, in a thread unless it is a coroutine function."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **kwargs)
+    returned = await threads.call(function, *args, **kwargs)
+    return await returned if inspect.isawaitable(returned) else returned

@@ -14,9 +14,7 @@ _TERM = re.compile(r"([a-z])(\d)")
 
 
 async def run(client: AsyncOpenAI, row: Mapping[str, Any], seed: int) -> float:  # noqa: ARG001
-    """Ask for the sum; after a wrong answer add up, and ask again. Return 1 for a right first
-    answer, 0.5 for a right second one.
-    """
+    """Ask for the sum, at most twice. Return 1 for a right first answer, 0.5 for a second one."""
     messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
     for reward in (1.0, 0.5):
         reply = await client.chat.completions.create(model="policy", messages=messages)

@@ -60,9 +60,7 @@ class Sums:
 async def partial_sums(
     numbers: list[int], *, takes_s: float, log: str | None, call: Call
 ) -> list[int]:
-    """Return the sums of the first numbers like a slow calculator, which notes each call in
-    `log`.
-    """
+    """Return the sums of the first numbers like a slow calculator, noting each call in `log`."""
     if log is not None:
         with Path(log).open("a", encoding="utf-8") as file:
             file.write(f"{call.key} {call.attempt}\n")

@@ -1,6 +1,4 @@
-"""The environment's view of a sample (its row, its seed, its turns as text), and the
-observations that the sample gets from the environment.
-"""
+"""A sample as its environment sees it (row, seed, turns as text), and the observations of it."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from april_rl.config.environment import EnvironmentConfig
-from april_rl.data.tokenizer import TokenizerError
 from april_rl.environments.dialogue import Dialogue
 from april_rl.environments.protocol import StepResult, Turn
 from april_rl.types import Completion, Observation, Prompt, Sample
@@ -27,8 +24,7 @@ def turns_of(
     sample: Sample, rules: EpisodeRules, max_turns: int, *, last_alone: bool
 ) -> tuple[Turn, ...]:
     """Return the turns of a sample as text, or only the last one."""
-    # For each turn: its parts, the number of tokens before it, and the key of the request that it
-    # answers.
+    # Each with its parts, the number of tokens before it, and the key of the answered request.
     turns: list[tuple[list[Completion], int, str]] = []
     parts: list[Completion] = []
     num_context = num_read = len(sample.prompt.token_ids)
@@ -80,6 +76,10 @@ def episode_seed(run_seed: int, prompt_id: int) -> int:
     return int.from_bytes(digest, "little") >> 33
 
 
+def failure(message: str) -> Observation:
+    return Observation((), is_final=True, failure=f"the environment has failed: {message}")
+
+
 def observation_of(
     results: Sequence[StepResult],
     sample: Sample,
@@ -87,22 +87,9 @@ def observation_of(
     *,
     config: EnvironmentConfig,
 ) -> Observation:
-    """Return the last result as an observation. The other results come from repeated calls and
-    must equal what the sample already has.
+    """Return the last result; the others are repeated and must equal what the sample has. Raise
+    TokenizerError for messages that cannot be written as tokens.
     """
-    try:
-        return _observation(results, sample, rules, config)
-    except TokenizerError as error:
-        return failure(str(error))
-
-
-def failure(message: str) -> Observation:
-    return Observation((), is_final=True, failure=f"the environment has failed: {message}")
-
-
-def _observation(
-    results: Sequence[StepResult], sample: Sample, rules: EpisodeRules, config: EnvironmentConfig
-) -> Observation:
     before = [span for span in sample.spans if isinstance(span, Observation)]
     turns = [c for c in sample.completions if c.finish_reason is not None]
     ends = [c.token_ids[-1] for c in turns if c.token_ids]
@@ -139,9 +126,7 @@ def _observation(
 
 
 def _observe(dialogue: Dialogue, result: StepResult, ends: Sequence[int]) -> Observation:
-    """Return a result in the form that the policy reads, after turns that ended with the tokens
-    `ends`.
-    """
+    """Return a result as the policy reads it, after turns that ended with the tokens `ends`."""
     assert not isinstance(result.messages, str)
     if not ends:
         token_ids = dialogue.opening(result.messages, result.tools)

@@ -14,15 +14,13 @@ from multiprocessing.connection import Connection
 from april_rl.errors import RunError
 
 _MOST_FILES = 1 << 16
-# The path of a socket has at most 107 bytes, and multiprocessing adds /pymp-XXXXXXXX/listener-
-# XXXXXXXX.
+# The path of a socket has at most 107 bytes, and multiprocessing adds two names to the folder.
 _MAX_FOLDER_BYTES = 107 - 32
 
 
 def lifeline() -> Connection:
     """Return one end of a pipe for child processes; only the controller holds the other end.
-    Raise RunError if the path for the socket of the fork server, from which they start, is too
-    long.
+    Raise RunError if the path for the socket of their fork server is too long.
     """
     folder = tempfile.gettempdir()
     if len(os.fsencode(folder)) > _MAX_FOLDER_BYTES:

@@ -32,9 +32,7 @@ class Party(Protocol[_Reply_co]):
 
 
 class Mailbox:
-    """A queue of events: other threads put functions into it, and the controller's thread calls
-    them.
-    """
+    """A queue of functions from other threads, which the controller's thread calls."""
 
     def __init__(self) -> None:
         self._events: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -62,9 +60,7 @@ class Mailbox:
         return [reply for party in parties for reply in party.take()]
 
     def _advance(self, parties: Sequence[Party[_Reply_co]], *, wait_s: float) -> None:
-        """Wait up to `wait_s` for the first event, and call all that have arrived; then let each
-        party check its processes.
-        """
+        """Wait up to `wait_s` for an event, and call all there are; then check the processes."""
         try:
             (self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait())()
             while True:

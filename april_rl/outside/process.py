@@ -68,9 +68,7 @@ class Process:
             Thread(target=work, daemon=True).start()
 
     def send(self, request: object) -> None:
-        """Send a request; if the process has ended, nothing happens, because its end is reported
-        separately.
-        """
+        """Send a request; do nothing if the process has ended, which is reported separately."""
         self._requests.put(request)
 
     def kill(self) -> None:

@@ -62,9 +62,7 @@ class Question:
 
 
 class Supervisor(ABC):
-    """The processes of one kind, a `mailbox.Party` for one thread. Subclasses decide on the
-    questions and on the meaning of the replies.
-    """
+    """The processes of one kind, a `mailbox.Party`; subclasses know questions and replies."""
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = num_processes
@@ -94,9 +92,7 @@ class Supervisor(ABC):
         return known
 
     def check(self) -> None:
-        """Kill processes whose replies are overdue, because such a call holds up all others in
-        its process.
-        """
+        """Kill processes whose replies are overdue: such a call holds up all the others."""
         now_s = time.monotonic()
         for process in {
             process
@@ -120,9 +116,7 @@ class Supervisor(ABC):
 
     @abstractmethod
     def _request(self, question: Question, *, is_begun: bool) -> object:
-        """Return the request to a process in which the subject lives or will begin; set
-        `limit_s` of the question.
-        """
+        """Return the request about a subject, begun or not; set `limit_s` of the question."""
 
     @abstractmethod
     def _can_begin_again(self, subject: Any) -> bool:  # noqa: ANN401
@@ -195,9 +189,7 @@ class Supervisor(ABC):
         self._ask_in_quarantine()
 
     def _on_end(self, process: Process, reason: str) -> None:
-        """Ask the open questions of an ended process again; its other subjects begin again
-        later.
-        """
+        """Ask the open questions of an ended process again; its other subjects begin later."""
         if process not in self._processes:
             return  # it was killed
         self._remove(process)

@@ -26,9 +26,7 @@ RESERVED = ("num_tokens", "truncated", "datasets", "environment_rewards")
 
 
 def import_function(function: str) -> Callable[..., Any]:
-    """Import the function that `module:function` names. Raise TypeError when it is not a
-    function, and the errors of `import_object`.
-    """
+    """Import the function of `module:function`; raise TypeError, or as `import_object` does."""
     found = import_object(function)
     if not callable(found):
         module, _, name = function.partition(":")
@@ -37,10 +35,8 @@ def import_function(function: str) -> Callable[..., Any]:
 
 
 def import_object(path: str) -> object:
-    """Import what `module:name` names.
-
-    Raise ModuleNotFoundError when the module does not exist, TypeError when it lacks the name;
-    errors of the import itself pass through.
+    """Import what `module:name` names. Raise ModuleNotFoundError without the module, TypeError
+    without the name; errors of the import pass through.
     """
     module, _, name = path.partition(":")
     try:
@@ -87,9 +83,7 @@ def check_named(path: str) -> None:
 
 
 def _spec_of(module: str) -> ModuleSpec | None:
-    """Return where a module is, without importing its packages; None for a package that finds
-    its modules by itself. Raise ModuleNotFoundError.
-    """
+    """Return where a module is without importing its packages; None if a package finds its own."""
     first, *parts = module.split(".")
     found, name = importlib.util.find_spec(first), first
     for part in parts:
@@ -139,9 +133,7 @@ def check_args(
 def further_names(
     function: Callable[..., object], args: Mapping[str, object], *, given: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return the names of the arguments that a function takes in addition to `args` and `given`:
-    every parameter without a default, and the reserved names.
-    """
+    """Return the further arguments that a function takes: reserved ones, others without default."""
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     rest = [p for p in named if p.name not in args and name_of(p) not in given]

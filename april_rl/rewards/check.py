@@ -19,10 +19,8 @@ NUM_ROWS_TRIED = 16
 def check_reward(
     reward: RewardConfig, pool: RewardPool, examples: Sequence[Prompt]
 ) -> tuple[str, ...]:
-    """Call every function once for an example prompt of each data set, with its own answer in the
-    form that `reward.extract` reads; return notes for the user.
-
-    Raise RewardError when a function fails.
+    """Call every function for an example prompt of each data set, with its own answer in the form
+    of `reward.extract`; return notes for the user. Raise RewardError when one fails.
     """
     notes = [*pool.notes()]
     functions = {function.name: function for function in pool.functions}
@@ -47,10 +45,8 @@ def check_reward(
 
 
 def check_tests(pool: RewardPool, prompts: Sequence[Prompt], *, most: int | None = None) -> None:
-    """Try the tests of prompts that `code` scores on programs that solve nothing: on all prompts,
-    or on at most `most`, evenly spread over them.
-
-    Raise RewardError with the first rows whose tests cannot be read, or do not all fail.
+    """Try the tests for `code` on programs that solve nothing, on at most `most` prompts. Raise
+    RewardError with the first rows whose tests cannot be read, or do not all fail.
     """
     if not any(f.function == "code" and f.scores(prompts[0].dataset) for f in pool.functions):
         return

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 THINK_START, THINK_END = "<think>", "</think>"
 
-# The start of a box, a box whose content has no braces, an escaped character (so that its brace
-# does not count), or a brace.
+# The start of a box, a box without braces, an escaped character (maybe a brace), or a brace.
 _BRACES = re.compile(
     r"(?P<box>\\{1,2}(?:boxed|fbox)\s*\{)"
     r"|\\{1,2}(?:boxed|fbox)\s*(?P<bare>[+-]?\d+(?:\.\d+)?(?:/\d+)?|[A-Z](?![A-Za-z]))"
@@ -40,8 +39,7 @@ _ANSWER = re.compile(
 _MENTION = re.compile(r"(?:[\"'`\u2018\u201c\u00ab]|(?P<word>[^\W\d_]+))[ \t*_]*$")
 _MENTION_CHARS = 32
 _CONNECTIVES = frozenset(("and", "hence", "or", "so", "then", "therefore", "thus"))
-# What may stand between the colon and the answer: markup, line ends, the bracket of a displayed
-# formula.
+# What may stand before the answer: markup, line ends, the bracket of a displayed formula.
 _LEAD = re.compile(r"(?:[\s*_`$]|\\\[(?=[ \t]*\n))*")
 _NUMBER = re.compile(
     r"(?:(?<![\w).])-)?"
@@ -163,9 +161,7 @@ def what_it_says(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """Return a text without the markdown emphasis and dollar signs in it, and without the math
-    delimiters and period around it.
-    """
+    """Return a text without markdown, dollar signs, math delimiters and the period at its end."""
     text = _EMPHASIS.sub("", _NEXT_TURN.sub("", text)).strip(_MARKUP)
     # A closing brace of a box or a \\text around it.
     if text.endswith("}") and text.count("}") > text.count("{"):
@@ -246,9 +242,7 @@ def _is_mentioned(text: str, mark: re.Match[str]) -> bool:
 
 
 def _after(text: str, start: int, limit: int) -> tuple[int, int]:
-    """Return where the answer after a colon begins and ends, within `limit`: the rest of the line,
-    or the first line with content.
-    """
+    """Return where the answer after a colon begins and ends: the first line with content."""
     lead = _LEAD.match(text, start, limit)
     start = lead.end() if lead else start
     end = text.find("\n", start, limit)

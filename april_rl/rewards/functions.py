@@ -9,8 +9,7 @@ from april_rl.config.task import BUILTIN_REWARDS, RewardConfig
 
 MATH_VERIFY = "math_verify"
 
-# Built-ins that are faster with all responses of a group in one call. A user's function always
-# receives whole groups.
+# Built-ins that are faster with a whole group in one call, as a user's function always gets it.
 _SCORE_GROUPS = {"judge", "reward_model"}
 
 
@@ -38,9 +37,7 @@ class RewardFunction:
 
 
 def builtin_module(function: str) -> str:
-    """Return the module with `build(context, **args)` of a built-in. Only reward processes import
-    it.
-    """
+    """Return the module of a built-in, which only reward processes import."""
     return f"april_rl.rewards.builtin.{function}"
 
 

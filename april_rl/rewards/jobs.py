@@ -59,19 +59,15 @@ class DecodedJob:
         )
 
     def argument(self, name: str) -> list[object]:
-        """Return the value of the argument `name` of a function: one value per response [n].
-
-        Raise LookupError when the data has no such column.
-        """
+        """Return argument `name` of a function, one value per response [n]; raise LookupError."""
         reserved: Mapping[str, Sequence[object]] = {
             "num_tokens": self.num_tokens,
             "truncated": self.truncated,
             "environment_rewards": self.environment_rewards,
+            "datasets": [self.prompt.dataset] * len(self.texts),
         }
         if name in reserved:
             return list(reserved[name])
-        if name == "datasets":
-            return [self.prompt.dataset] * len(self.texts)
         if name not in self.prompt.columns:
             raise LookupError(f"the data has no column {name!r}")
         return [self.prompt.columns[name]] * len(self.texts)

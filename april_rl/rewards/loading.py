@@ -98,9 +98,7 @@ class Reward:
         self.columns = tuple(name for name in self._names if name not in RESERVED)
 
     def load(self, context: Context, state: str | None) -> None:
-        """Prepare the reward, and continue from `state` if there is one. Raise TypeError for a
-        state that cannot be kept.
-        """
+        """Prepare the reward, from `state` if given. Raise TypeError if it cannot be kept."""
         if isinstance(self.call, Loads):
             self.call.load(context)
         if isinstance(self.call, Saves) != isinstance(self.call, Restores):
@@ -121,10 +119,7 @@ class Reward:
             self.state = state
 
     def scores(self, function: RewardFunction, job: DecodedJob) -> list[Score]:
-        """Return the score of each response [n] by this function alone.
-
-        Raise RewardError when the function itself is at fault, not the response.
-        """
+        """Return the score of each response [n] by this function; raise RewardError if it fails."""
         values: list[float | None] | str = ""
         with Caught() as caught:
             values = read_values(self._call(job), len(job.texts))
@@ -167,6 +162,15 @@ class Reward:
             outcome="soft_timeout" if isinstance(value, SoftTimeout) else "scored",
             parts=((function.name, float(value)),),
         )
+
+
+def each_response(score: Callable[[str, str], float]) -> Reward:
+    """Return a reward that scores each response by itself, given the right answer."""
+
+    def scores(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:  # noqa: ARG001
+        return list(map(score, responses, answers))
+
+    return Reward(call=scores)
 
 
 def load_reward(settings: RewardFunction, context: Context, *, state: str | None = None) -> Reward:

@@ -73,9 +73,7 @@ class RewardPool:
         self._pool = self._new_pool()
 
     def columns_of(self, dataset: str) -> tuple[str, ...]:
-        """Return the data columns that the functions for that data set take besides prompt and
-        answer. Raise RewardError when a function cannot be loaded.
-        """
+        """Return the data columns that the functions for a data set take; raise RewardError."""
         about = self._wait_for(self._ask(about_rewards))
         asked = (about[f.name].columns for f in self.functions if f.scores(dataset))
         return tuple(dict.fromkeys(chain.from_iterable(asked)))
@@ -86,19 +84,15 @@ class RewardPool:
         return (f"{f}: {about[f.name].note}" for f in self.functions if about[f.name].note)
 
     def try_on(self, prompt: Prompt, responses: Sequence[str]) -> list[list[Score]]:
-        """Return the score by each function of each response to a prompt; the responses form one
-        group [n].
-
-        Raise RewardError when a function is at fault, or its process dies or does not answer.
+        """Return the score by each function of each response; the responses form a group [n]. Raise
+        RewardError when a function is at fault, or its process dies or hangs.
         """
         return next(self.try_on_each([prompt], responses))
 
     def try_on_each(
         self, prompts: Iterable[Prompt], responses: Sequence[str], *, function: str | None = None
     ) -> Iterator[list[list[Score]]]:
-        """Yield what `try_on` returns for each prompt, in order, from all processes at once; with
-        `function` by functions of that kind alone.
-        """
+        """Yield what `try_on` returns for each prompt, in order; `function` chooses a kind."""
         limit_s = self._reward.hard_timeout_s * len(responses)
         asked: deque[Future[list[list[Score]]]] = deque()
         for job in (DecodedJob.of(prompt, responses) for prompt in prompts):
@@ -124,12 +118,8 @@ class RewardPool:
         raise AssertionError(f"prompt {sample.prompt.id} has an environment, and there is none")
 
     def collect(self, timeout_s: float | None) -> list[Score]:
-        """Return the scores that have become known, in the order of submission; late ones hold no
-        others back.
-
-        With `timeout_s` 0 return what is there now; with a positive one wait that long for at least
-        one; with None wait for all submitted samples, except those whose siblings a reward function
-        still waits for. Raise RewardError when a function is at fault.
+        """Return the scores known by now, as `Outside.collect`, in the order of submission. Raise
+        RewardError when a function is at fault.
         """
         return self.mailbox.collect((self,), timeout_s)
 

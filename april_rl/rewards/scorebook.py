@@ -89,9 +89,7 @@ class Scorebook:
         return units
 
     def settle(self, unit: Unit, scores: Sequence[Sequence[Score]]) -> list[Score]:
-        """Record the scores of a unit's samples by each of its functions [n]; return the totals
-        that this completes, including failed ones.
-        """
+        """Record the scores of a unit's samples by its functions; return complete totals."""
         settled = []
         for position, of_sample in zip(unit.positions, scores, strict=True):
             sample = self._open[position]
@@ -118,9 +116,7 @@ class Scorebook:
         self._groups.clear()
 
     def _group_of(self, sample: Sample, group_size: int) -> _Group:
-        """Return the group of a sample. Its size is the smallest it was submitted with: a restored
-        group may have fewer samples to score.
-        """
+        """Return the group of a sample; a restored group may have fewer samples to score."""
         group = self._groups.setdefault(sample.prompt.id, _Group(size=group_size))
         group.size = min(group.size, group_size)
         return group

@@ -1,6 +1,4 @@
-"""The work of a reward process: it loads the functions, decodes responses, calls the functions and
-checks what they return. A RewardError raised here reaches the controller.
-"""
+"""The work of a reward process, from loading to scores; a RewardError reaches the controller."""
 
 from __future__ import annotations
 
@@ -29,8 +27,7 @@ class Loaded:
     decode: Decode
 
 
-# What this process has loaded, or why loading failed. It is global because the pool calls plain
-# functions.
+# What this process has loaded, or why it failed. Global, because the pool calls plain functions.
 loaded: Loaded | str = "a reward process has not loaded any function"
 
 
@@ -42,9 +39,8 @@ def prepare_process(
     states: Mapping[str, str],
     lifeline: Connection,
 ) -> None:
-    """Set the limits of a reward process and load everything before its first job is timed;
-    `decoder` is a pickled `Decode`, `folder` the run directory, `states` the states that rewards
-    continue from, by function.
+    """Set the limits of a reward process and load everything; `decoder` is a pickled `Decode`,
+    `folder` the run directory, `states` the states to continue from, by function.
     """
     global loaded
     functions = reward_functions(reward)
@@ -81,9 +77,7 @@ def score(job: Job) -> Result:
 
 
 def try_on(job: DecodedJob, function: str | None = None) -> list[list[Score]]:
-    """Return the scores of responses given as texts by every function [n], or only by functions
-    of the kind `function`. A reward with a state has the same state afterwards.
-    """
+    """Return scores of responses given as texts; a reward's state is the same afterwards."""
     ready = _get_loaded()
     if function is not None:
         chosen = tuple(pair for pair in ready.rewards if pair[0].function == function)

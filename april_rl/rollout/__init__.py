@@ -1,3 +1,1 @@
-"""The collector, its buffer and slots. Pure: it drives the outside world through the
-protocols in ports.
-"""
+"""The collector, its buffer and slots. Pure: the world outside is behind the protocols in ports."""

@@ -64,18 +64,10 @@ class Buffer:
         self.events = GroupEvents()  # what happened since groups were trained last
         self._open: dict[int, OpenGroup] = {}  # in the order they were opened: oldest prompt first
         self._ready: dict[int, ScoredGroup] = {}
-        self.is_step_under_way = False
+        self.is_step_under_way = False  # open groups are in flight in a step, and else parked
         self._opened = 0
         self._ended: Counter[GroupState] = Counter()
         self._drop_reasons: Counter[str] = Counter()
-
-    def begin_step(self) -> None:
-        """Put the parked groups in flight."""
-        self.is_step_under_way = True
-
-    def end_step(self) -> None:
-        """Park the groups in flight."""
-        self.is_step_under_way = False
 
     def open(self, prompt: Prompt) -> OpenGroup:
         """Add a new group, whose samples wait or act; raise LedgerError if its prompt has one."""
@@ -113,9 +105,7 @@ class Buffer:
         self.events.settled.append(Settled(prompt_id, state, group.lengths))
 
     def train(self, groups: Sequence[ScoredGroup]) -> GroupEvents:
-        """Remove ready groups that will be trained; return the events of groups so far. Raise
-        LedgerError when one is not ready, or the counts do not add up.
-        """
+        """Remove ready groups that will be trained; return the events of groups so far."""
         for scored in groups:
             if self._ready.pop(scored.group.prompt.id, None) is None:
                 raise LedgerError(f"prompt {scored.group.prompt.id} is trained and was not ready")
@@ -185,9 +175,7 @@ class Buffer:
         return sorted(self._ready.values(), key=_age_order)
 
     def open_versions(self, *, policy_version: int) -> Counter[int]:
-        """Count open groups by the version of their oldest token; a group without tokens counts for
-        `policy_version`.
-        """
+        """Count open groups by their oldest token's version; without tokens: `policy_version`."""
         return Counter(
             policy_version if group.oldest_version is None else group.oldest_version
             for group in self._open.values()
@@ -198,9 +186,7 @@ class Buffer:
         return Counter(scored.group.oldest_version or 0 for scored in self._ready.values())
 
     def fresh_samples(self, policy_version: int, *, limit: int) -> list[Sample]:
-        """Return at most `limit` samples, shortest sequences first, whose last tokens were sampled
-        by `policy_version` on a KV cache of the same version.
-        """
+        """Return up to `limit` samples, shortest first, with a KV cache of this version alone."""
         fresh = [
             (len(group.prompt.token_ids) + end, prompt_id, index)
             for prompt_id, group in self._open.items()
@@ -220,9 +206,7 @@ class Buffer:
         return heapq.nsmallest(limit, [*opened, *ready], key=_sequence_length)
 
     def metrics(self) -> Metrics:
-        """Return `ledger/*`, the number of groups in each state and the number that were opened;
-        and the sizes of the buffer.
-        """
+        """Return `ledger/*`, the number of groups in each state, and the sizes of the buffer."""
         ready = [scored.group for scored in self._ready.values()]
         held = sum(sum(group.ends) for group in self._open.values())
         held += sum(sample.end for group in ready for sample in group.samples)

@@ -1,6 +1,4 @@
-"""Samples and groups as plain data and back: dicts, lists, numbers, strings, and arrays of numbers
-for tokens and log-probabilities (`checkpointing/columns.py` writes them).
-"""
+"""Samples and groups as plain data and back; tokens are arrays, which `checkpointing` writes."""
 
 from __future__ import annotations
 
@@ -29,20 +27,16 @@ FORMAT = 8  # format of the state that Collector.save returns
 Plain = dict[str, Any]  # string keys
 
 
-class StateError(RunError):
-    """The run cannot continue from a saved state; the message says why."""
-
-
 def check_state(
     state: Plain, *, num_groups: int, group_size: int, max_staleness: int, max_response_tokens: int
 ) -> None:
-    """Raise StateError unless a run with these settings can resume from the result of
+    """Raise RunError unless a run with these settings can resume from the result of
     `Collector.save`: its format is the one that is read here, its groups have the same size, it
     trained no more groups in a step and none older than these settings allow, and no sample that
     needs more tokens has used up its budget.
     """
     if state.get("format") != FORMAT:
-        raise StateError(
+        raise RunError(
             f"the saved rollout state has format {state.get('format')!r}, and this version of "
             f"april_rl reads format {FORMAT}: resume with the version that saved it"
         )
@@ -51,42 +45,41 @@ def check_state(
         ("rollout.max_staleness", max_staleness, state["max_staleness"]),
     ):
         if value < saved:
-            raise StateError(
+            raise RunError(
                 f"{key}={value}, but the saved run had {saved}: more groups are under way than "
                 "later steps could train in time"
             )
     if group_size != (saved := state["group_size"]):
-        raise StateError(
+        raise RunError(
             f"rollout.group_size={group_size}, but the saved groups have {saved} samples: resume "
             "with the same"
         )
-    longest = max((_unfinished_tokens(g, _num_tokens) for g in state["buffer"]["open"]), default=0)
+    longest = _longest_unfinished(state, _num_tokens)
     if longest >= max_response_tokens:
-        raise StateError(
+        raise RunError(
             f"rollout.max_response_tokens={max_response_tokens}, but an unfinished sample has "
             f"{longest} tokens already; resume with at least the saved run's value"
         )
 
 
 def check_observations(state: Plain, *, max_observation_tokens: int) -> None:
-    """Raise StateError if an unfinished sample has read more of its environment than may be read:
-    its next request would not fit the engine.
-    """
-    longest = max(
-        (_unfinished_tokens(g, _num_observed) for g in state["buffer"]["open"]), default=0
-    )
+    """Raise RunError if an unfinished sample has read more of its environment than may be read."""
+    longest = _longest_unfinished(state, _num_observed)
     if longest > max_observation_tokens:
-        raise StateError(
+        raise RunError(
             f"environment.max_observation_tokens={max_observation_tokens}, but an unfinished "
             f"sample has read {longest} tokens already; resume with at least the saved run's value"
         )
 
 
-def _unfinished_tokens(group: Plain, num_tokens: Callable[[list[Plain]], int]) -> int:
-    """Return the largest number of tokens of a sample of the group that needs more, else 0."""
-    prompt = restore_prompt(group["prompt"])
-    parked = (spans for spans in group["samples"] if _needs_tokens(spans, prompt))
-    return max(map(num_tokens, parked), default=0)
+def _longest_unfinished(state: Plain, num_tokens: Callable[[list[Plain]], int]) -> int:
+    """Return the largest number of tokens of a sample that needs more; 0 if none does."""
+    longest = 0
+    for group in state["buffer"]["open"]:
+        prompt = restore_prompt(group["prompt"])
+        unfinished = (spans for spans in group["samples"] if _needs_tokens(spans, prompt))
+        longest = max(longest, *map(num_tokens, unfinished), 0)
+    return longest
 
 
 def _needs_tokens(spans: list[Plain], prompt: Prompt) -> bool:
@@ -115,10 +108,7 @@ def save_open_group(group: OpenGroup) -> Plain:
 def restore_open_group(
     state: Plain, *, num_engines: int, restarts_episodes: bool = False
 ) -> OpenGroup:
-    """Return the group that `save_open_group` was given, without engines past `num_engines`.
-
-    With `restarts_episodes`, a group whose episodes are not all over has its prompt alone.
-    """
+    """Return a saved group. With `restarts_episodes` it is new unless all its episodes are over."""
     group = _restore_group(state)
     if restarts_episodes and group.prompt.has_environment and not group.is_complete:
         return OpenGroup(group.prompt, len(group.samples))

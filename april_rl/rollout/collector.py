@@ -105,7 +105,7 @@ class Collector:
 
         Returns N ready groups; fewer only when `may_open` is false and nothing is left
         to finish, or when the bound on rejected groups was reached. Every group not returned is
-        parked or ready, with all its tokens. Raises NoSignalError when that bound was reached with
+        parked or ready, with all its tokens. Raises RunError when that bound was reached with
         no group ready, EngineStalledError when an engine does not answer, and any RunError of
         engines and scorer; then too, and after KeyboardInterrupt from `on_progress`, nothing but a
         stalled engine's tokens of this step is lost.
@@ -117,7 +117,16 @@ class Collector:
             num_slots=round(self._over_sampling.factor * num_needed),
             clock=self._clock,
         )
-        step = self._step(record, may_open=may_open)
+        step = Step(
+            self._rules,
+            record,
+            dispatch=Dispatch(self._engines, self._rules.requests, self._expected_length, record),
+            buffer=self._buffer,
+            groups=self._groups,
+            outside=self._outside,
+            prompts=self._prompts,
+            may_open=may_open,
+        )
         abort_timeout_s = self._rules.abort_timeout_s
         try:
             step.generate(on_progress)
@@ -128,63 +137,42 @@ class Collector:
         step.abort_and_park(abort_timeout_s)
         return self._end(record, change=change)
 
-    def _step(self, record: StepRecord, *, may_open: bool) -> Step:
-        return Step(
-            self._rules,
-            record,
-            dispatch=Dispatch(self._engines, self._rules.requests, self._expected_length, record),
-            buffer=self._buffer,
-            groups=self._groups,
-            outside=self._outside,
-            prompts=self._prompts,
-            may_open=may_open,
-        )
-
     def _end(self, record: StepRecord, *, change: str | None) -> Collection:
         """Take the groups that are trained, and collect the other results of the step."""
-        groups = self._draw_batch(record.policy_version)
+        rules, version = self._rules, record.policy_version
+        groups = draw_batch(
+            self._buffer.ready_groups(),
+            self._buffer.open_versions(policy_version=version),
+            num_groups=rules.num_groups,
+            max_staleness=rules.max_staleness,
+            policy_version=version,
+            seed=rules.requests.seed,
+        )
         record.end(self._buffer.train(groups))
         self._over_sampling.observe(record)
         notes = lost_groups_notes(
             record.groups.lost,
             num_groups=len(groups),
-            num_wanted=self._rules.num_groups,
-            limit=self._rules.max_rejected_groups,
+            num_wanted=rules.num_groups,
+            limit=rules.max_rejected_groups,
         )
         return Collection(
-            groups=groups,
-            probes=self._buffer.fresh_samples(record.policy_version, limit=_NUM_PROBES),
+            groups=tuple(groups),
+            probes=self._buffer.fresh_samples(version, limit=_NUM_PROBES),
             record=record,
             metrics=self._buffer.metrics(),
             notes=(*notes, *([change] if change else [])),
         )
 
-    def _draw_batch(self, policy_version: int) -> tuple[ScoredGroup, ...]:
-        """Return the ready groups that the step trains."""
-        rules = self._rules
-        groups = draw_batch(
-            self._buffer.ready_groups(),
-            self._buffer.open_versions(policy_version=policy_version),
-            num_groups=rules.num_groups,
-            max_staleness=rules.max_staleness,
-            policy_version=policy_version,
-            seed=rules.requests.seed,
-        )
-        return tuple(groups)
-
     def settle_scores(self) -> None:
-        """Wait between two steps for every outstanding score and reply, so that rewards and
-        environments are free; groups that this rejects count in the next step.
-        """
+        """Wait between two steps for all scores and replies; what they reject counts later."""
         while known := self._outside.collect(None):
             self._groups.take_scores(each for each in known if isinstance(each, Score))
             self._groups.take_replies(each for each in known if isinstance(each, Reply))
             self._groups.send()
 
     def leftovers(self, *, under_way: Sequence[ScoredGroup]) -> Leftovers:
-        """Return the samples that were generated and not trained; `under_way` was collected for
-        an update that failed.
-        """
+        """Return the untrained samples; `under_way` was collected for an update that failed."""
         return Leftovers(
             collected=[scored.group.samples for scored in under_way],
             ready=[scored.group.samples for scored in self._buffer.ready_groups()],
@@ -192,9 +180,7 @@ class Collector:
         )
 
     def save(self) -> Plain:
-        """Return plain data, for JSON, with which a new collector continues as this one would. Call
-        it between steps.
-        """
+        """Return plain data for JSON, between two steps, with which a new collector continues."""
         return {
             "format": FORMAT,
             "num_groups": self._rules.num_groups,
@@ -206,9 +192,8 @@ class Collector:
         }
 
     def restore(self, state: Plain) -> None:
-        """Continue where `state` was saved. Call it before the first step, with a prompt source
-        restored to the same place. Raises StateError for another format, or for settings that do
-        not fit the state.
+        """Continue where `state` was saved, before the first step and with prompts restored to
+        the same place. Raise RunError for another format, or settings that do not fit.
         """
         rules = self._rules
         check_state(

@@ -67,10 +67,7 @@ class RequestRules:
 
 
 class Dispatch:
-    """Requests of one step: which samples wait, which engine has which, which ticks are under way.
-
-    Consumes groups with waiting samples (`add`), produces ticks (`wait`).
-    """
+    """Requests of one step: takes groups with waiting samples (`add`), gives ticks (`wait`)."""
 
     def __init__(
         self,
@@ -88,7 +85,7 @@ class Dispatch:
         queue_size = max(1, math.ceil(num_slots / num_engines) // 4)
         self.slots = Slots(num_engines=num_engines, num_slots=num_slots, queue_size=queue_size)
         self._waiting: deque[OpenGroup] = deque()  # groups with waiting samples, oldest first
-        self._num_waiting = 0  # number of samples in them
+        self.num_waiting = 0  # number of samples in them
         self._siblings: tuple[OpenGroup, int] | None = None  # the last assignment
         self._assigned: list[list[tuple[OpenGroup, int]]] = [[] for _ in range(num_engines)]
         self._due: set[int] = set()  # engines that may need another tick
@@ -103,20 +100,16 @@ class Dispatch:
     def num_engines(self) -> int:
         return self._engines.num_engines
 
-    @property
-    def num_waiting(self) -> int:
-        return self._num_waiting
-
     def add(self, group: OpenGroup) -> None:
         """Queue a group's waiting samples after the samples of earlier groups."""
         num_waiting = len(group.indices(SampleState.waiting))
         if num_waiting:
             self._waiting.append(group)
-            self._num_waiting += num_waiting
+            self.num_waiting += num_waiting
 
     def add_turn(self, group: OpenGroup) -> None:
         """Queue a sample that waits for its next turn, before samples that have not begun."""
-        self._num_waiting += 1
+        self.num_waiting += 1
         self._waiting.appendleft(group)
 
     def return_to_engines(self, *, limit: float) -> int:
@@ -139,9 +132,7 @@ class Dispatch:
         return num_assigned
 
     def assign(self, *, limit: float) -> int:
-        """Assign at most `limit` waiting samples, in order, to engines that have room; return how
-        many.
-        """
+        """Assign at most `limit` samples, in order, to engines with room; return how many."""
         num_assigned = 0
         while self._waiting:
             group = self._waiting[0]
@@ -165,13 +156,11 @@ class Dispatch:
         self.slots.add(engine, tokens=tokens)
         self._assigned[engine].append((group, index))
         self._due.add(engine)
-        self._num_waiting -= 1
+        self.num_waiting -= 1
         self._siblings = group, engine
 
     def launch(self) -> None:
-        """Launch ticks with the assigned samples, until every engine with requests has two under
-        way.
-        """
+        """Launch ticks with the assigned samples: two on every engine that has requests."""
         due, self._due = sorted(self._due), set()
         for engine in due:
             if not self.slots.in_flight(engine):
@@ -230,9 +219,7 @@ class Dispatch:
         return ended
 
     def take_back(self, group: OpenGroup, completion: Completion) -> None:
-        """Release the room of a request that came back, and learn from the length of a turn that
-        ended.
-        """
+        """Release the room of a request that came back, and learn from the length of its turn."""
         index = completion.sample_id.index
         engine = group.engines[index]
         assert engine is not None, completion.sample_id

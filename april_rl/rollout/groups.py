@@ -1,6 +1,4 @@
-"""The life of groups: they are opened, resumed, extended by completions and replies, settled and
-parked.
-"""
+"""The life of groups: they are opened, resumed, extended, settled and parked."""
 
 from __future__ import annotations
 
@@ -40,11 +38,8 @@ class Groups:
         return group
 
     def resume(self) -> list[OpenGroup]:
-        """Begin a step: parked groups are in flight again, and their unfinished samples wait.
-
-        Return the open groups, oldest first.
-        """
-        self._buffer.begin_step()
+        """Put parked groups in flight, let their samples wait, and return them, oldest first."""
+        self._buffer.is_step_under_way = True
         groups = list(self._buffer.open_groups())
         for group in groups:
             group.move_all(SampleState.parked, to=SampleState.waiting)
@@ -56,7 +51,7 @@ class Groups:
         Samples of `stalled` engines keep what they had before this step. Raise LedgerError when
         another engine did not give a sample back.
         """
-        self._buffer.end_step()
+        self._buffer.is_step_under_way = False
         lost = []
         for group in self._buffer.open_groups():
             lost += [
@@ -111,9 +106,7 @@ class Groups:
             self._send(self._unsent.popleft(), group_size=self._buffer.group_size)
 
     def send_again(self) -> None:
-        """Send the samples of a restored buffer that their environment has not answered, and the
-        finished ones that have no score.
-        """
+        """Send the samples of a restored buffer that have no reply or no score yet."""
         for group in self._buffer.open_groups():
             num_unscored = len(group.states) - len(group.indices(SampleState.scored))
             for index, state in enumerate(group.states):
@@ -146,9 +139,7 @@ class Groups:
         return expected
 
     def take_scores(self, scores: Iterable[Score]) -> int:
-        """Record scores, and settle the groups that they complete; return how many of these were
-        rejected or dropped. Scores of groups that are not open any more are ignored.
-        """
+        """Record scores; return how many groups they complete that are rejected or dropped."""
         complete: dict[int, OpenGroup] = {}
         for score in scores:
             group = self._buffer.group(score.sample_id.prompt_id)

@@ -15,9 +15,7 @@ class SingleEngine(Protocol):
     """Protocol of one engine: `VllmEngine`, a simulated engine, or a fake of a test."""
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
-        """Queue `submit` and run at most `max_steps` engine steps with at most `slots` requests
-        together.
-        """
+        """Queue `submit` and run at most `max_steps` steps with at most `slots` requests."""
 
     def abort(self) -> Completions:
         """Return one completion for every request not yet returned, and empty the engine."""
@@ -48,9 +46,7 @@ class SerialEngines:
         return [(engine, self._engines[engine].advance(requests, slots=slots, max_steps=max_steps))]
 
     def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:  # noqa: ARG002
-        """Give back what the engines hold; ticks that were not computed are submitted only to be
-        returned, with what finished in a tick that was interrupted.
-        """
+        """Give back what the engines hold, and what ticks submit that were not computed."""
         completions: list[Completion] = []
         for engine, submit, slots, max_steps in self._launched:
             steps = max_steps if self._computes_launched else 0

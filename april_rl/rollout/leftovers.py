@@ -40,10 +40,7 @@ class Leftovers:
             file.writelines(f"{line}\n" for line in self.lines())
 
     def lines(self) -> Iterator[str]:
-        """Yield a JSON object for every sample. `state` is collected, ready or parked; `spans`
-        are completions, which have token ids, behaviour log-probabilities and versions, and
-        observations of an environment.
-        """
+        """Yield a JSON object for every sample: its state (collected, ready, parked) and spans."""
         for state, groups in (
             ("collected", self.collected),
             ("ready", self.ready),

@@ -62,10 +62,6 @@ _MOVES = {
 }
 
 
-class SampleStateError(AssertionError):
-    """A sample was moved in an illegal way."""
-
-
 class Failure(NamedTuple):
     """Why a group cannot be trained."""
 
@@ -75,9 +71,8 @@ class Failure(NamedTuple):
 
 
 class OpenGroup:
-    """The G samples of one prompt, from the first request until the group is scored.
-
-    It has lists of length G instead of G objects: most events need one number of one sample.
+    """The G samples of one prompt until it is scored, as lists of length G: most events need one
+    number of one sample.
     """
 
     def __init__(self, prompt: Prompt, group_size: int) -> None:
@@ -108,25 +103,20 @@ class OpenGroup:
     def samples(self) -> list[Sample]:
         return [self.sample(index) for index in range(len(self.states))]
 
-    @property
-    def unfinished_lengths(self) -> list[int]:
-        return [
-            length
-            for length, state in zip(self.lengths, self.states, strict=True)
-            if state is not SampleState.finished and state is not SampleState.scored
-        ]
-
     def sample(self, index: int) -> Sample:
         return Sample(self.prompt, index, self.spans[index])
 
     def indices(self, state: SampleState) -> list[int]:
         return [index for index, now in enumerate(self.states) if now is state]
 
+    def sample_ids(self, state: SampleState) -> list[SampleId]:
+        return [SampleId(self.prompt.id, index) for index in self.indices(state)]
+
     def move(self, index: int, to: SampleState) -> None:
-        """Change a sample's state; raise SampleStateError for an illegal move."""
+        """Change a sample's state; raise AssertionError for an illegal move."""
         now = self.states[index]
         if to not in _MOVES[now]:
-            raise SampleStateError(
+            raise AssertionError(
                 f"sample {index} of prompt {self.prompt.id} cannot go from {now.value} to "
                 f"{to.value}"
             )
@@ -138,9 +128,7 @@ class OpenGroup:
             self.move(index, to)
 
     def assign(self, index: int, *, engine: int, expected_tokens: float) -> float:
-        """Give a waiting sample to `engine`; return the tokens that the engine is expected to
-        compute for it: its prefill, and a response of `expected_tokens`.
-        """
+        """Give a waiting sample to `engine`; return its prefill and `expected_tokens` in total."""
         self.move(index, SampleState.running)
         self.engines[index] = engine
         tokens = len(self.prompt.token_ids) + self.ends[index] + expected_tokens
@@ -180,9 +168,7 @@ class OpenGroup:
         return is_turn_over
 
     def observe(self, index: int, observation: Observation, *, unfinished: SampleState) -> None:
-        """Append an observation to an acting sample: it becomes finished, or `unfinished`, which
-        is `waiting` in a step and `parked` between two steps.
-        """
+        """Append an observation to an acting sample: it becomes finished, or `unfinished`."""
         self.move(index, SampleState.finished if observation.is_final else unfinished)
         self._append(index, observation)
 
@@ -193,9 +179,7 @@ class OpenGroup:
         return sum(self.sample(index).context_lengths[:-1])
 
     def num_routed(self, index: int) -> int:
-        """Return how many tokens of a sample's last context come before the last one with known
-        experts.
-        """
+        """Return how many first tokens of a sample's last context have known experts."""
         found, end = 0, len(self.prompt.token_ids)
         for span in self.spans[index]:
             if isinstance(span, Observation) and span.begins_context:
@@ -241,9 +225,7 @@ class OpenGroup:
         self._note_fault(index)
 
     def _note_fault(self, index: int) -> None:
-        """Remember why the group cannot be trained, if engine or environment failed for the
-        sample.
-        """
+        """Remember why the group cannot be trained, if engine or environment has failed."""
         if self.failure is not None or not self.spans[index]:
             return
         sample_id, last = SampleId(self.prompt.id, index), self.spans[index][-1]
@@ -299,9 +281,6 @@ class OpenGroup:
         for score in scores:
             opened.add_score(score)
         return opened
-
-    def sample_ids(self, state: SampleState) -> list[SampleId]:
-        return [SampleId(self.prompt.id, index) for index in self.indices(state)]
 
 
 def _state_between_steps(sample: Sample) -> SampleState:

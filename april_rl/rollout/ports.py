@@ -16,9 +16,7 @@ class EngineStalledError(RunError):
 
 
 class Engines(Protocol):
-    """Every engine of the run, driven in ticks. Ticks of one engine run in the order of their
-    launch.
-    """
+    """Every engine of the run, driven in ticks, which run in the order of their launch."""
 
     @property
     def num_engines(self) -> int:
@@ -33,10 +31,8 @@ class Engines(Protocol):
         """
 
     def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
-        """Return the ticks that have ended since the last call, at least one, in the order of their
-        launch for each engine, including ticks that end within `gather_s`.
-
-        Raise EngineStalledError when none ends within `timeout_s`.
+        """Return the ticks that have ended since the last call or end within `gather_s`, at least
+        one. Raise EngineStalledError when none ends within `timeout_s`.
         """
 
     def abort(self, timeout_s: float) -> tuple[Sequence[Completion], list[int]]:

@@ -1,9 +1,8 @@
-"""The record of one step's rollout. A step writes this and nothing else; metrics, the timeline
-and what `auto` learns from are functions of it.
-"""
+"""The record of one step's rollout, for metrics, the timeline and what `auto` learns from."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.stop_rule import Lost
 from april_rl.rollout.ticks import Tick
 from april_rl.types import ENGINE_FAULTS, Completion, FinishReason, Reply, SampleId, ScoredGroup
+
+Awaited = Literal["ticks", "scores", "abort"]
 
 
 class GroupState(Enum):
@@ -37,9 +38,7 @@ class Settled(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class GroupEvents:
-    """Events of groups since a step last trained some, including those between two steps and in
-    an interrupted step.
-    """
+    """Events of groups since the last training, also between steps and in interrupted ones."""
 
     opened: list[int] = field(default_factory=list)  # prompt ids, increasing
     settled: list[Settled] = field(default_factory=list)
@@ -54,13 +53,6 @@ class Sent(NamedTuple):
     slots: int  # requests that the engine computes together
     at_s: float
     sample_ids: Sequence[SampleId]
-
-
-class EngineTick(NamedTuple):
-    """A tick and its engine."""
-
-    engine: int
-    tick: Tick
 
 
 class Returned(NamedTuple):
@@ -93,13 +85,6 @@ class Acted(NamedTuple):
     is_finished: bool  # whether the reply finished it: no turn follows, without a failure
 
 
-class Wait(NamedTuple):
-    """A time in which the controller had nothing to do."""
-
-    what: Literal["ticks", "scores", "abort"]
-    seconds: float
-
-
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
     """The events of one step's rollout, each kind in order; times are seconds since it began."""
@@ -108,10 +93,11 @@ class StepRecord:
     num_slots: int  # C
     clock: Callable[[], float]
     sent: list[Sent] = field(default_factory=list)
-    ticks: list[EngineTick] = field(default_factory=list)
+    ticks: list[tuple[int, Tick]] = field(default_factory=list)  # each with its engine
     returned: list[Returned] = field(default_factory=list)
     acted: list[Acted] = field(default_factory=list)
-    waits: list[Wait] = field(default_factory=list)
+    # Seconds in which the controller had nothing to do, by what it waited for.
+    waited_s: defaultdict[Awaited, float] = field(default_factory=lambda: defaultdict(float))
     stop_s: float = 0.0  # from the end of generation until everything unfinished is parked
     time_s: float = 0.0  # duration of the whole rollout
     groups: GroupEvents = field(default_factory=GroupEvents)  # filled at the end
@@ -126,22 +112,20 @@ class StepRecord:
         return self.clock() - self._began
 
     @contextmanager
-    def waiting(self, what: Literal["ticks", "scores", "abort"]) -> Iterator[None]:
+    def waiting(self, what: Awaited) -> Iterator[None]:
         """Record the time in the context as a wait, also when it ends with an error."""
         began = self.clock()
         try:
             yield
         finally:
-            self.waits.append(Wait(what, self.clock() - began))
+            self.waited_s[what] += self.clock() - began
 
     def send(self, engine: int, *, slots: int, sample_ids: Sequence[SampleId]) -> None:
         """Record that these samples go to `engine` now."""
         self.sent.append(Sent(engine, slots, self.now_s, sample_ids))
 
     def take_back(self, group: OpenGroup, completion: Completion) -> None:
-        """Record that a sample of `group`, which has the completion already, comes back now; one
-        that never had a slot is left out.
-        """
+        """Record that a sample comes back, unless it never had a slot; `group` has its tokens."""
         num_tokens = len(completion.token_ids)
         if not num_tokens and completion.finish_reason is None:
             return
@@ -167,9 +151,7 @@ class StepRecord:
             self._asked_s[completion.sample_id] = at_s
 
     def ask(self, sample_ids: Iterable[SampleId]) -> None:
-        """Record that these samples wait for their environment from now on, or since before the
-        step; `take_back` does this for samples with a turn in the step.
-        """
+        """Record that samples wait for their environment; `take_back` does so after a turn."""
         self._asked_s |= dict.fromkeys(sample_ids, self.now_s)
 
     def observe(self, reply: Reply) -> None:
@@ -184,14 +166,10 @@ class StepRecord:
         self.time_s = self.now_s
         self.acted += [Acted(*each, self.time_s, False) for each in self._asked_s.items()]
 
-    def waited_s(self, what: Literal["ticks", "scores", "abort"]) -> float:
-        """Return the seconds of these waits."""
-        return sum(wait.seconds for wait in self.waits if wait.what == what)
-
     @property
     def controller_s(self) -> float:
         """Return the seconds of the controller's own work."""
-        return self.time_s - sum(wait.seconds for wait in self.waits)
+        return self.time_s - sum(self.waited_s.values())
 
     @property
     def generated_tokens(self) -> int:

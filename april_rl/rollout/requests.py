@@ -21,10 +21,7 @@ class Sampling(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Request to an engine: continue `token_ids` for at most `max_tokens` tokens.
-
-    The tokens stay in separate parts, so that only the engine concatenates them.
-    """
+    """Request to an engine: continue `token_ids` for at most `max_tokens` tokens."""
 
     sample_id: SampleId
     prompt_token_ids: tuple[int, ...]  # [P]
@@ -49,10 +46,7 @@ class Request(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Requests for one engine, field by field.
-
-    A few lists are cheap to pickle; the worker makes a `Request` of each sample.
-    """
+    """Requests for one engine, field by field, as a few lists are cheap to pickle."""
 
     run_seed: int
     prompt_ids: Sequence[int] = ()  # [n]

@@ -11,7 +11,7 @@ from april_rl.rollout.dispatch import Dispatch, RequestRules
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.open_group import SampleState
 from april_rl.rollout.ports import EngineStalledError, Outside, PromptSource
-from april_rl.rollout.record import EngineTick, StepRecord
+from april_rl.rollout.record import StepRecord
 from april_rl.rollout.stop_rule import is_limit_reached, must_wait, no_signal_error
 from april_rl.types import Completion, Reply, Score
 
@@ -69,9 +69,7 @@ class Step:
         prompts: PromptSource,
         may_open: bool,
     ) -> None:
-        """Take the parts of a step; `record` has its policy version and C, and gets its events.
-        Nothing happens before `generate`.
-        """
+        """Take the parts of a step; `record` has its policy version and C, and gets its events."""
         self._rules = rules
         self._record = record
         self._dispatch = dispatch
@@ -86,9 +84,7 @@ class Step:
         self._num_idle_ticks = 0  # ticks since an engine computed something
 
     def generate(self, on_progress: Callable[[int, float], None] | None) -> None:
-        """Generate and score until there are enough groups or nothing is left to do. Call
-        `on_progress` with the number of ready groups, and the tokens per second so far.
-        """
+        """Generate and score until the step ends; call `on_progress` as in `Collector.collect`."""
         self._resume()
         while not self._is_enough():
             self._launch()
@@ -101,9 +97,7 @@ class Step:
                 on_progress(self._buffer.num_ready, speed)
 
     def abort_and_park(self, timeout_s: float) -> None:
-        """Stop all engines and park unfinished samples with their tokens. Raise EngineStalledError
-        when an engine does not answer within `timeout_s`.
-        """
+        """Stop all engines and park unfinished samples; raise EngineStalledError."""
         began_s = self._record.now_s
         with self._record.waiting("abort"):
             completions, stalled = self._dispatch.abort(timeout_s)
@@ -126,9 +120,7 @@ class Step:
         self._allowance -= self._dispatch.return_to_engines(limit=self._allowance)
 
     def _is_enough(self) -> bool:
-        """Return whether the step has its groups, or has reached the limit on lost ones, and no
-        open group must finish in it.
-        """
+        """Return whether the step has its groups, or lost too many, and none must finish in it."""
         buffer, rules, version = self._buffer, self._rules, self._record.policy_version
         if buffer.num_ready < rules.num_groups and not self._is_hopeless():
             return False
@@ -141,9 +133,7 @@ class Step:
         )
 
     def _is_hopeless(self) -> bool:
-        """Return whether the limit on lost groups is reached; raise NoSignalError if no group is
-        ready then.
-        """
+        """Return whether the limit on lost groups is reached; raise RunError if none is ready."""
         lost = self._buffer.events.lost
         if not is_limit_reached(self._rules.max_rejected_groups, lost):
             return False
@@ -158,9 +148,7 @@ class Step:
         self._dispatch.launch()
 
     def _open_until(self, num_samples: float) -> None:
-        """Open groups, as far as allowed, until enough samples wait for an engine or for the
-        first message of their environment.
-        """
+        """Open groups, as far as allowed, until enough samples wait or begin."""
         num_beginning = self._buffer.num_beginning
         while self._dispatch.num_waiting + num_beginning < num_samples and self._may_open_another():
             group = self._groups.open(self._prompts.take())
@@ -185,7 +173,7 @@ class Step:
             ticks = self._dispatch.wait(self._rules.tick_timeout_s)
         for engine, tick in ticks:
             self._num_idle_ticks = 0 if tick.engine_steps else self._num_idle_ticks + 1
-            self._record.ticks.append(EngineTick(engine, tick))
+            self._record.ticks.append((engine, tick))
             self._extend(tick.finished, engine=engine)
         self._groups.send()
         self._take_replies(wait_s=0.0)
@@ -202,15 +190,11 @@ class Step:
 
     @property
     def _has_lost_samples(self) -> bool:
-        """Return whether every engine has repeatedly reported that it has nothing to compute,
-        although it has not returned all samples. They are parked at the end of the step.
-        """
+        """Return whether all engines are repeatedly idle, and have not returned all samples."""
         return self._num_idle_ticks >= _MANY_IDLE_TICKS * self._dispatch.num_engines
 
     def _await_replies(self) -> bool:
-        """Wait for scores and replies when nothing is left to generate; return False when none is
-        missing.
-        """
+        """Wait for scores and replies; return False if none is missing."""
         if not self._buffer.has_unanswered:
             return False
         with self._record.waiting("scores"):
@@ -218,9 +202,7 @@ class Step:
         return True
 
     def _start_more(self) -> bool:
-        """Open another group when a one-shot step has used up its samples; return False if there is
-        none.
-        """
+        """Open another group in a one-shot step; return False if there is none."""
         self._allowance += self._rules.group_size
         self._open_until(1)
         return self._dispatch.num_waiting > 0 and not self._has_lost_samples

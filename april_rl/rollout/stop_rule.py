@@ -1,6 +1,4 @@
-"""When a step may end: with enough ready groups, and no open groups that later steps could not
-train in time.
-"""
+"""When a step may end: with enough ready groups, if later steps can train the open ones in time."""
 
 from __future__ import annotations
 
@@ -23,24 +21,20 @@ class Lost:
         return self.rejected + self.dropped
 
 
-class NoSignalError(RunError):
-    """A step lost as many groups as it may, and none is ready for training."""
-
-
 def is_limit_reached(limit: int, lost: Lost) -> bool:
     """Return whether a step has lost as many groups as allowed; `limit` 0 means no limit."""
     return 0 < limit <= lost.total
 
 
-def no_signal_error(lost: Lost) -> NoSignalError:
+def no_signal_error(lost: Lost) -> RunError:
     """Return the error for a step that reached the limit with no group ready."""
     if lost.dropped > lost.rejected:
-        return NoSignalError(
+        return RunError(
             f"{lost.dropped} groups were dropped because a reward, environment or engine failed, "
             "and none is ready, so the step ended. The last failure: "
             f"{lost.last_failure}"
         )
-    return NoSignalError(
+    return RunError(
         f"{lost.rejected} groups had equal rewards for all their samples "
         "(20 · trainer.num_groups end a step): the task is too easy "
         "or too hard for this model, or the reward is constant; nothing can be learned from it. "
@@ -49,9 +43,7 @@ def no_signal_error(lost: Lost) -> NoSignalError:
 
 
 def lost_groups_notes(lost: Lost, *, num_groups: int, num_wanted: int, limit: int) -> list[str]:
-    """Return notes for the user on lost groups: why groups were dropped, and that the limit made
-    the batch smaller.
-    """
+    """Return notes on why groups were dropped, and that the limit made the batch smaller."""
     notes = []
     if lost.dropped:
         notes.append(

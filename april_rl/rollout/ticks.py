@@ -51,10 +51,7 @@ def _unpack(
     logprobs: NDArray[Any],
     experts: Sequence[Experts | None],
 ) -> Completions:
-    """Return what `Completions.__reduce__` packed.
-
-    Each completion gets arrays of its own, because the buffers are freed when this returns.
-    """
+    """Return what was packed, with arrays of its own: the buffers are freed after this."""
     completions: list[Completion] = []
     token_bytes, logprob_bytes = (each.view(np.uint8).data for each in (token_ids, logprobs))
     end = 0
@@ -79,23 +76,27 @@ def _unpack(
     return Completions(completions)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """Completions and counts of one engine in one call of `advance`."""
+@dataclass(slots=True)
+class TickCounts:
+    """Counters of an engine since the beginning of a tick."""
 
-    finished: Completions
-    num_running: int  # requests running at the end
-    num_queued: int  # requests still waiting for a slot
-    engine_steps: int
-    slot_steps: int  # running requests, summed over engine steps
-    context_token_steps: int  # tokens of running requests, summed over engine steps
-    generated_tokens: int
-    prefilled_tokens: int  # prompt tokens and recomputed tokens
-    elapsed_s: float
+    engine_steps: int = 0
+    slot_steps: int = 0  # running requests, summed over engine steps
+    context_token_steps: int = 0  # tokens of running requests, summed over engine steps
+    generated_tokens: int = 0
+    prefilled_tokens: int = 0  # prompt tokens and recomputed tokens
     preempted_samples: int = 0  # times a running request lost its KV cache to another
     preempted_tokens: int = 0  # tokens whose KV cache was lost by that
     kv_cache_frac: float = 0.0  # largest share of the KV cache in use
     failed_attempts: int = 0  # requests that failed, and were tried again or given up
+
+
+@dataclass(slots=True, kw_only=True)
+class Tick(TickCounts):
+    """Completions and counts of one engine in one call of `advance`."""
+
+    finished: Completions
+    elapsed_s: float
 
 
 class TickWork(NamedTuple):
@@ -112,18 +113,3 @@ class TickWork(NamedTuple):
         """Return the work of `tick`, without its completions."""
         work = tick.engine_steps, tick.slot_steps, tick.context_token_steps, tick.prefilled_tokens
         return cls(*work, tick.elapsed_s)
-
-
-@dataclass(slots=True)
-class TickCounts:
-    """Counters of an engine since the beginning of a tick; the fields are those of Tick."""
-
-    engine_steps: int = 0
-    slot_steps: int = 0
-    context_token_steps: int = 0
-    generated_tokens: int = 0
-    prefilled_tokens: int = 0
-    preempted_samples: int = 0
-    preempted_tokens: int = 0
-    kv_cache_frac: float = 0.0
-    failed_attempts: int = 0

@@ -1,6 +1,4 @@
-"""Workers as Ray actors: placement, weight sync, supervision, memory plan. The only place where
-learner and engine meet.
-"""
+"""Workers as Ray actors: placement and weight sync. Only here learner and engine meet."""
 
 import logging
 import os

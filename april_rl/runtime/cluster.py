@@ -30,10 +30,6 @@ _PLACEMENT_TIMEOUT_S = 120.0
 _CONNECT_TIMEOUT_S = 10.0  # time limit for connecting to a running cluster
 
 
-class StartError(RunError):
-    """Ray does not start on this machine."""
-
-
 class JoinError(RunError):
     """The cluster of runtime.ray_address does not answer, or refuses this process."""
 
@@ -57,10 +53,7 @@ class WorkerLocation:
 
 
 def object_store_bytes(batch_tokens: int, *, available: int) -> int:
-    """Return the size of Ray's object store that keeps batches of `batch_tokens` tokens off disk.
-
-    `available` is the free shared memory of this machine in bytes.
-    """
+    """Return the bytes of Ray's object store for these batches, in `available` shared memory."""
     return max(_MIN_STORE_BYTES, min(_BATCHES * TOKEN_BYTES * batch_tokens, available))
 
 
@@ -68,7 +61,7 @@ def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -
     """Join the cluster at `address`, or start Ray embedded here: offline, no dashboard.
 
     `batch_tokens` is the maximum number of prompt and response tokens that a step trains. Raise
-    StartError when Ray does not start, for example within its 30 seconds on a busy machine.
+    RunError when Ray does not start, for example within its 30 seconds on a busy machine.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray must not hide GPUs from workers that reserve none: it would warn that it is going to.
@@ -87,7 +80,7 @@ def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -
             _init_here(num_workers=num_workers, batch_tokens=batch_tokens)
     except Exception as error:  # Ray raises only this type when its processes start too slowly
         reason = " ".join(str(error).split())
-        raise StartError(
+        raise RunError(
             f"Ray did not start on this machine ({reason}). {start_advice(reason)}"
         ) from error
 
@@ -157,9 +150,7 @@ def _reason(error: BaseException) -> str:
 
 
 def stop_ray() -> None:
-    """Disconnect from the cluster, or end the embedded one and wait until its processes have ended,
-    but at most 30 s for one that a busy machine does not end; do nothing when there is none.
-    """
+    """Disconnect from the cluster, or end the embedded one within 30 s; do nothing without one."""
     descendants = _raylet_descendants()
     # Ray waits a second for each of its processes to obey SIGTERM, which they block. The head
     # process and the raylet must live until this process has disconnected; the others need not.

@@ -23,10 +23,6 @@ _REPORT_FROM_S = 10.0  # Ctrl-C leaves less time than this, and then no one wait
 _Results = Mapping["ray.ObjectRef[Any]", Any]  # results of calls that have ended
 
 
-class WeightVersionError(RunError):
-    """An engine samples with other weights than the controller expects."""
-
-
 class StepTimer:
     """Clock of the time in which no engine made a step while requests were in flight."""
 
@@ -104,8 +100,8 @@ class RayEngines:
         for at least one.
 
         Raise as `Watchdog.results` does; EngineStalledError when ticks return but no engine has
-        made a step for `timeout_s`; LockstepError when the ranks of an engine differ; and
-        WeightVersionError when an engine samples with other weights than those synced last.
+        made a step for `timeout_s`; and RunError when the ranks of an engine differ, or an engine
+        samples with other weights than the ones that were synced last.
         """
         wanted = sum(map(bool, self._ticks)) if self._deterministic else 1
         if not self._deterministic:
@@ -130,10 +126,7 @@ class RayEngines:
         return ticks
 
     def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:
-        """Return the completions of ticks under way and of the abort, and the stalled engines.
-
-        Once workers have failed, the other engines get a few seconds only.
-        """
+        """Return the completions of ticks and of the abort, and the stalled engines."""
         if self._watchdog.has_failed:
             timeout_s = min(timeout_s, _AFTER_FAILURE_S)
         deadline = time.monotonic() + timeout_s
@@ -189,7 +182,7 @@ class RayEngines:
         expected = self._workers.policy_version
         for version in {completion.policy_version for completion in completions}:
             if version != expected:
-                raise WeightVersionError(
+                raise RunError(
                     f"engine {engine} samples with policy version {version}, the controller is at "
                     f"{expected}: the last weight sync did not reach the engine"
                 )

@@ -32,9 +32,7 @@ class LocalWorker:
         self._worker = Worker(settings)
 
     def engines(self) -> SerialEngines:
-        """Return the started engine as the collector drives it; a run has the same samples as one
-        with Ray.
-        """
+        """Return the engine as the collector drives it, with the samples of a run with Ray."""
         return SerialEngines([self._worker.engine], computes_launched=True)
 
     def start(self, plan: Plan, *, on_stage: Callable[[str], None]) -> None:

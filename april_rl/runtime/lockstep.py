@@ -13,31 +13,21 @@ from april_rl.types import Completion
 Fingerprint = tuple[bytes, ...]  # a digest of each completion, in order
 
 
-class LockstepError(RunError):
-    """Two ranks of a tensor-parallel engine sampled different tokens."""
-
-
 def fingerprint(completions: Sequence[Completion]) -> Fingerprint:
-    """Return digests that are equal for the same samples, tokens and finish reasons.
-
-    A digest has sixteen bytes, so the other ranks' copies cost the controller next to nothing.
-    """
+    """Return short digests that are equal for the same samples, tokens and finish reasons."""
     return tuple(map(_digest, completions))
 
 
 def check_lockstep(
     completions: Sequence[Completion], others: Sequence[Fingerprint], *, first_rank: int
 ) -> None:
-    """Raise LockstepError when a rank of an engine sampled other tokens than its first rank.
-
-    `completions` come from rank `first_rank`, `others` are fingerprints of the ranks after it.
-    """
+    """Raise RunError if a rank after `first_rank`, which made `completions`, sampled others."""
     if not others:
         return  # an engine with one rank need not read every token for its fingerprint
     expected = fingerprint(completions)
     for rank, found in enumerate(others, start=first_rank + 1):
         if found != expected:
-            raise LockstepError(
+            raise RunError(
                 f"worker {rank} did not sample the same tokens as worker {first_rank}, though both "
                 f"compute one engine: {_first_difference(completions, found)}. Their weights or "
                 "their schedules have drifted apart; engine.tensor_parallel_size=1 avoids this"

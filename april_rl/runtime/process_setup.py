@@ -1,6 +1,4 @@
-"""Set-up of a worker's process: its threads, its end together with its parent, and shared memory
-that does not outlive it. Also advice for Ray processes that do not start.
-"""
+"""Set-up of a worker's process: threads, end with the parent, shared memory; advice about Ray."""
 
 from __future__ import annotations
 

@@ -25,9 +25,7 @@ def sends_adapter(lora: LoraConfig) -> bool:
 def send_weights(
     learner: Learner, engine: Engine, beat: Heartbeat, *, version: int, merged: bool = True
 ) -> int:
-    """Load the learner's weights into the engine, with adapters merged or without adapters; return
-    their bytes.
-    """
+    """Load the weights into the engine, adapters merged or left out; return their bytes."""
     num_bytes = 0
 
     def counted() -> Iterator[tuple[str, Tensor]]:
@@ -42,9 +40,7 @@ def send_weights(
 
 
 def send_adapter(learner: Learner, engine: Engine, beat: Heartbeat, *, version: int) -> int:
-    """Load the adapters into the engine, and before them the frozen weights if it lost them
-    during sleep; return the bytes.
-    """
+    """Load the adapters, after the frozen weights if sleep lost those; return the bytes."""
     num_bytes = 0
     if not engine.keeps_weights:
         num_bytes += send_weights(learner, engine, beat, version=version, merged=False)

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """A rank of the learner and of an engine. Methods run one after another, in the order of the
-    controller's calls.
-    """
+    """A rank of the learner and of an engine. Methods run one by one, in the order of the calls."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -67,10 +65,7 @@ class Worker:
         )
 
     def listen(self, world_size: int) -> tuple[str, int]:
-        """Start the store of a process group on this worker, which is rank 0; return host and port.
-
-        The kernel chooses a free port. A group of one rank needs no port.
-        """
+        """Start the store of a process group on rank 0, at a free port; return host and port."""
         import torch.distributed as dist
 
         self._store: Store = dist.HashStore()  # type: ignore[attr-defined]
@@ -87,10 +82,7 @@ class Worker:
     def join(
         self, address: tuple[str, int], *, rank: int, world_size: int, timeout_s: float
     ) -> None:
-        """Join the process group at `address` as rank `rank`.
-
-        A collective that has waited for `timeout_s` fails, also in groups that are made later.
-        """
+        """Join the process group at `address`, whose collectives fail after `timeout_s`."""
         import torch
         import torch.distributed as dist
         from torch.distributed import distributed_c10d
@@ -120,9 +112,7 @@ class Worker:
 
     @records_activity
     def build_learner(self, learner: LearnerConfig) -> None:
-        """Load this rank's shard of the model, with the settings as planned. The learner offloads
-        at once, so that the engine finds the memory free.
-        """
+        """Load this rank's shard, and offload it, so that the engine finds the memory free."""
         self._learner = build_learner(
             replace(self._settings.config, learner=learner),
             device=self._settings.device,
@@ -140,9 +130,7 @@ class Worker:
 
     @records_activity
     def send_first_adapter(self) -> None:
-        """Make all samples of the engine begin with the adapter, which is still zero; a
-        collective.
-        """
+        """Let all samples begin with the adapter, which is still zero; a collective."""
         send_adapter(self._learner, self.engine, self.heartbeat, version=0)
         self._learner.offload()
 
@@ -178,10 +166,7 @@ class Worker:
 
     @records_activity
     def sync_weights(self, policy_version: int) -> Metrics:
-        """Stream the learner's weights into the engine, which then samples as `policy_version`.
-
-        The learner offloads before the KV cache needs the memory.
-        """
+        """Stream the learner's weights into the engine, which then samples as `policy_version`."""
         started = time.perf_counter()
         with self._profiler.call("sync_weights"):
             num_bytes = self._send_weights(policy_version)
@@ -218,9 +203,7 @@ class Worker:
 
     @records_activity
     def start_saving(self, folder: Path) -> list[str]:
-        """Copy the state of the learner; a thread then writes it into `folder`.
-        Return the names of the files there will be.
-        """
+        """Copy the learner's state, which a thread then writes; return the names of the files."""
         snapshot = self._learner.snapshot()
         self._saving = BackgroundWrite(snapshot.write, folder)
         return snapshot.file_names
@@ -235,9 +218,7 @@ class Worker:
         self._learner.load_state(folder)
 
     def close(self) -> None:
-        """Free learner and engine and leave the process group, so that the process can make another
-        worker; an actor's process ends instead.
-        """
+        """Free learner and engine, so that the process can make another worker."""
         import torch.distributed as dist
 
         self._closing.close()
@@ -289,10 +270,8 @@ def _node_ip() -> str:
 
 
 def _use_network_of_ray() -> None:
-    """Make gloo use the network interface of this node's address in the Ray cluster.
-
-    By default it uses the address of the host name, which on many machines is not reachable from
-    others (127.0.1.1).
+    """Make gloo use the network interface of this node's address in the Ray cluster. By default it
+    uses the address of the host name, which others may not reach (127.0.1.1).
     """
     ip = _node_ip()
     for name, addresses in psutil.net_if_addrs().items():

@@ -36,9 +36,7 @@ class WorkerSettings:
 def build_learner(
     config: TrainConfig, *, device: str, on_forward: Callable[[], None] | None = None
 ) -> Learner:
-    """Load this rank's shard of the model; a collective. `on_forward` is called after each forward
-    pass.
-    """
+    """Load this rank's shard; a collective. `on_forward` is called after each forward pass."""
     with garbage_collection_paused():
         from april_rl.learner.learner import Learner
         from april_rl.learner.objective import Objective

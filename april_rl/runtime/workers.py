@@ -38,10 +38,7 @@ class Workers:
         watchdog: Watchdog,
         batch_tokens: int = 0,
     ) -> None:
-        """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need.
-
-        `watchdog` waits forevery call to them. `batch_tokens` is the maximum that a step trains.
-        """
+        """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need."""
         self.layout, self.watchdog = layout, watchdog
         self._lora, self._engine = settings.config.lora, settings.config.engine
         self._polls: list[Any] = []  # calls under way that ask what has been written
@@ -71,9 +68,7 @@ class Workers:
         ]  # in the order of ranks, once they have started
 
     def start(self, plan: Plan, *, on_stage: Callable[[str], None]) -> None:
-        """Form the process group, load the learner and start the engines as planned. Raise as
-        `Watchdog.results`.
-        """
+        """Start learners and engines as planned; raise as `Watchdog.results`."""
         on_stage("joining the process group")
         self._join()
         on_stage("loading the learner")
@@ -154,9 +149,7 @@ class Workers:
         return [name for names in self._all("start_saving", folder) for name in names]
 
     def poll_save(self) -> Written | None:
-        """Return what all workers have written; None while one is still writing. Never waits: a
-        worker that is busy answers later.
-        """
+        """Return what all workers have written; None while one is writing. Never waits."""
         self._polls = self._polls or [actor.poll_save.remote() for actor in self.actors]
         found = self.watchdog.results_within(self._polls, 0.0)
         if found is None:

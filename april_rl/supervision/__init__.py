@@ -1,3 +1,1 @@
-"""Supervision: detects workers that died, hang or have no memory left, and reports where they
-stopped.
-"""
+"""Detects workers that died, hang or have no memory left, and reports where they stopped."""

@@ -1,6 +1,4 @@
-"""Watches every worker of the run: the workers of this machine directly, the workers of each other
-node through a node monitor that runs there as a Ray actor.
-"""
+"""Watches every worker: here directly, on each other node by a monitor that is a Ray actor."""
 
 from __future__ import annotations
 
@@ -48,16 +46,11 @@ class ClusterMonitor:
         ]
 
     def statuses(self) -> list[ProcessStatus]:
-        """Return the latest status of every worker without waiting.
-
-        Other nodes report asynchronously; when one is overdue its workers' state is NO_REPLY.
-        """
+        """Return the latest status of every worker at once; NO_REPLY if its node is overdue."""
         return self._by_rank(self._local.statuses(), [node.statuses() for node in self._remote])
 
     def collect_traces(self, wait_s: float) -> list[WorkerTrace]:
-        """Return stacks and log tail of every worker; a node has `wait_s` for its workers, and some
-        seconds to answer.
-        """
+        """Return stacks and log tail of every worker; each node takes `wait_s` and some seconds."""
         calls = [node.call("collect_traces", wait_s) for node in self._remote]
         local = self._local.collect_traces(wait_s)
         remote = [
@@ -129,10 +122,7 @@ class _RemoteNode:
 
 
 def _replies(calls: Sequence[ray.ObjectRef[Any]], wait_s: float = 0.0) -> list[Any]:
-    """Return the result of each call; None for a node that does not answer.
-
-    All calls share one time limit: nodes that are gone are not waited for one by one.
-    """
+    """Return the result of each call within one time limit; None for a node without answer."""
     if calls:
         ray.wait(list(calls), num_returns=len(calls), timeout=wait_s + _NODE_REPLIES_S)
     return [_reply(call) for call in calls]

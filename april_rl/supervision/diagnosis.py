@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from april_rl.errors import RunError
 from april_rl.supervision.failures import (
     CallFailure,
-    RayHeadLostError,
     WorkerDiedError,
     WorkerMemoryError,
     WorkerStalledError,
@@ -66,9 +66,7 @@ class ClusterSnapshot:
         return [rank for rank, status in enumerate(self.statuses) if status.is_dead]
 
     def blocking_ranks(self) -> list[int]:
-        """Return the ranks that the others wait for: the dead ones, else the stopped ones, else
-        those behind the others in the same call.
-        """
+        """Return the ranks that others wait for: dead, else stopped, else behind in a call."""
         stopped = [rank for rank, status in enumerate(self.statuses) if status.is_stopped]
         return self.dead_ranks() or stopped or self._ranks_behind()
 
@@ -86,9 +84,7 @@ class ClusterSnapshot:
         return f"{_names(waiting)} {verb} for {_names(blocking)}"
 
     def _ranks_behind(self) -> list[int]:
-        """Return the ranks with the fewest beats in the call that most workers run; none when all
-        have the same number.
-        """
+        """Return the ranks with the fewest beats in the commonest call; none if all are equal."""
         running = [status.activity.call for status in self.statuses if status.activity.is_running]
         if not running:
             return []
@@ -141,11 +137,11 @@ def memory_error(snapshot: ClusterSnapshot, rank: int | None, reason: str) -> Wo
     )
 
 
-def ray_head_error(snapshot: ClusterSnapshot, address: str) -> RayHeadLostError:
+def ray_head_error(snapshot: ClusterSnapshot, address: str) -> RunError:
     """Return the error for a head process that no longer listens at `address`."""
     kills = max((status.oom_kills for status in snapshot.statuses), default=0)
     for_memory = f" (the kernel killed {kills} processes for lack of memory)" if kills else ""
-    return RayHeadLostError(
+    return RunError(
         f"Ray's head process (gcs_server at {address}) has ended: it was killed{for_memory}, "
         "crashed, or was stopped with its cluster (`ray stop`). A Ray cluster does not survive it, "
         "so the run ends. The file gcs_server.out in Ray's logs on its machine "

@@ -19,10 +19,6 @@ class WorkerMemoryError(WorkerDiedError):
     """A worker could not allocate memory, or was killed because its machine had none left."""
 
 
-class RayHeadLostError(RunError):
-    """Ray's head process has ended, and its cluster with it."""
-
-
 class WorkerStalledError(EngineStalledError):
     """A worker hangs, and with it its engine and every worker that waits for it."""
 

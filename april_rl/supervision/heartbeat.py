@@ -26,8 +26,7 @@ from april_rl.supervision.host_memory import oom_counter, oom_kills
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Beats of all calls; then for the current call its beats, its start, whether it is running, its
-# name.
+# Beats of all calls; of the current call its beats, its start, whether it is running, its name.
 _RECORD = struct.Struct("<QQd?32s")
 _SIZE = mmap.PAGESIZE
 # Ray, vLLM, torch and pebble do not use this signal. Its handler is C code, so it also answers

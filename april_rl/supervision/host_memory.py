@@ -1,6 +1,4 @@
-"""Memory of a process on its machine: how much it may use, under the limit of its container or job;
-how many processes the kernel has killed for lack of it; how torch's allocators work in a worker.
-"""
+"""The memory that a process may use, kills for lack of it, and how torch allocates it."""
 
 from __future__ import annotations
 
@@ -75,17 +73,13 @@ def host_memory(*, groups: Path = _GROUPS, own: Path = _OWN) -> HostMemory:
 def oom_counter(
     *, groups: Path = _GROUPS, own: Path = _OWN, machine: Path = Path("/proc/vmstat")
 ) -> Path:
-    """Return the file that `oom_kills` reads for this process: the one of its control group, or of
-    the whole `machine` (shared with other jobs and containers) if no group counts kills.
-    """
+    """Return the file that counts kills for the group of this process, or for the whole machine."""
     counters = (folder / names.kills for folder, names in _folders(groups, own))
     return next((counter for counter in counters if counter.exists()), machine)
 
 
 def oom_kills(counter: Path) -> int:
-    """Return how many processes the kernel has killed for lack of memory since the group of
-    `counter` was made, or the machine booted; 0 when they are not counted.
-    """
+    """Return how many processes the kernel has killed for lack of memory; 0 if not counted."""
     with suppress(OSError):
         return _line(counter, _KILLS)
     return 0

@@ -1,6 +1,4 @@
-"""Watch the worker processes of one machine from outside: whether they live, their activity,
-memory and stacks. At the end kill those that are left.
-"""
+"""Watch the worker processes of one machine from outside; at the end kill the ones left."""
 
 from __future__ import annotations
 
@@ -76,10 +74,8 @@ class NodeMonitor:
         return [watched.status(node_memory) for watched in self._watched]
 
     def collect_traces(self, wait_s: float) -> list[WorkerTrace]:
-        """Return stacks and log tail of each worker within about `wait_s`.
-
-        A stopped process is continued, since only then can it write its stacks; they show where
-        it was stopped.
+        """Return stacks and log tail of each worker within about `wait_s`. A stopped process
+        is continued, since only then can it write where it was stopped.
         """
         asked = [watched.request_stacks() for watched in self._watched]
         deadline = time.monotonic() + wait_s
@@ -98,10 +94,7 @@ class NodeMonitor:
         self._children = [process for process, is_child in found if is_child]
 
     def kill_processes(self) -> None:
-        """Kill the noted workers that have not ended by themselves, then their children.
-
-        The children get a moment in between: some of them clean up after a worker.
-        """
+        """Kill the noted workers that are left, then their children, which may clean up first."""
         _kill(psutil.wait_procs(self._workers, timeout=_WORKERS_END_S)[1])
         _kill(psutil.wait_procs(self._children, timeout=_CHILDREN_END_S)[1])
 

@@ -35,10 +35,7 @@ class ProgressTimer:
         elapsed_s: float,
         waited_for: Collection[int | None],
     ) -> None:
-        """Take in the status of each worker, by rank, `elapsed_s` after the last update.
-
-        Time without progress counts only for the ranks in `waited_for`.
-        """
+        """Take in each worker's status; time without progress counts for `waited_for` alone."""
         elapsed_s = min(elapsed_s, _MAX_ELAPSED_S)
         for rank, (worker, status) in enumerate(zip(self.workers, statuses, strict=True)):
             beats = status.activity.beats

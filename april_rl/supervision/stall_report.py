@@ -1,6 +1,4 @@
-"""The report on failed workers, stall_report.txt: who waits for whom, and the activity of each
-worker.
-"""
+"""The report on failed workers, stall_report.txt: who waits for whom, and what each one does."""
 
 from __future__ import annotations
 

@@ -50,15 +50,11 @@ _NO_LIMIT = _Limit("", math.inf)
 
 
 class Watchdog:
-    """Waits for calls to workers; returns their results, or raises one error that names the worker
-    at fault.
-    """
+    """Waits for calls to workers; returns results, or raises an error that names the culprit."""
 
     def __init__(self, *, report: Path, stall_timeout_s: float, call_timeout_s: float) -> None:
-        """`report` is the file to write when workers fail.
-
-        A worker is hung when it makes no progress for `stall_timeout_s`, or for `call_timeout_s` in
-        a call that reports no progress while it runs.
+        """`report` is written when workers fail. A worker is hung when it makes no progress for
+        `stall_timeout_s`, or `call_timeout_s` in a call that reports none while it runs.
         """
         self._report = report
         self._stall_limit = _Limit("runtime.stall_timeout_s", stall_timeout_s)
@@ -76,10 +72,8 @@ class Watchdog:
         return self._call_limit.timeout_s
 
     def watch(self, actors: Sequence[Any]) -> None:
-        """Start to watch the workers, given by rank.
-
-        Before this a dead worker is noticed only through a call to it, and `call_timeout_s` limits
-        each call as a whole.
+        """Watch the workers, given by rank. Before this a dead worker is noticed only through a
+        call to it, and `call_timeout_s` limits each call as a whole.
         """
         self._actors = list(actors)
         self._ranks = {actor._actor_id: rank for rank, actor in enumerate(actors)}
@@ -90,8 +84,8 @@ class Watchdog:
         """Return the results in order; `reports_beats` says that workers beat during these calls.
 
         Raise a worker's RunError as it is; for every other failure WorkerDiedError,
-        WorkerMemoryError or WorkerStalledError, which name the worker and the report, or
-        RayHeadLostError.
+        WorkerMemoryError or WorkerStalledError, which name the worker and the report, or another
+        RunError when Ray's head process has ended.
         """
         found: dict[ray.ObjectRef[T], T] = {}
         while len(found) < len(calls):
@@ -159,9 +153,7 @@ class Watchdog:
     def _collect_ended(
         self, calls: Sequence[ray.ObjectRef[T]], timeout_s: float
     ) -> tuple[dict[ray.ObjectRef[T], T], dict[int | None, CallFailure]]:
-        """Return results, and failures by rank, of the calls that have ended; wait at most
-        `timeout_s` for the first. Raise a worker's RunError as it is.
-        """
+        """Return results and failures by rank of ended calls; wait `timeout_s` for the first."""
         ended, waiting = ray.wait(list(calls), num_returns=1, timeout=timeout_s)
         if ended and waiting:
             ended += ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]
@@ -254,10 +246,7 @@ class Watchdog:
         raise type(error)(f"{error}\n{self._write_report(error, snapshot)}") from None
 
     def _write_report(self, error: RunError, snapshot: ClusterSnapshot) -> str:
-        """Return a line that says where the report is.
-
-        When it cannot be written (a full disk), return the report itself: `error` must be raised.
-        """
+        """Return a line that says where the report is, or the report if the disk is full."""
         self.has_failed = True
         text = report_text(error, snapshot, traces=self._monitor.collect_traces(_STACKS_S))
         try:

@@ -22,15 +22,8 @@ _MODELS = {"tiny": POLICY, "tiny_teacher": TEACHER}
 _FILES = {**_MODELS, "arithmetic": TRAIN, "arithmetic_held_out": HELD_OUT}
 
 
-class UnknownBuiltinError(RunError, ValueError):
-    """There is no builtin of that name."""
-
-
 def resolve(path: str, *, key: str = "path") -> str:
-    """Return the file or folder of a `builtin:` path, and other strings unchanged.
-
-    Raise UnknownBuiltinError naming the setting `key`.
-    """
+    """Return the file or folder of a `builtin:` path, others unchanged; raise RunError."""
     if not path.startswith(PREFIX):
         return path
     name = path.removeprefix(PREFIX)
@@ -38,15 +31,13 @@ def resolve(path: str, *, key: str = "path") -> str:
         is_model = key in ("model.path", "teacher.path", "critic.path")
         fitting = [PREFIX + known for known in _FILES if (known in _MODELS) == is_model]
         known = " or ".join(fitting)
-        raise UnknownBuiltinError(f"{key}={path}: no such builtin; choose {known}")
+        raise RunError(f"{key}={path}: no such builtin; choose {known}")
     return str(_PACKAGE / _FILES[name])
 
 
 def resolve_builtins(config: TrainConfig) -> None:
-    """Replace every `builtin:` path of `config` by its folder or file.
-
-    A model folder becomes absolute, because workers run in other directories. Raise
-    UnknownBuiltinError naming the key.
+    """Replace every `builtin:` path of `config`; a model's becomes absolute, since workers run in
+    other directories. Raise RunError naming the key.
     """
     config.model.path = _model(config.model.path, key="model.path")
     for key, section in (("teacher.path", config.teacher), ("critic.path", config.critic)):

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
+from april_rl.config.tracking import TrackingConfig
 from april_rl.metrics import Histogram
 from april_rl.tracking.labels import RunLabels
-
-Name = str  # a value of TrackingBackend
-Mode = Literal["online", "offline", "disabled"]  # of W&B
 
 SAMPLE_COLUMNS = (
     *("step", "prompt_id", "index", "prompt", "response", "ages", "num_tokens"),
@@ -23,9 +21,7 @@ SAMPLE_COLUMNS = (
 class BackendSettings:
     """Settings of the trackers of a run."""
 
-    backends: tuple[Name, ...] = ("wandb",)
-    wandb_mode: Mode = "offline"
-    project: str = "april_rl"
+    tracking: TrackingConfig
     labels: RunLabels
     run_dir: Path
     config: Mapping[str, object]
@@ -48,6 +44,4 @@ class Backend(Protocol):
         """Record a table with SAMPLE_COLUMNS."""
 
     def finish(self, error: BaseException | None = None) -> None:
-        """End the record of the run within seconds, also without a network; `error` is what
-        ended the run.
-        """
+        """End the record within seconds, also without a network; `error` ended the run."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 
-from april_rl.config.choices import TrackingBackend
+from april_rl.config.choices import TrackingBackend, WandbMode
 from april_rl.errors import RunError
 from april_rl.metrics import Histogram
-from april_rl.tracking.backend import Backend, BackendSettings, Name
+from april_rl.tracking.backend import Backend, BackendSettings
 from april_rl.tracking.figures import ages_text
 from april_rl.tracking.samples_file import SampleRecord
 
@@ -20,18 +20,14 @@ Tell = Callable[[str], None]
 _MAX_SAMPLES = 64  # samples in a table
 
 
-class BackendError(RunError):
-    """A requested tracker is not installed."""
-
-
 @dataclass(slots=True)
 class Backends:
     """The trackers of a run. The first failure of one is reported, and it then stops recording."""
 
     tell: Tell
-    open: dict[Name, Backend] = field(default_factory=dict)
+    open: dict[str, Backend] = field(default_factory=dict)
 
-    def start(self, name: Name, build: Callable[[], Backend | None]) -> None:
+    def start(self, name: str, build: Callable[[], Backend | None]) -> None:
         """Start a tracker; `build` returns None for one that is switched off."""
         with self._guard(name):
             backend = build()
@@ -52,9 +48,7 @@ class Backends:
         *,
         is_repeated: bool = False,
     ) -> None:
-        """Record the metrics of a step. A step that was sent before the run was resumed goes
-        only to trackers that can replace it.
-        """
+        """Record a step's metrics; a repeated one goes to trackers that can replace it."""
         self._each(lambda backend: backend.log(step, values, histograms), is_repeated=is_repeated)
 
     def samples(
@@ -77,7 +71,7 @@ class Backends:
                 call(backend)
 
     @contextmanager
-    def _guard(self, name: Name) -> Iterator[None]:
+    def _guard(self, name: str) -> Iterator[None]:
         """Drop the tracker when its library raises anything, and report why."""
         try:
             yield
@@ -101,11 +95,11 @@ def sample_row(step: int, record: SampleRecord) -> list[object]:
     ]
 
 
-def check_installed(names: Sequence[Name]) -> None:
-    """Raise BackendError for a tracker that is not installed."""
+def check_installed(names: Sequence[str]) -> None:
+    """Raise RunError for a tracker that is not installed."""
     for name in names:
         if find_spec(name) is None:
-            raise BackendError(
+            raise RunError(
                 f"tracking.backends={list(names)} needs the package {name}, which is not "
                 f"installed: pip install {name}, or leave it out"
             )
@@ -114,16 +108,16 @@ def check_installed(names: Sequence[Name]) -> None:
 def start_backends(settings: BackendSettings, *, tell: Tell) -> Backends:
     """Return the trackers of a run, started."""
     backends = Backends(tell)
-    for name in settings.backends:
-        backends.start(name, partial(_start, name, settings, tell))
+    for backend in settings.tracking.backends:
+        backends.start(backend.value, partial(_start, backend, settings, tell))
     return backends
 
 
-def _start(name: Name, settings: BackendSettings, tell: Tell) -> Backend | None:
+def _start(backend: TrackingBackend, settings: BackendSettings, tell: Tell) -> Backend | None:
     """Start a tracker; each imports its library, which takes seconds. None: W&B is disabled."""
-    match TrackingBackend(name):
+    match backend:
         case TrackingBackend.wandb:
-            if settings.wandb_mode == "disabled":
+            if settings.tracking.wandb is WandbMode.disabled:
                 return None
             from april_rl.tracking.wandb_run import start_wandb
 

@@ -88,9 +88,7 @@ def step_line(step: int, values: Mapping[str, float], *, left_s: float | None) -
 
 
 def courses(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values whose history is drawn: reward, truncated share, and every evaluated
-    set.
-    """
+    """Return the values whose history is drawn: reward, truncated share, evaluated sets."""
     keys = {"reward": "reward/mean", "truncated": "rollout/truncated_frac"}
     keys |= {f"{name} avg@k": f"eval/{name}/avg_at_k" for name in _evaluated_sets(values)}
     return {label: values[key] for label, key in keys.items() if key in values}
@@ -122,9 +120,7 @@ def _interval(values: Mapping[str, float], key: str) -> str:
 
 
 def telling(records: Sequence[SampleRecord]) -> list[SampleRecord]:
-    """Return the samples with the highest and the lowest reward and with the most turns and
-    completions.
-    """
+    """Return the samples with the highest and lowest reward and with the most turns."""
     if not records:
         return []
     picked = (

@@ -57,9 +57,7 @@ class _Setting(NamedTuple):
     is_removed: bool
 
     def shown_among(self, keys: Sequence[str]) -> str:
-        """Return the setting with as few parts of its key as distinguish it from the other
-        `keys`.
-        """
+        """Return the setting with the fewest parts of its key that no other of `keys` has."""
         parts = self.key.split(".")
         names = [".".join(parts[-number:]) for number in range(1, len(parts) + 1)]
         ends = [f".{key}" for key in keys if key != self.key]
@@ -85,9 +83,7 @@ def _settings(override: str) -> Iterator[_Setting]:
 
 
 def versions() -> Mapping[str, str]:
-    """Return the versions of the libraries that a run computes with, and the commit of a
-    checkout.
-    """
+    """Return the versions of the libraries of a run, and the commit of a checkout."""
     found = {"commit": _commit(Path(__file__).parent)}
     for package in _PACKAGES:
         try:
@@ -98,9 +94,7 @@ def versions() -> Mapping[str, str]:
 
 
 def _commit(folder: Path) -> str:
-    """Return the commit of the checkout that `folder` is in, marked when files have changed; empty
-    without git or a checkout.
-    """
+    """Return the commit of a checkout, marked when files have changed; empty without git."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
     command += ["--exclude=*"]
     try:

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Self
 
 from april_rl.tracking import keys
 from april_rl.tracking.keys import RUN_TIME, TRAINED_TOKENS
@@ -33,10 +32,7 @@ class MetricsFile:
         self._file = path.open("x" if first_step is None else "a", encoding="utf-8")
 
     def append(self, step: int, values: Mapping[str, float]) -> None:
-        """Write a step to the disk.
-
-        Raises ValueError for a malformed key, or a step that does not come after the last one.
-        """
+        """Write a step; raise ValueError for a malformed key, or a step before the last one."""
         for key in values:
             keys.check(key)
         if step <= self._last_step:
@@ -49,9 +45,8 @@ class MetricsFile:
         self._file.flush()
 
     def amend(self, step: int, values: Mapping[str, float]) -> None:
-        """Add metrics to the row of the last step, or append a row if `step` has none.
-
-        Raises ValueError as `append` does, also for a metric that the row has already.
+        """Add metrics to the row of the last step, or append a row; raise as `append` does, and
+        for a metric that the row has already.
         """
         if step != self._last_step:
             self.append(step, values)
@@ -75,17 +70,9 @@ class MetricsFile:
         if self._last_step < 0:
             self._path.unlink(missing_ok=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _truncate(path: Path, first_step: int) -> tuple[dict[str, float | None], int]:
-    """Remove the rows from `first_step` on, and an incomplete last row; return the last row that
-    stays, and the step of the last one that was there.
-    """
+    """Remove rows from `first_step` on; return the last row left, and the last step there was."""
     kept: list[str] = []
     kept_row: dict[str, float | None] = {}
     forgotten_step = -1
@@ -110,9 +97,7 @@ def _replace(path: Path, lines: Iterable[str]) -> None:
 
 
 def _line(step: int, values: Mapping[str, float | None]) -> str:
-    """Return a row as a line: the step, then the keys by stage; values that are not finite
-    become null.
-    """
+    """Return a row as a line: the step, then the keys by stage; null if not finite."""
     row: dict[str, float | None] = {"step": step}
     for key in sorted(values.keys() - {"step"}, key=keys.sort_key):
         value = values[key]
@@ -139,9 +124,7 @@ def read_metrics(path: Path) -> list[dict[str, float | None]]:
 
 
 class Axes:
-    """Axes besides the step: trained tokens and seconds since a run began. A resumed run
-    continues from its last row.
-    """
+    """Axes besides the step: trained tokens and seconds; a resumed run continues its last row."""
 
     def __init__(
         self, last_row: Mapping[str, float | None], *, clock: Callable[[], float] = time.monotonic

@@ -1,6 +1,4 @@
-"""samples/step_00010.jsonl and samples/eval_NAME_step_10.jsonl: every sample of a step or of an
-evaluation, readable by people and by scripts.
-"""
+"""samples/step_00010.jsonl and samples/eval_NAME_step_10.jsonl: every sample, for people too."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ class SampleRecord:
         ends: tuple[int, ...] = (),
         conversation: tuple[tuple[str, str], ...] = (),
     ) -> Self:
-        """Return the record of a finished sample; `policy_version` is the version that trains
-        it.
-        """
+        """Return the record of a finished sample; `policy_version` trains it."""
         assert sample.finish_reason is not None, sample.id
         return cls(
             prompt_id=sample.prompt.id,
@@ -85,9 +81,8 @@ def records_of(
     decode: Callable[[Sequence[int]], str],
     policy_version: int,
 ) -> list[SampleRecord]:
-    """Return the records of all samples of a step; `advantages` [G] of each group, where the
-    tokens of a sample may have their own, whose mean is recorded; None with a critic, whose
-    estimates stay in the workers. `policy_version` is the version that trained them.
+    """Return the records of all samples of a step that trained `policy_version`; of `advantages` by
+    token the mean is recorded. None: a critic's estimates, which stay in the workers.
     """
     return [
         SampleRecord.of(

@@ -11,9 +11,7 @@ class SignalWatch:
     """Consecutive steps, up to the last one, in which no group has a signal."""
 
     def __init__(self, advantage: object) -> None:
-        """Count steps of a run with this algorithm.advantage; none if that does not compare the
-        samples of a group.
-        """
+        """Count steps of a run; none if `advantage` does not compare samples of a group."""
         self.num_steps = self._since = 0
         self._compares = advantage not in SAMPLE_BY_SAMPLE
 

@@ -124,9 +124,7 @@ class View:
             self._print(f"{step:>6}  {line}", style="green")
 
     def evaluation(self, num_done: int, values: Mapping[str, float]) -> None:
-        """Print a line for each set that was evaluated outside training; `num_done` sets are
-        complete.
-        """
+        """Print a line for each set evaluated outside training; `num_done` are complete."""
         self._remember(num_done, values)
         for line in figures.evaluation_lines(values):
             self._print(line, style="green")
@@ -178,9 +176,7 @@ class View:
             self._courses[label].append(value)
 
     def _left_s(self, step: int, step_s: float | None) -> float | None:
-        """Return the seconds until the last step ends, by the clock between steps, which counts
-        evaluations and checkpoints too; before a second step by `step_s`.
-        """
+        """Return the seconds until the last step ends, by the pace between the last steps."""
         self._times.append((step, self._clock()))
         (first, first_s), (last, last_s) = self._times[0], self._times[-1]
         pace_s = (last_s - first_s) / (last - first) if last > first else step_s

@@ -1,6 +1,4 @@
-"""The only exit for metrics: terminal, metrics.jsonl, trackers, samples. Stages only return
-them.
-"""
+"""The only exit for metrics: terminal, metrics.jsonl, trackers, samples. Stages return them."""
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ class EndedPhase(NamedTuple):
 
 
 class Tracker:
-    """Shows a run, leaves config.yaml, metrics.jsonl, samples/ and timeline/ in its directory, and
-    sends the metrics to the trackers of `tracking.backends`.
-    """
+    """Shows a run, records it in its directory, and sends the metrics to `tracking.backends`."""
 
     def __init__(
         self,
@@ -73,10 +69,9 @@ class Tracker:
         are removed, because it makes them again.
 
         Raises RunDirectoryError when the run directory cannot be written, or holds a run, and
-        BackendError when a tracker is not installed.
+        RunError when a tracker is not installed.
         """
-        names = tuple(backend.value for backend in tracking.backends)
-        check_installed(names)
+        check_installed([backend.value for backend in tracking.backends])
         self._run_dir = run_dir
         self._save_samples_every = tracking.save_samples_every
         self._num_steps = num_steps
@@ -99,9 +94,7 @@ class Tracker:
         self._view = view
         view.message(f"run directory: {run_dir}")
         settings = BackendSettings(
-            backends=names,
-            wandb_mode=tracking.wandb.value,
-            project=tracking.project,
+            tracking=tracking,
             labels=labels,
             run_dir=run_dir.resolve(),
             config=config,
@@ -123,10 +116,8 @@ class Tracker:
         self.phases.append(EndedPhase(name, began_ns, time.time_ns()))
 
     def log(self, step: int, metrics: Metrics) -> Mapping[str, float]:
-        """Record the metrics of a step: once, in order; step 0 is before the first update. Return
-        the row of the metrics file.
-
-        Raises ValueError for a key that is not stage/quantity, RunDirectoryError for the disk.
+        """Record the metrics of a step, and return the row of the metrics file. Raise ValueError
+        for a key that is not stage/quantity, RunDirectoryError for the disk.
         """
         values = metrics.read()
         values |= self._axes.advance(values) | {"time/tracking_s": self._tracking_s}
@@ -151,9 +142,8 @@ class Tracker:
             self._view.message(self._signal.advice)
 
     def amend(self, step: int, metrics: Metrics) -> None:
-        """Add metrics to the row of the last step, such as an evaluation after it was logged.
-
-        Raises the errors of `log`, and ValueError for a metric that the row has already.
+        """Add metrics to the row of the last step, such as an evaluation; raise as `log` does,
+        and ValueError for a metric that the row has already.
         """
         values = metrics.read()
         with self._count_time():
@@ -168,18 +158,14 @@ class Tracker:
         return step <= self._metrics_file.forgotten_step
 
     def wants_samples(self, step: int) -> bool:
-        """Return whether `samples` of this step are written or shown; otherwise their texts are
-        not made.
-        """
+        """Return whether samples of this step are written or shown; else no texts are made."""
         return self._saves_samples(step) or self._shows_samples(step)
 
     def _shows_samples(self, step: int) -> bool:
         return self._save_samples_every > 0 and _is_due(step, _SHOW_SAMPLES_EVERY)
 
     def _saves_samples(self, step: int) -> bool:
-        """Return whether samples of `step` are saved: of the first and the last step always,
-        unless samples are never saved.
-        """
+        """Return whether the samples of `step` are saved; if any are, the first and last."""
         every = self._save_samples_every
         return _is_due(step, every) or (every > 0 and step in (1, self._num_steps))
 
@@ -208,10 +194,7 @@ class Tracker:
         self._view.message(text)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the view, the file and the trackers within seconds, also without a network.
-
-        `error`: what ended the run before its time; W&B shows it as failed, or killed.
-        """
+        """End view, file and trackers within seconds; `error` ended the run early."""
         self._view.close()
         self._metrics_file.close()
         self._backends.finish(error)
@@ -235,9 +218,7 @@ class Tracker:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn an error of the disk into one message; before the run begins, it names the
-        setting for another folder.
-        """
+        """Turn an error of the disk into one message, with a remedy before the run begins."""
         try:
             yield
         except OSError as error:
@@ -264,9 +245,7 @@ def check_unused(run_dir: Path) -> None:
 
 
 def forget_steps(run_dir: Path, first_step: int) -> None:
-    """Remove samples and timelines from `first_step` on: their steps were not saved, or belong
-    to an abandoned branch.
-    """
+    """Remove samples and timelines from `first_step` on, which were not saved or are abandoned."""
     for folder in ("samples", "timeline"):
         for path in (run_dir / folder).glob("*step_*.json*"):
             if int(path.name.rpartition("step_")[2].partition(".")[0]) >= first_step:

@@ -26,7 +26,7 @@ class TrackioRun:
     def __init__(self, settings: BackendSettings, *, tell: Callable[[str], None]) -> None:
         with redirect_stdout(io.StringIO()):
             self._run = trackio.init(
-                settings.project,
+                settings.tracking.project,
                 name=_name(settings),
                 group=settings.labels.group or None,
                 config={**settings.config, "versions": dict(versions())},
@@ -35,9 +35,10 @@ class TrackioRun:
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
+        project = settings.tracking.project
         tell(
-            f"trackio: look at the run with: trackio show --project {settings.project}, then open "
-            f"{first_look(settings.project, settings.config)}"
+            f"trackio: look at the run with: trackio show --project {project}, then open "
+            f"{first_look(project, settings.config)}"
         )
 
     def log(

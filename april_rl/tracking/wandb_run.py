@@ -7,6 +7,7 @@ from typing import Literal
 
 import wandb
 
+from april_rl.config.choices import WandbMode
 from april_rl.metrics import Histogram
 from april_rl.tracking.backend import SAMPLE_COLUMNS, BackendSettings
 from april_rl.tracking.keys import RUN_TIME, TRAINED_TOKENS
@@ -19,9 +20,7 @@ _FINISHED, _FAILED, _KILLED = 0, 1, 255  # the exit codes that W&B shows as thes
 
 
 class WandbRun:
-    """A run of W&B. `step` is the axis of every metric; trained tokens and the time since the run
-    began are axes that a panel may choose.
-    """
+    """A run of W&B, whose axes are the step, the trained tokens and the time since it began."""
 
     can_replace = False
 
@@ -64,7 +63,7 @@ def start_wandb(settings: BackendSettings, *, tell: Callable[[str], None]) -> Wa
     online run is recorded offline, the reason is reported once.
     """
     wandb.setup(wandb.Settings(silent=True))
-    if settings.wandb_mode == "online":
+    if settings.tracking.wandb is WandbMode.online:
         try:
             # No prompt is allowed: behind a live view a question would never be seen.
             if not wandb.login(prompt=False):
@@ -83,7 +82,7 @@ def _begin(settings: BackendSettings, mode: Literal["online", "offline"]) -> Wan
     labels, run_id = settings.labels, settings.wandb_id
     run = wandb.init(
         mode=mode,
-        project=settings.project,
+        project=settings.tracking.project,
         name=labels.name,
         group=labels.group or None,
         tags=labels.tags,

@@ -60,10 +60,7 @@ class _Running:
 
 
 class TrlEngine:
-    """TRL's vLLM, in ticks, as a `SingleEngine`, by vLLM's public methods alone.
-
-    Samples that are parked are prefilled again.
-    """
+    """TRL's vLLM as a `SingleEngine`, by its public methods; parked samples are prefilled again."""
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         """Use the engine that the trainer has started."""
@@ -82,9 +79,7 @@ class TrlEngine:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Keep weights and KV cache on the device during the context, also with
-        vllm_enable_sleep_mode.
-        """
+        """Keep weights and KV cache on the device, also with vllm_enable_sleep_mode."""
         own = self._vllm
         if not own.enable_sleep_mode:
             yield
@@ -119,18 +114,10 @@ class TrlEngine:
         finished, self._finished = self._finished, []
         return Tick(
             finished=Completions(finished),
-            num_running=len(self._running),
-            num_queued=len(self._queue),
             engine_steps=num_steps,
             slot_steps=slot_steps,
-            context_token_steps=0,
             generated_tokens=generated,
-            prefilled_tokens=0,
             elapsed_s=time.perf_counter() - started,
-            preempted_samples=0,
-            preempted_tokens=0,
-            kv_cache_frac=0.0,
-            failed_attempts=0,
         )
 
     def abort(self) -> Completions:
@@ -183,9 +170,7 @@ def _structured_outputs(own: VLLMGeneration) -> StructuredOutputsParams | None:
 
 
 def keep_cpu_weights() -> None:
-    """Keep the weights of vLLM's engines on CPUs that are made from now on, as TRL's weight sync
-    needs them: vLLM would pack them.
-    """
+    """Keep the weights of vLLM's engines on CPUs, which it packs, for the weight sync of TRL."""
     if current_platform.is_cpu():
         from april_rl.engine.cpu.fixes import keep_plain_weights
 

@@ -153,9 +153,7 @@ class PartialRollouts:
         )
 
     def next_rows(self) -> list[dict[str, Any]]:
-        """Generate a batch, unless one was restored; return the data set's row of each of its
-        samples.
-        """
+        """Generate a batch, unless one was restored; return the row of each of its samples."""
         if not self._is_restored:
             self._generate()
         self._is_restored = False
@@ -180,9 +178,7 @@ class PartialRollouts:
         return [[*s.token_ids] for s in samples], [[*s.behaviour_logprobs] for s in samples]
 
     def save(self) -> None:
-        """Write the groups that are parked, ready or not trained whole into the checkpoint that
-        TRL is about to write; return when every process has done so.
-        """
+        """Write the groups that are not trained whole beside TRL's checkpoint, in every process."""
         trainer = self._trainer
         folder = Path(
             trainer.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
@@ -201,9 +197,7 @@ class PartialRollouts:
         trainer.accelerator.wait_for_everyone()
 
     def restore(self, folder: Path) -> None:
-        """Continue where a checkpoint was written. Raise RunError when it holds no partial
-        rollouts, or the arguments do not fit it.
-        """
+        """Continue where a checkpoint was written; raise RunError if it does not fit."""
         state = read_state(folder, self._name)
         num_processes = self._trainer.accelerator.num_processes
         saved = (state["num_processes"], state["collector"]["num_groups"])

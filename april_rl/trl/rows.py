@@ -18,9 +18,7 @@ class Rows:
     """Prompts of this process in the order of TRL's sampler, ahead of its data loader."""
 
     def __init__(self, trainer: GRPOTrainer, *, num_groups: int, num_taken: int = 0) -> None:
-        """A batch has `num_groups` prompts in each process; `num_taken` prompts were taken
-        before.
-        """
+        """A batch has `num_groups` prompts in each process; `num_taken` were taken before."""
         self._trainer, self._num_groups = trainer, num_groups
         self._indices = self._endless()
         for _ in range(num_taken):
@@ -66,9 +64,7 @@ class Rows:
 
 
 class NoRewards:
-    """TRL rewards whole batches; here every sample has a reward at once, so that its group is
-    ready.
-    """
+    """TRL rewards whole batches; here every sample has a reward at once, so groups are ready."""
 
     def __init__(self) -> None:
         """Begin without samples."""

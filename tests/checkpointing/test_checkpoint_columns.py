@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from april_rl.checkpointing.columns import DamagedStateError, read_state, write_state
+from april_rl.checkpointing.columns import read_state, write_state
+from april_rl.checkpointing.manifest import CheckpointError
 
 ARRAYS = st.one_of(
     st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5).map(lambda x: array("i", x)),
@@ -68,11 +69,11 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, text, tensors):
         json_file.write_text(text)
     if tensors is not None:
         tensor_file.write_bytes(tensors)
-    with pytest.raises(DamagedStateError, match=r"rollout\.json and rollout\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"rollout\.json and rollout\.safetensors"):
         read_state(tmp_path, "rollout")
 
 
 def test_a_missing_file_is_named(tmp_path):
     """Fails when FileNotFoundError gets through."""
-    with pytest.raises(DamagedStateError, match=r"rollout\.json"):
+    with pytest.raises(CheckpointError, match=r"rollout\.json"):
         read_state(tmp_path, "rollout")

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def make_export(run: Path, *, step: int = 20, model: str = "Qwen/Qwen3-4B") -> P
     config.engine.max_model_len = 0
     run.mkdir()
     OmegaConf.save(OmegaConf.structured(config), run / "config.yaml")
-    with MetricsFile(run / "metrics.jsonl") as file:
+    with closing(MetricsFile(run / "metrics.jsonl")) as file:
         for row, accuracy in ((0, 0.25), (10, 0.3), (20, 0.5)):
             around = {"": 0.0, "_low": -0.1, "_high": 0.1}
             figures = {f"eval/aime/avg_at_k{end}": accuracy + off for end, off in around.items()}

@@ -86,7 +86,7 @@ def request(index: int, *, max_tokens: int = BUDGET, length: int = 6) -> Request
 def finish(engine: VllmEngine, requests: list[Request], *, slots: int = 16) -> list[Completion]:
     """Return all samples, in the order of their index."""
     tick = engine.advance(requests, slots=slots, max_steps=10_000)
-    assert (tick.num_running, tick.num_queued) == (0, 0)
+    assert len(tick.finished) == len(requests)
     return sorted(tick.finished, key=lambda completion: completion.sample_id)
 
 
@@ -205,8 +205,7 @@ def test_abort_returns_every_running_and_queued_request_once(engine: VllmEngine)
     assert sorted(returned) == list(range(10))
     assert all(c.finish_reason is None for c in aborted)
     lengths = [len(c.token_ids) for c in aborted]
-    assert sum(map(bool, lengths)) == tick.num_running
-    assert lengths.count(0) == tick.num_queued
+    assert 0 < sum(map(bool, lengths)) <= 4
     assert engine.abort() == ()
     assert engine.advance([], slots=4, max_steps=5).engine_steps == 0
 
@@ -216,8 +215,8 @@ def test_slots_are_never_exceeded_and_refilled_between_steps(engine: VllmEngine)
     tick = engine.advance(requests, slots=3, max_steps=10_000)
     assert (tick.engine_steps, tick.slot_steps, len(tick.finished)) == (4, 12, 12)
     assert [c.sample_id.prompt_id for c in tick.finished] == list(range(12))
-    tick = engine.advance([request(i) for i in range(12)], slots=3, max_steps=2)
-    assert (tick.num_running, tick.num_queued + len(tick.finished)) == (3, 9)
+    engine.advance([request(i) for i in range(12)], slots=3, max_steps=2)
+    assert sum(bool(completion.token_ids) for completion in engine.abort()) == 3
 
 
 def test_the_same_seeds_give_the_same_tokens_and_others_do_not(engine: VllmEngine) -> None:

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from april_rl.config.choices import LoraSync
 from april_rl.config.lora import LoraConfig
-from april_rl.engine.core import EngineStartError
 from april_rl.engine.vllm_engine import VllmEngine
+from april_rl.errors import RunError
 from april_rl.rollout.requests import Request
 from april_rl.types import Completion, SampleId
 
@@ -155,12 +155,12 @@ def test_layers_that_vllm_does_not_know_by_that_name_are_refused(tmp_path):
     sizes = {"max_model_len": 64, "max_num_seqs": 4}
     engine = small_engine(tmp_path / "model", **sizes, stop_tokens=(), lora=ALONE)
     adapter = write_adapter(tmp_path / "model", tmp_path / "a", seed=0, targets=["gate_up_proj"])
-    with pytest.raises(EngineStartError, match=r"set lora\.sync=merged"):
+    with pytest.raises(RunError, match=r"set lora\.sync=merged"):
         load(engine, adapter)
 
 
 def test_experts_are_refused_on_a_cpu(tmp_path):
     """Fails when vLLM takes a kernel that is not there and ends the run at its first token."""
     write_tiny_qwen3_moe(tmp_path)
-    with pytest.raises(EngineStartError, match=r"has experts.*set lora\.sync=merged"):
+    with pytest.raises(RunError, match=r"has experts.*set lora\.sync=merged"):
         small_engine(tmp_path, max_model_len=64, max_num_seqs=4, lora=ALONE)

@@ -11,7 +11,8 @@ from tiny_architectures import tiny_config, tiny_model
 from tiny_models import EOS_ID, write_tiny_qwen3, write_tiny_qwen3_moe
 
 from april_rl.data.stop_tokens import stop_token_ids
-from april_rl.engine.core import EngineStartError, lacks_memory, start_core
+from april_rl.engine.core import lacks_memory, start_core
+from april_rl.errors import RunError
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
@@ -48,14 +49,14 @@ def test_a_lack_of_memory_is_distinguished_from_messages_that_mention_memory(
 def test_experts_that_vllm_cannot_report_name_the_setting(tmp_path: Path) -> None:
     """The model runner for CPUs does not report them."""
     write_tiny_qwen3_moe(tmp_path)
-    with pytest.raises(EngineStartError, match=r"learner\.router_replay=engine: vLLM cannot"):
+    with pytest.raises(RunError, match=r"learner\.router_replay=engine: vLLM cannot"):
         small_engine(tmp_path, max_model_len=64, max_num_seqs=4, reports_experts=True)
 
 
 @pytest.mark.parametrize("kv_cache_gib", [1e-5, 100_000.0])
 def test_no_room_for_the_kv_cache_names_the_setting(tmp_path: Path, kv_cache_gib: float) -> None:
     write_tiny_qwen3(tmp_path)
-    with pytest.raises(EngineStartError, match=r"engine\.kv_cache_gib"):
+    with pytest.raises(RunError, match=r"engine\.kv_cache_gib"):
         small_engine(
             tmp_path,
             max_model_len=64,
@@ -75,7 +76,7 @@ class Uninspected(SimpleNamespace):
 without_torchvision = pytest.mark.skipif(
     find_spec("torchvision") is not None, reason="torchvision is installed"
 )
-NEEDS_TORCHVISION = pytest.raises(EngineStartError, match="imports torchvision, which is not inst")
+NEEDS_TORCHVISION = pytest.raises(RunError, match="imports torchvision, which is not inst")
 
 
 @without_torchvision

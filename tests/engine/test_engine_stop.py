@@ -71,7 +71,6 @@ def test_a_turn_ends_at_a_text_also_when_it_was_parked_in_between():
                 r._replace(start=len(parts[r.sample_id]), parts=(parts[r.sample_id],)) for r in sent
             ]
         tick = engine.advance(sent, slots=4, max_steps=1000)
-        assert tick.num_running == tick.num_queued == 0
         assert len(tick.finished) == len(texts)
         for each in tick.finished:
             said = begun[each.sample_id] + list(each.token_ids)

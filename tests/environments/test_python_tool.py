@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from transformers.utils import get_json_schema
 
 from april_rl.environments.protocol import StepResult, Turn
 from april_rl.environments.python_tool import PythonBlocks, PythonTool
@@ -11,6 +12,13 @@ from april_rl.environments.python_tool import PythonBlocks, PythonTool
 @pytest.fixture(scope="module")
 def tool():
     return PythonTool(timeout_s=1.0, max_characters=60, sandbox="none")
+
+
+def test_the_policy_is_shown_what_the_tool_does():
+    """Fails when the docstring is not in the form that transformers reads."""
+    shown = get_json_schema(PythonTool(sandbox="none").python)["function"]
+    assert shown["description"] == "Run a Python program and return its output."
+    assert shown["parameters"]["properties"]["code"]["description"].startswith("The program.")
 
 
 def test_the_policy_reads_what_a_program_prints_and_its_errors(tool):

@@ -1,6 +1,7 @@
 """Run directories like those of real runs, by the real collector on simulated engines."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -50,7 +51,7 @@ def make_run(
         tick_steps=4,
         rest_s=REST_S,
     )
-    with MetricsFile(run_dir / "metrics.jsonl") as file:
+    with closing(MetricsFile(run_dir / "metrics.jsonl")) as file:
         file.append(0, _accuracy_metrics(accuracy[0]))
 
         def record(version: int, collection: Collection) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     config.rollout.max_response_tokens = BUDGET
     config.rollout.over_sampling_factor, config.rollout.refill = 1.0, False
     OmegaConf.save(OmegaConf.structured(config), run_dir / "config.yaml")
-    with MetricsFile(run_dir / "metrics.jsonl") as file:
+    with closing(MetricsFile(run_dir / "metrics.jsonl")) as file:
 
         def record(version: int, collection: Collection) -> None:
             of = collection.record

@@ -27,7 +27,7 @@ from april_rl.rollout.measures.timeline import (
     write_timeline,
 )
 from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.rollout.record import EngineTick, StepRecord
+from april_rl.rollout.record import StepRecord
 from april_rl.tracking.samples_file import records_of, write_samples
 from april_rl.types import Group, Sample, ScoredGroup
 
@@ -228,11 +228,11 @@ def test_a_timeline_of_an_older_run_has_no_ticks(tmp_path: Path) -> None:
 def test_a_timeline_has_at_most_256_ticks_evenly_spread(num_ticks: int, expected: int) -> None:
     """Ticks that computed nothing are left out. Fails when the first ones are taken."""
     record = StepRecord(policy_version=0, num_slots=1, clock=lambda: 0.0)
-    idle = replace(STEPS_SEEN[0][0].record.ticks[0].tick, engine_steps=0)
+    idle = replace(STEPS_SEEN[0][0].record.ticks[0][1], engine_steps=0)
     for number in range(num_ticks):
         record.ticks += [
-            EngineTick(0, replace(idle, engine_steps=1, elapsed_s=float(number))),
-            EngineTick(0, idle),
+            (0, replace(idle, engine_steps=1, elapsed_s=float(number))),
+            (0, idle),
         ]
     ticks = timeline_of(record).ticks
     step = 3 if num_ticks > 256 else 1

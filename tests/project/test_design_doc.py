@@ -52,7 +52,7 @@ ALLOWED_WORDS = {
         for room in (
             *("assembly/evaluation.py", "config/", "data/", "environments/tiny_sums.py"),
             *("evaluation/", "lab/rehearsal/", "rewards/builtin/"),
-            *("rewards/check.py", "rewards/extraction.py"),
+            *("rewards/check.py", "rewards/extraction.py", "rewards/loading.py"),
             *(
                 "rewards/builtin/math_verify.py",
                 "rewards/maths/",
@@ -63,7 +63,6 @@ ALLOWED_WORDS = {
     },
     ("query", "learner/model/attention.py"): "queries, keys and values of attention",
     ("query", "rewards/builtin/judge_cache.py"): "a query of the cache's database",
-    ("weight_version", "runtime/engines.py"): "WeightVersionError: weights of a wrong version",
     ("done", "commands/evaluation_run.py"): "progress of a phase",
     ("done", "learner/learner.py"): "a pass of the learner, not a sample",
     ("done", "lab/simulator/world.py"): "a simulated reward, not a sample",

@@ -17,7 +17,7 @@ from april_rl.rewards.builtin.code import Code, build, open_sandbox
 from april_rl.rewards.code import landlock, sandbox
 from april_rl.rewards.code.blocks import last_block
 from april_rl.rewards.code.cases import Case
-from april_rl.rewards.code.sandbox import Finished, Level, Sandbox, SandboxError
+from april_rl.rewards.code.sandbox import Finished, Sandbox, SandboxError
 from april_rl.rewards.code.task_tests import read_tests
 from april_rl.rewards.loading import Context, Reward
 from april_rl.rewards.pool import RewardPool
@@ -104,7 +104,7 @@ def test_blocks_that_never_close_are_read_in_linear_time() -> None:
 
 def test_a_right_program_passes_all_of_many_cases() -> None:
     cases = [{"input": f"{number}\n", "output": f"{2 * number}\n"} for number in range(200)]
-    code = Code(sandbox=Sandbox(level=Level.NONE), value="share", timeout_s=1.0, limit_s=120.0)
+    code = Code(sandbox=Sandbox(level="none"), value="share", timeout_s=1.0, limit_s=120.0)
     assert code.score(PROGRAM, cases) == 1.0
 
 
@@ -176,7 +176,7 @@ def test_cases_left_over_have_failed_if_the_program_used_the_time(
 
 
 def test_a_program_that_sleeps_through_its_cases_fails_the_remaining_ones() -> None:
-    code = Code(sandbox=Sandbox(level=Level.NONE), value="share", timeout_s=2.0, limit_s=4.0)
+    code = Code(sandbox=Sandbox(level="none"), value="share", timeout_s=2.0, limit_s=4.0)
     program = "```python\nimport time\ntime.sleep(1.2)\nprint(4)\n```"
     share = code.score(program, [{"input": "", "output": "4"}] * 20)
     assert share is not None, code.last_failure
@@ -184,7 +184,7 @@ def test_a_program_that_sleeps_through_its_cases_fails_the_remaining_ones() -> N
 
 
 def test_with_value_all_the_first_failure_decides() -> None:
-    code = Code(sandbox=Sandbox(level=Level.NONE), value="all", timeout_s=10.0, limit_s=20.0)
+    code = Code(sandbox=Sandbox(level="none"), value="all", timeout_s=10.0, limit_s=20.0)
     program = "```python\nimport time\ntime.sleep(0.2)\nprint(5)\n```"
     assert code.score(program, [{"input": "", "output": "4"}] * 200) == 0.0
 

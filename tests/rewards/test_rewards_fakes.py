@@ -4,7 +4,7 @@ import pytest
 from test_rewards_code import CASES
 
 from april_rl.rewards.builtin.code import Code
-from april_rl.rewards.code.sandbox import Level, Sandbox
+from april_rl.rewards.code.sandbox import Sandbox
 
 ASSERTS = "import math\nimport os\nx = 1\ny = 2\nassert double(2) == 4\nassert double(3) == 6\n"
 RIGHT = "def double(x):\n    return 2 * x\n"
@@ -113,5 +113,5 @@ EQUAL = "class Any:\n    __eq__ = lambda *a: True\ndef double(x):\n    return An
     ],
 )
 def test_attempts_to_fake_a_share(program: str, tests: object, share: float) -> None:
-    code = Code(sandbox=Sandbox(level=Level.NONE), value="share", timeout_s=10.0, limit_s=60.0)
+    code = Code(sandbox=Sandbox(level="none"), value="share", timeout_s=10.0, limit_s=60.0)
     assert code.score(f"```python\n{program}\n```", tests) == share

@@ -12,7 +12,7 @@ import pytest
 from source_tree import ROOT
 
 from april_rl.rewards.builtin.code import Code
-from april_rl.rewards.code.sandbox import Level, Sandbox
+from april_rl.rewards.code.sandbox import Sandbox
 from april_rl.rewards.code.task_tests import read_tests
 
 PAGE = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
@@ -122,7 +122,7 @@ ASKS_FOR_A_PROGRAM = "1 2"
 def score(program: str, tests: object, entry: object = None, **settings: object) -> float | None:
     code = Code(
         **{
-            "sandbox": Sandbox(level=Level.NONE),
+            "sandbox": Sandbox(level="none"),
             "value": "share",
             "timeout_s": 8.0,
             "limit_s": 60.0,

@@ -76,13 +76,9 @@ class FakeEngine:
         finished, self.finished = self.finished, []
         return Tick(
             finished=Completions(finished),
-            num_running=len(self.running),
-            num_queued=len(self.queue),
             engine_steps=steps,
             slot_steps=slot_steps,
-            context_token_steps=0,
             generated_tokens=slot_steps,
-            prefilled_tokens=0,
             elapsed_s=float(steps),
         )
 

@@ -50,7 +50,7 @@ def test_groups_go_only_where_they_may_and_the_counts_add_up(events):
     that is refused or final is not counted as it should be.
     """
     buffer, states, ended = Buffer(1), dict[int, GroupState | None](), list[GroupState]()
-    buffer.begin_step()
+    buffer.is_step_under_way = True
     opened = 0
     for prompt_id, event in events:
         allowed, then = MOVES[event]
@@ -72,14 +72,14 @@ def test_groups_go_only_where_they_may_and_the_counts_add_up(events):
 def test_open_groups_are_in_flight_in_a_step_and_parked_between_two():
     """Fails when a ready group is parked with the rest."""
     buffer = Buffer(1)
-    buffer.begin_step()
+    buffer.is_step_under_way = True
     for prompt_id in range(3):
         let(buffer, "open", prompt_id)
     let(buffer, "make_ready", 1)
-    buffer.end_step()
+    buffer.is_step_under_way = False
     counts = buffer.counts()
     assert [counts[GroupState(s)] for s in ("in_flight", "parked", "ready")] == [0, 2, 1]
-    buffer.begin_step()
+    buffer.is_step_under_way = True
     counts = buffer.counts()
     assert [counts[GroupState(s)] for s in ("in_flight", "parked", "ready")] == [2, 0, 1]
 

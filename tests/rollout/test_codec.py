@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from light_samples import PROMPT
 
+from april_rl.errors import RunError
 from april_rl.rollout.codec import (
     FORMAT,
-    StateError,
     check_observations,
     check_state,
     restore_sample,
@@ -63,7 +63,7 @@ def test_a_sample_of_many_turns_is_restored_as_it_was_and_at_once():
 
 def test_the_budget_must_leave_room_for_a_sample_that_needs_tokens_and_for_no_other():
     check(sample_of(5), budget=16)
-    with pytest.raises(StateError, match=r"max_response_tokens=15, .* has 15 tokens already"):
+    with pytest.raises(RunError, match=r"max_response_tokens=15, .* has 15 tokens already"):
         check(sample_of(5), budget=15)
     check(sample_of(5, is_answered=False), budget=1)
 
@@ -78,5 +78,5 @@ def test_a_sample_that_has_read_more_than_may_be_read_is_refused(limit, is_refus
     if not is_refused:
         check_observations(state, max_observation_tokens=limit)
         return
-    with pytest.raises(StateError, match=r"max_observation_tokens=3, but .* read 4 tokens"):
+    with pytest.raises(RunError, match=r"max_observation_tokens=3, but .* read 4 tokens"):
         check_observations(state, max_observation_tokens=limit)

@@ -13,7 +13,6 @@ from april_rl.rollout.buffer import LedgerError
 from april_rl.rollout.ports import EngineStalledError
 from april_rl.rollout.record import GroupState
 from april_rl.rollout.requests import Requests
-from april_rl.rollout.stop_rule import NoSignalError
 from april_rl.rollout.ticks import Tick
 from april_rl.types import Completion, Sample, Score
 
@@ -186,7 +185,7 @@ def test_a_slow_reward_limits_how_many_prompts_are_opened():
 def test_a_step_with_only_rejected_groups_fails_and_names_the_setting(refill):
     """Fails when the bound on rejected groups is not looked at (the fake engine counts ticks)."""
     run = Run(Setup(reject_every=1, refill=refill, max_rejected_groups=7))
-    with pytest.raises(NoSignalError, match="nothing can be learned from it"):
+    with pytest.raises(RunError, match="nothing can be learned from it"):
         run.step()
     assert len(run.rejected) >= 7
     assert_parked_and_accounted_for(run)
@@ -220,7 +219,7 @@ def test_rewards_that_always_fail_end_in_an_error_that_says_why():
     """Fails when dropped groups count towards no bound (the fake engine counts ticks)."""
     setup = Setup(failing=frozenset(range(1000)), max_rejected_groups=7)
     run = Run(setup)
-    with pytest.raises(NoSignalError, match=r"7 groups were dropped.*The last failure: sample 0"):
+    with pytest.raises(RunError, match=r"7 groups were dropped.*The last failure: sample 0"):
         run.step()
     assert_parked_and_accounted_for(run, dropped=7)
 

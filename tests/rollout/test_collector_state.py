@@ -26,7 +26,7 @@ from rollout_runs import (
 )
 
 from april_rl.data.stream import PromptStream
-from april_rl.rollout.codec import StateError
+from april_rl.errors import RunError
 from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Tick
 from april_rl.types import Completion, Prompt, SampleId
@@ -259,9 +259,9 @@ def test_a_state_saved_when_steps_still_measured_their_length_bias_is_restored()
 def test_a_state_of_another_format_is_refused_by_name():
     """Fails when the format is not looked at."""
     run = start(LONG)
-    with pytest.raises(StateError, match=r"has format 1, .* reads format 8"):
+    with pytest.raises(RunError, match=r"has format 1, .* reads format 8"):
         run.collector.restore({**run.collector.save(), "format": 1})
-    with pytest.raises(StateError, match="has format None"):
+    with pytest.raises(RunError, match="has format None"):
         run.collector.restore({})
 
 
@@ -277,7 +277,7 @@ def test_settings_that_a_saved_run_cannot_resume_with_are_refused(changes, messa
     run = start(replace(LONG, length_of=lambda _: 40, tick_steps=5, alpha=1.5))
     run.step()
     state = run.collector.save()
-    with pytest.raises(StateError, match=message):
+    with pytest.raises(RunError, match=message):
         start(replace(run.setup, **changes)).collector.restore(state)
 
 

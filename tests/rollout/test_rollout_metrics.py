@@ -8,7 +8,7 @@ from rollout_runs import Run, Setup
 from sent_samples import record
 
 from april_rl.rollout.measures.rollout_metrics import rollout_metrics
-from april_rl.rollout.record import Acted, EngineTick, Returned, Sent
+from april_rl.rollout.record import Acted, Returned, Sent
 from april_rl.rollout.slots import Slots
 from april_rl.types import SampleId
 
@@ -104,10 +104,10 @@ def test_occupancy_is_slot_time_over_the_time_of_the_rollout():
     """
     step = record(num_slots=16)
     step.ticks = [
-        EngineTick(0, make_tick(engine_steps=60, slot_steps=480, elapsed_s=6.0)),
-        EngineTick(1, make_tick(engine_steps=20, slot_steps=160, elapsed_s=2.0)),
-        EngineTick(0, make_tick(engine_steps=10, slot_steps=40, elapsed_s=4.0)),
-        EngineTick(1, make_tick(engine_steps=0, slot_steps=0, elapsed_s=0.0)),
+        (0, make_tick(engine_steps=60, slot_steps=480, elapsed_s=6.0)),
+        (1, make_tick(engine_steps=20, slot_steps=160, elapsed_s=2.0)),
+        (0, make_tick(engine_steps=10, slot_steps=40, elapsed_s=4.0)),
+        (1, make_tick(engine_steps=0, slot_steps=0, elapsed_s=0.0)),
     ]
     step.time_s = 20.0
     assert step.in_flight_mean == pytest.approx(4.0)

@@ -15,7 +15,7 @@ from april_rl.planning.errors import LayoutError
 from april_rl.planning.layout import settle
 from april_rl.planning.machine import num_visible
 from april_rl.runtime.cluster import Node, WorkerLocation, rank_order, spread
-from april_rl.runtime.lockstep import LockstepError, check_lockstep, fingerprint
+from april_rl.runtime.lockstep import check_lockstep, fingerprint
 from april_rl.types import Completion, SampleId
 
 
@@ -159,7 +159,7 @@ def test_a_rank_that_sampled_other_tokens_is_named(theirs) -> None:
     ours = [completion(0), completion(1)]
     same = fingerprint(ours)
     with pytest.raises(
-        LockstepError, match=r"worker 6 did not sample the same tokens as worker 4"
+        RunError, match=r"worker 6 did not sample the same tokens as worker 4"
     ) as raised:
         check_lockstep(ours, [same, fingerprint(theirs), same], first_rank=4)
     assert ("index=1" in str(raised.value)) == (len(theirs) == 2)

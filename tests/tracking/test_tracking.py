@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from contextlib import closing
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -67,7 +68,7 @@ def test_missing_frozen_keys_are_named() -> None:
 )
 def test_a_key_without_stage_and_quantity_is_refused_by_name(tmp_path: Path, key: str) -> None:
     with (
-        MetricsFile(tmp_path / "m.jsonl") as file,
+        closing(MetricsFile(tmp_path / "m.jsonl")) as file,
         pytest.raises(ValueError, match=re.escape(repr(key))),
     ):
         file.append(1, {key: 1.0})
@@ -76,7 +77,7 @@ def test_a_key_without_stage_and_quantity_is_refused_by_name(tmp_path: Path, key
 
 def test_metrics_that_come_late_join_the_row_of_their_step(tmp_path: Path) -> None:
     """Fails when they make a second row, lose the rows before, or replace what is there."""
-    with MetricsFile(tmp_path / "m.jsonl") as file:
+    with closing(MetricsFile(tmp_path / "m.jsonl")) as file:
         file.append(1, {"reward/mean": 0.5})
         file.append(2, {"reward/mean": 0.25, "loss/total": math.nan})
         file.amend(2, {"eval/test/avg_at_k": 1.0})
@@ -100,7 +101,7 @@ def test_a_step_is_one_line_sorted_by_stage_and_on_the_disk_at_once(tmp_path: Pa
         "eval/held_out/avg_at_k": 0.5,
         "rollout/time_s": 3.0,
     }
-    with MetricsFile(path) as file:
+    with closing(MetricsFile(path)) as file:
         file.append(3, values | {"loss/total": math.nan, "loss/ratio_max": math.inf})
         text = path.read_text()
     assert text.count("\n") == 1
@@ -118,7 +119,7 @@ def test_a_step_is_one_line_sorted_by_stage_and_on_the_disk_at_once(tmp_path: Pa
 
 
 def test_a_step_is_written_once_and_in_order(tmp_path: Path) -> None:
-    with MetricsFile(tmp_path / "m.jsonl") as file:
+    with closing(MetricsFile(tmp_path / "m.jsonl")) as file:
         file.append(2, {"reward/mean": 0.1})
         for step in (2, 1):
             with pytest.raises(

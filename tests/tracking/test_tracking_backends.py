@@ -17,6 +17,7 @@ from wandb_files import wandb_records
 
 from april_rl.config.choices import TrackingBackend, WandbMode
 from april_rl.config.tracking import TrackingConfig
+from april_rl.errors import RunError
 from april_rl.metrics import Histogram, Metrics, Sum
 from april_rl.tracking import backends, keys
 from april_rl.tracking.labels import RunLabels, versions
@@ -286,7 +287,7 @@ def test_a_tracker_that_fails_later_gets_no_more_steps():
 
 def test_a_tracker_that_is_not_installed_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(backends, "find_spec", lambda _: None)
-    with pytest.raises(backends.BackendError, match=r"backends=\['trackio'\].*pip install trackio"):
+    with pytest.raises(RunError, match=r"backends=\['trackio'\].*pip install trackio"):
         make_tracker(tmp_path, backends=TRACKIO)
 
 

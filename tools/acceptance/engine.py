@@ -99,7 +99,7 @@ class _Work:
         while len(seconds) < _NUM_TICKS:
             tick = self._engine.advance(requests, slots=num_samples, max_steps=_STEPS)
             requests = []
-            if not tick.num_running:
+            if not tick.engine_steps:
                 raise ValueError(
                     f"{num_samples} samples of {length} tokens do not fit the KV cache"
                 )

@@ -43,11 +43,7 @@ def noise_seeds(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArr
 
 
 def gumbel_argmax(logprobs: torch.Tensor, seeds: NDArray[np.int64]) -> torch.Tensor:
-    """Draw one token per row from the distribution `logprobs` [B, V] (Gumbel-max trick) → int64
-    [B].
-
-    vLLM's kernel hashes (seed of the row, token) to get the noise of that token.
-    """
+    """Draw a token [B], int64, per row of the distribution `logprobs` [B, V] (Gumbel-max trick)."""
     tokens: torch.Tensor = torch.ops._C.fused_gumbel_argmax(logprobs, torch.from_numpy(seeds))
     return tokens
 
@@ -90,10 +86,7 @@ class CounterSampler(Sampler):
         predict_bonus_token: bool = False,  # noqa: ARG002
         logprobs_mode_override: str | None = None,  # noqa: ARG002
     ) -> SamplerOutput:
-        """Return the next token of every row of `logits` [B, V] with its log-probability in nats.
-
-        Ranks are not computed; they are reported as 0.
-        """
+        """Return a token of every row of `logits` [B, V] and its log-probability in nats."""
         arguments = self._row_arguments(len(logits))
         own = [row for row, given in enumerate(arguments) if SAMPLING in given]
         own_logits = logits[own] if own else None  # a copy, as the next lines overwrite logits

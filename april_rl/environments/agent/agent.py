@@ -47,9 +47,7 @@ class Agent:
     def __init__(
         self, program: Program, endpoint: Endpoint, *, name: str, patience_s: float
     ) -> None:
-        """Start nothing yet. `name` names the sample. A replay waits up to `patience_s` for each
-        request that the program made before.
-        """
+        """Start nothing yet. A replay waits `patience_s` for each request made before."""
         self._program, self._endpoint, self._name = program, endpoint, name
         self._patience_s = patience_s
         self._access: Access | None = None
@@ -65,9 +63,7 @@ class Agent:
         self._has_ended = False
 
     def expect(self, keys: Sequence[str]) -> None:
-        """Expect requests with these keys first, in this order. When an episode is built again
-        from its turns, simultaneous requests may arrive in another order.
-        """
+        """Expect requests with these keys first: simultaneous ones may come in another order."""
         self._expected = deque(keys)
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> StepResult:
@@ -82,9 +78,7 @@ class Agent:
         return _observe(self._current.asked)
 
     async def step(self, turn: Turn) -> StepResult:
-        """Send the turn as the response to the current request. Return the messages of the next
-        request, or the reward.
-        """
+        """Send the turn as a response; return the messages of the next request, or the reward."""
         current = self._current
         if current is None:
             raise RuntimeError(
@@ -159,9 +153,7 @@ class Agent:
         return await self._request("")
 
     async def _request(self, key: str) -> _Request | None:
-        """Return the request with a key, or the first one that a client waits for; None when the
-        program has ended.
-        """
+        """Return the request with a key, or the first with a client; None at the program's end."""
         assert self._running is not None
         while not self._running.done():
             if not key:

@@ -17,8 +17,7 @@ from april_rl.environments.door import MAX_DEPTH, MAX_STOP_CHARACTERS, MAX_STOPS
 from april_rl.environments.protocol import TEXT
 from april_rl.types import Message
 
-# Parameters that are accepted and ignored: they would change the distribution that is trained, or
-# do not concern the response.
+# Ignored parameters: they would change the distribution that is trained, or not the response.
 _IGNORED = frozenset(
     (
         *("model", "temperature", "top_p", "seed", "user", "store", "metadata"),
@@ -146,9 +145,7 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message(given: object) -> Message:
-    """Return a message as chat templates expect it: text as content, no null fields, and mappings
-    as the arguments of tool calls. Raise RefusedError.
-    """
+    """Return a message as chat templates expect it, without null fields; raise RefusedError."""
     role = given.get("role") if isinstance(given, Mapping) else None
     if not isinstance(given, Mapping) or role not in ROLES:
         raise RefusedError(f"{given!r:.80} is not a message; roles: {', '.join(ROLES)}")

@@ -1,6 +1,4 @@
-"""Runs the commands of agents. Each has a session of its own, which is killed when the command ends
-or its episode does, with everything else that it has started.
-"""
+"""Runs the commands of agents, each in a session that is killed with all that it has started."""
 
 from __future__ import annotations
 

@@ -63,9 +63,7 @@ def of_command(command: str, context: Context) -> Program:
 async def _run_command(
     words: Sequence[str], sample: str, access: Access, row: Mapping[str, Any], seed: int
 ) -> float | None:
-    """Return the number in the last line that a command prints; None if it prints nothing. Raise
-    RuntimeError when it fails, ValueError when that line is not a number.
-    """
+    """Return the number that a command prints last, or None; raise ValueError for other text."""
     variables = {"OPENAI_BASE_URL": access.base_url, "OPENAI_API_KEY": access.key}
     variables |= {"APRIL_RL_ROW": json.dumps(row, default=str), "APRIL_RL_SEED": str(seed)}
     variables["APRIL_RL_SAMPLE"] = sample

@@ -52,9 +52,7 @@ def _message(turn: Turn, request: CompletionRequest, *, number: int) -> Message:
 def added_messages(
     before: CompletionRequest, response: ApiResponse, asked: CompletionRequest
 ) -> tuple[Message, ...] | None:
-    """Return the messages that a request adds to the previous request and its response; None if
-    it does not continue them.
-    """
+    """Return the messages that a request adds to the last exchange; None if it has another."""
     if asked.is_text != before.is_text or asked.tools != before.tools:
         return None
     if asked.is_text:
@@ -167,9 +165,7 @@ def _is_same(ours: Message, theirs: Message, *, ends: Sequence[str] = ()) -> boo
 
 
 def _fields(message: Message) -> dict[str, object]:
-    """Return the fields of a message with tool calls as data, because clients may write them
-    differently.
-    """
+    """Return the fields of a message with tool calls as data: clients write them differently."""
     filled = {name: value for name, value in message.items() if value}
     return {**filled, "tool_calls": _calls(message)}
 

@@ -11,7 +11,7 @@ import heapq
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import LengthDistribution
@@ -113,17 +113,7 @@ class SimulatedEngine:
             finished += self._finish()
         elapsed_s = self._seconds(counts)
         self.now_s += elapsed_s
-        return Tick(
-            finished=Completions(finished),
-            num_running=len(self._running),
-            num_queued=len(self._queue),
-            engine_steps=counts.engine_steps,
-            slot_steps=counts.slot_steps,
-            context_token_steps=counts.context_token_steps,
-            generated_tokens=counts.generated_tokens,
-            prefilled_tokens=counts.prefilled_tokens,
-            elapsed_s=elapsed_s,
-        )
+        return Tick(finished=Completions(finished), elapsed_s=elapsed_s, **asdict(counts))
 
     def abort(self) -> Completions:
         """Return a completion for every request that was not returned yet, and empty the engine."""

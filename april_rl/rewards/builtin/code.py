@@ -18,7 +18,6 @@ from april_rl.rewards.loading import Context, Reward
 WALL_PER_CPU = 2.0  # a run may take this much wall time for its CPU time
 SLACK_S = 1.0  # between the limit of a response here and the end of its reward process
 
-Choice = Literal["landlock", "none"]
 Value = Literal["share", "all"]
 
 
@@ -28,7 +27,7 @@ def build(
     column: str = "tests",
     entry_column: str | None = None,
     value: Value = "share",
-    sandbox: Choice = "landlock",
+    sandbox: Level = "landlock",
     timeout_s: float = 4.0,
     memory_gib: float = 1.0,
 ) -> Reward:
@@ -159,12 +158,9 @@ class Code:
 
 
 @functools.cache
-def open_sandbox(choice: Choice, *, memory_gib: float) -> Isolation:
-    """Return the sandbox of this process; the first call runs its self-test.
-
-    Raise SandboxError when it does not isolate, unless `choice` is none.
-    """
-    if choice not in get_args(Choice):
-        raise ValueError(f"args.sandbox={choice} must be landlock or none")
-    sandbox = Sandbox(level=Level(choice), memory_gib=memory_gib)
-    return probe(sandbox) if sandbox.level is Level.NONE else check_isolation(sandbox)
+def open_sandbox(level: Level, *, memory_gib: float) -> Isolation:
+    """Return a sandbox after its self-test; raise SandboxError if it does not isolate."""
+    if level not in get_args(Level):
+        raise ValueError(f"args.sandbox={level} must be landlock or none")
+    sandbox = Sandbox(level=level, memory_gib=memory_gib)
+    return probe(sandbox) if level == "none" else check_isolation(sandbox)

@@ -7,20 +7,15 @@ response that states several different answers is wrong. It never fails.
 
 from __future__ import annotations
 
+from functools import partial
+
 from april_rl.rewards.extraction import gold_answer, normalise, stated_answers
-from april_rl.rewards.loading import Context, Reward
+from april_rl.rewards.loading import Context, Reward, each_response
 
 
 def build(context: Context) -> Reward:
     """Return the function; it takes no arguments."""
-
-    def exact(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:  # noqa: ARG001
-        return [
-            score_exact(response, answer, how=context.extract)
-            for response, answer in zip(responses, answers, strict=True)
-        ]
-
-    return Reward(call=exact)
+    return each_response(partial(score_exact, how=context.extract))
 
 
 def score_exact(response: str, answer: str, *, how: str) -> float:

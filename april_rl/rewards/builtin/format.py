@@ -8,25 +8,18 @@ not. With `thinking: false` there must be an answer and no such tag. It never fa
 from __future__ import annotations
 
 from april_rl.rewards.extraction import THINK_END, THINK_START, extract_answer
-from april_rl.rewards.loading import Context, Reward
+from april_rl.rewards.loading import Context, Reward, each_response
 
 
 def build(context: Context, *, thinking: bool = True) -> Reward:
     """Return the function; `thinking` says whether the form includes thinking."""
-
-    def format_reward(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:  # noqa: ARG001
-        return [
-            float(has_form(response, how=context.extract, thinking=thinking))
-            for response in responses
-        ]
-
-    return Reward(call=format_reward)
+    return each_response(
+        lambda response, _: float(has_form(response, how=context.extract, thinking=thinking))
+    )
 
 
 def has_form(response: str, *, how: str, thinking: bool) -> bool:
-    """Return whether a response has its thinking in tags (or none, as requested) and then an
-    answer.
-    """
+    """Return whether a response has its thinking in tags, or none, and then an answer."""
     if response.count(THINK_END) != thinking or response.count(THINK_START) > thinking:
         return False
     if THINK_START in response and not response.lstrip().startswith(THINK_START):

@@ -158,9 +158,7 @@ class Judge:
                 )
 
     def read_verdict(self, reply: str) -> float | None:
-        """Return the last verdict after the judge's thoughts, in [0, 1]; None when there is none,
-        or when `<think>` is not closed.
-        """
+        """Return the last verdict after the judge's thoughts, in [0, 1]; None without one."""
         found = re.findall(self.verdict, after_thinking(reply) or "")
         if not found:
             return None

@@ -11,9 +11,10 @@ powers of ten.
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 
 from april_rl.rewards.extraction import extract_answer, stated_answers
-from april_rl.rewards.loading import Context, Reward
+from april_rl.rewards.loading import Context, Reward, each_response
 
 _MOST_DIGITS = 60
 _LARGEST_EXPONENT = 60
@@ -21,14 +22,7 @@ _LARGEST_EXPONENT = 60
 
 def build(context: Context) -> Reward:
     """Return the function; it takes no arguments."""
-
-    def last_number(prompts: list[str], responses: list[str], answers: list[str]) -> list[float]:  # noqa: ARG001
-        return [
-            score_last_number(response, answer, how=context.extract)
-            for response, answer in zip(responses, answers, strict=True)
-        ]
-
-    return Reward(call=last_number)
+    return each_response(partial(score_last_number, how=context.extract))
 
 
 def score_last_number(response: str, answer: str, *, how: str) -> float:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from april_rl.rewards.extraction import gold_answer, normalise, stated_answers
-from april_rl.rewards.loading import Context, Reward, SoftTimeout
+from april_rl.rewards.loading import Context, Reward, SoftTimeout, each_response
 from april_rl.rewards.maths.compare import are_equal_answers
 
 START_S = 30.0  # limit of the first call
@@ -40,14 +40,7 @@ def build(context: Context) -> Reward:
         except SoftTimeoutError:
             return SoftTimeout(0.0)
 
-    def math_verify(
-        prompts: list[str],  # noqa: ARG001
-        responses: list[str],
-        answers: list[str],
-    ) -> list[float]:
-        return list(map(value, responses, answers))
-
-    return Reward(call=math_verify)
+    return each_response(value)
 
 
 def score_math(response: str, answer: str, *, how: str = "auto", soft_timeout_s: float) -> float:

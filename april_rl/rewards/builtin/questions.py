@@ -8,11 +8,7 @@ from april_rl.rewards.loading import Reward
 
 
 def messages_of(question: object) -> list[dict[str, str]]:
-    """Return a question as chat messages: a text becomes a user message; messages are {role,
-    content}.
-
-    Raise ValueError for anything else.
-    """
+    """Return a question, a text or messages, as chat messages; raise ValueError for others."""
     if isinstance(question, str):
         return [{"role": "user", "content": question}]
     items: Sequence[object] = question if isinstance(question, Sequence) else ()
@@ -31,9 +27,7 @@ def text_of(question: object) -> str:
 def with_question(
     score: Callable[..., object], column: str | None, *, last_failure: Callable[[], str]
 ) -> Reward:
-    """Return a reward function that gets a data column as its argument `questions`; without a
-    column it gets the prompt as the policy does.
-    """
+    """Return a reward that gets a data column, or else the prompt, as its `questions`."""
 
     def reward(
         prompts: Sequence[str],

@@ -11,8 +11,7 @@ import re
 from dataclasses import dataclass
 
 TOLERANCE = 1e-6  # allowed error of decimal numbers, absolute or relative, whichever allows more
-# Expected numbers have a point, or the form that Python writes, 1e-07; printed ones may also be
-# whole.
+# Expected numbers have a point, or Python's form 1e-07; printed ones may also be whole.
 _DECIMAL = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE][+-]))([eE][+-]?\d+)?")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
@@ -74,9 +73,7 @@ def calling(program: str) -> str:
 
 
 def is_same_value(found: object, expected: object) -> bool:
-    """Return whether two values from JSON are equal: numbers by value, decimal ones within
-    TOLERANCE, and true is not 1.
-    """
+    """Return whether two values from JSON are equal, decimals within TOLERANCE; true is not 1."""
     if isinstance(found, bool) or isinstance(expected, bool):
         return found is expected
     if isinstance(found, int | float) and isinstance(expected, int | float):

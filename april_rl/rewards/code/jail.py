@@ -70,9 +70,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; the process `parent`
-    may have ended already.
-    """
+    """Have the kernel kill this process when the thread of `parent` that started it ends."""
     landlock.check_call(landlock.libc.prctl(seccomp.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     if os.getppid() != parent:
         os._exit(1)
@@ -172,8 +170,7 @@ def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, 
             limit = "threads"
     used_s = used_cpu_s
     if wait_s < math.inf:
-        # This process may sleep while the child sleeps, but its waits after the child's end delay
-        # the result.
+        # This process may sleep as the child does, but not longer: that delays the result.
         late_s = _own_wait_s() - last_own_wait_s
         used_s = max(used_s, used_wall_s - (wait_s - start_wait_s) - late_s)
     os.close(end)

@@ -107,10 +107,7 @@ def check_isolation(sandbox: Sandbox) -> Isolation:
 
 
 def probe(sandbox: Sandbox) -> Isolation:
-    """Return what a sandbox stops, by trying; takes about a second.
-
-    Raise SandboxError when code cannot run in it at all.
-    """
+    """Return what a sandbox stops, by trying; raise SandboxError when no code can run in it."""
     check_start(sandbox)
     happened = _try_threats(sandbox)
     if sandbox.run("while True: pass", timeout_s=LOOP_S).exit_code is not None:

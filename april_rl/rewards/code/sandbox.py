@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -45,15 +44,11 @@ BOOTSTRAP = (
 )
 
 
+Level = Literal["landlock", "none"]  # isolation of the code that is run
+
+
 class SandboxError(RunError, RuntimeError):
     """The sandbox cannot run any code; the code is not at fault."""
-
-
-class Level(StrEnum):
-    """Isolation of the code that is run."""
-
-    LANDLOCK = "landlock"
-    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +97,7 @@ class Sandbox:
     def start(
         self, code: str, *, timeout_s: float, tests: Sequence[Check] | None = None
     ) -> Iterator[Program]:
-        """Start the process that can run code, and tests in its module if there are any; end it
-        and what it started at the end.
-
+        """Start the process that can run code, and tests in its module, and end it afterwards;
         `timeout_s` is the CPU time of each run, without the start of Python.
         """
         token = secrets.token_hex()
@@ -114,8 +107,8 @@ class Sandbox:
             "token": token,
             "memory_bytes": int(self.memory_gib * GIB),
             "cpu_s": timeout_s,
-            "landlock": self.level is Level.LANDLOCK,
-            "seccomp": self.level is Level.LANDLOCK or seccomp.is_supported(),
+            "landlock": self.level == "landlock",
+            "seccomp": self.level == "landlock" or seccomp.is_supported(),
             "readable": readable_paths(),
         }
         control, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -159,10 +152,7 @@ class Program:
     tests: Sequence[Check] | None
 
     def run(self, stdin: str = "", *, wall_s: float) -> Finished:
-        """Run the code once, with `stdin`, for at most `wall_s`.
-
-        Raise SandboxError when the sandbox does not close; nothing has run then.
-        """
+        """Run the code once; raise SandboxError when the sandbox does not close: nothing ran."""
         with _memory_file(stdin) as file, tempfile.TemporaryFile() as output:
             reply = self._reply(f"{wall_s:f}", file.fileno(), output.fileno(), wall_s=wall_s)
             size = os.fstat(output.fileno()).st_size

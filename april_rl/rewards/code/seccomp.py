@@ -145,10 +145,7 @@ def is_supported() -> bool:
 
 
 def deny_escapes() -> None:
-    """Make the calls in DENIED and new processes fail with EPERM for good; threads are allowed.
-
-    Raise OSError when the kernel refuses the filter.
-    """
+    """Make the calls in DENIED and new processes fail with EPERM for good; raise OSError."""
     code = [Instruction(*line) for line in _instructions(platform.machine())]
     program = Program(len(code), (Instruction * len(code))(*code))
     check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))

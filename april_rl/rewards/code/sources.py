@@ -32,9 +32,8 @@ def split_source(source: str, entry: str = "") -> list[Check]:
 
 
 def split_sources(sources: Sequence[str], entry: str = "") -> list[Check]:
-    """Return one test for each source; one that asserts nothing prepares those after it.
-
-    Raise ValueError when none is a test, or as `split_source` does.
+    """Return one test for each source; one that asserts nothing prepares those after it. Raise
+    ValueError when none is a test, or as `split_source` does.
     """
     checks = []
     for source in sources:
@@ -133,9 +132,7 @@ def _unknown_arguments(name: str) -> str:
 
 
 def _asserts(node: ast.AST) -> bool:
-    """Return whether code in a node can fail by an assert, a raise or a call such as
-    `self.assertEqual` or `pytest.raises`.
-    """
+    """Return whether code in a node can fail by an assert, a raise or a call like assertEqual."""
     for part in ast.walk(node):
         if isinstance(part, ast.Assert | ast.Raise):
             return True

@@ -28,9 +28,7 @@ def split(text: str, separator: re.Pattern[str], *, thousands: bool = True) -> l
 
 
 def closing(text: str, start: int) -> tuple[int, str]:
-    """Return where the bracket that opened before `start` closes, and the closing text; (-1, "")
-    if it does not close.
-    """
+    """Return where the bracket opened before `start` closes, and how; (-1, "") if it does not."""
     depth = 1
     for bracket in _BRACKET.finditer(text, start):
         depth += 1 if bracket[0] in _OPENING else -1

@@ -223,9 +223,7 @@ def _are_equal_rows(gold: Sequence[Answer], other: Sequence[Answer]) -> bool:
 
 
 def _are_equal_equations(gold: kinds.Equation, other: kinds.Equation) -> bool:
-    """Compare first and last sides, in either order, or the equations as a whole if they have
-    variables.
-    """
+    """Compare first and last sides, in either order, or as a whole where there are variables."""
     ends, other_ends = (gold.sides[0], gold.sides[-1]), (other.sides[0], other.sides[-1])
     if any(all(map(_are_equal, ends, pair)) for pair in (other_ends, other_ends[::-1])):
         return True

@@ -24,7 +24,7 @@ def rollout_metrics(record: StepRecord, *, num_needed: int) -> Metrics:
         {
             "rollout/time_s": Sum(record.time_s),
             "time/rollout_s": Sum(record.time_s),
-            "time/score_s": Sum(record.waited_s("scores")),
+            "time/score_s": Sum(record.waited_s["scores"]),
             "rollout/controller_s": Sum(record.controller_s),
             "rollout/stop_s": Sum(record.stop_s),
             "rollout/generated_tokens_per_s": record.generated_tokens / record.time_s,
@@ -86,9 +86,7 @@ def _of_episodes(groups: Sequence[ScoredGroup]) -> dict[str, Metric | float]:
 
 
 def _empty_slots(record: StepRecord) -> dict[str, Metric | float]:
-    """Return the share of the slots that are empty while at least as many samples wait for their
-    environment, averaged over the rollout; nothing when no sample waits.
-    """
+    """Return the share of slots that are empty while as many samples wait for an environment."""
     if not record.acted:
         return {}
     changes = [

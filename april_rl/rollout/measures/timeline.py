@@ -64,9 +64,7 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Every sample that engines computed in one step's rollout, the samples that waited for their
-    environment, and the work of the engines' ticks.
-    """
+    """A step's samples on engines or waiting for their environment, and the work of its ticks."""
 
     policy_version: int
     time_s: float  # duration of the whole rollout
@@ -80,9 +78,7 @@ class Timeline:
     trained: tuple[GroupLengths, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """Return the timeline as plain data for JSON, with times rounded to 0.1 ms, and the
-        times of ticks to 1 µs.
-        """
+        """Return the timeline as plain data for JSON, with times rounded to 0.1 ms or 1 µs."""
         stays = [
             (*stay[:3], round(stay.sent_s, 4), round(stay.ended_s, 4), *stay[5:])
             for stay in self.stays
@@ -99,10 +95,7 @@ class Timeline:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
-        """Return the timeline that `plain` was made from.
-
-        Raise KeyError, TypeError or ValueError when `plain` is something else.
-        """
+        """Return the timeline of `plain`; raise KeyError, TypeError or ValueError."""
         return cls(
             policy_version=int(plain["policy_version"]),
             time_s=float(plain["time_s"]),
@@ -118,10 +111,8 @@ class Timeline:
         )
 
     def bars(self) -> Iterator[Bar]:
-        """Yield every stay with its slot.
-
-        Engines compute requests in the order they arrive: a request waits in the queue of its
-        engine and takes the slot that becomes free first.
+        """Yield every stay with its slot. Engines compute requests in the order they arrive: a
+        request takes the slot that becomes free first.
         """
         first, free = 0, {}
         for engine, count in sorted(self.slots.items()):

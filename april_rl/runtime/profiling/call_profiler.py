@@ -33,9 +33,7 @@ class CallProfiler:
         self._recording: _Recording | None = None
 
     def start(self, folder: Path) -> None:
-        """Record calls from now on, with torch's operators and kernels except for later ticks,
-        whose traces would be too large. torch's traces are written into `folder` at once.
-        """
+        """Record calls from now on; later ticks without operators, as traces would be too large."""
         self._recording = _Recording(folder)
         if self._device == "cuda":
             import torch
@@ -60,9 +58,7 @@ class CallProfiler:
         recording.calls.append({**call, "ended_ns": time.time_ns()})
 
     def write(self) -> None:
-        """End the recording: write calls.json, and on CUDA the events of its allocator, as
-        memory.pickle for pytorch.org/memory_viz.
-        """
+        """Write calls.json, and on CUDA memory.pickle for pytorch.org/memory_viz."""
         recording, self._recording = self._recording, None
         if recording is None:
             return

@@ -46,10 +46,7 @@ class StepProfiler:
         yield
         with self._tracker.phase("writing the profile"):
             self._workers.write_profile()
-            phases = [
-                {"name": each.name, "began_ns": each.began_ns, "ended_ns": each.ended_ns}
-                for each in self._tracker.phases
-                if each.began_ns >= began_ns
-            ]
+            ended = self._tracker.phases
+            phases = [each._asdict() for each in ended if each.began_ns >= began_ns]
             (folder / "phases.json").write_text(json.dumps(phases))
         self._tracker.message(f"profile: {folder}; the report makes a trace of it")
