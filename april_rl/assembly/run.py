@@ -96,9 +96,7 @@ def assemble(
     _show(drafted.lines, view)
     inputs = read_inputs(site, states=resumed.state.get("rewards", {}) if resumed else None)
     prompts, training, held_out = _read_prompts(site, inputs, resumed)
-    identity = model_identity(config, drafted.model)
-    if resumed is not None:
-        check_resume(config, resumed.state, model=identity)
+    identity = _identity(config, drafted, resumed)
     _show(open_files_line(config, num_episodes=num_slots(config)), view)
     outside = try_outside(
         site, inputs, training, held_out=[each.prompts for each in held_out.values()]
@@ -162,6 +160,14 @@ def _read_prompts(
                 "training data: a step trains several groups of one prompt"
             )
         return _stream(config, training, resumed), [*training.values()], held_out
+
+
+def _identity(config: TrainConfig, drafted: Draft, resumed: Resumed | None) -> Mapping[str, Any]:
+    """Return the facts of the model, after comparing them with a checkpoint's."""
+    identity = model_identity(config, drafted.model)
+    if resumed is not None:
+        check_resume(config, resumed.state, model=identity)
+    return identity
 
 
 def _advantages(config: TrainConfig) -> Advantages:

@@ -140,6 +140,7 @@ time, frozen
     checkpoint_s | s | training stopped to copy a checkpoint or to write an export
     step_s | s | whole step, without the evaluation and checkpoint after it
 time
+    teacher_s | s | waiting for a teacher on a server (teacher.base_url)
     evaluation_s | s | evaluation of all held-out sets
     run_s | s | duration of the run so far, including the time before a resume
     tracking_s | s | recording the step before: metrics.jsonl, terminal, trackers
