@@ -54,6 +54,8 @@ def _command_list() -> str:
 
 
 def _unknown(name: str) -> str:
+    if name == "export":
+        return "a run exports its policy by itself, to RUN/exports/step_N (docs/checkpoints.md)"
     names = [_TRAIN, *COMMANDS]
     close = get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names)}"

@@ -12,13 +12,13 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from april_rl.algorithm.advantages import soft_overlong_penalty
+from april_rl.algorithm.advantages import Floats, soft_overlong_penalty
 from april_rl.assembly.run import Parts, assemble
 from april_rl.checkpointing.checkpointer import LEARNER
 from april_rl.checkpointing.resume import Resumed
 from april_rl.config import TrainConfig
+from april_rl.config.choices import Advantage
 from april_rl.errors import ExportError
 from april_rl.evaluation.evaluate import evaluate_all
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
@@ -227,7 +227,7 @@ class Trainer:
         records = partial(
             records_of,
             collection.groups,
-            advantages,
+            advantages if self._config.algorithm.advantage != Advantage.gae else None,
             decode=self._parts.tokenizer.decode,
             policy_version=self._progress.version,
         )
@@ -262,9 +262,7 @@ class Trainer:
                 on_progress=partial(self._show, phase),
             )
 
-    def _advantages(
-        self, collection: Collection
-    ) -> Sequence[Sequence[float | NDArray[np.float64]]]:
+    def _advantages(self, collection: Collection) -> Sequence[Sequence[float | Floats]]:
         """Return the advantages of each group [G], from its rewards less the overlong penalty."""
         penalty = partial(
             soft_overlong_penalty,

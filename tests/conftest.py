@@ -92,6 +92,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"not marked slow: {cpu_s:.1f} s of CPU, {report.nodeid}")
 
 
+def pytest_unconfigure() -> None:
+    """Let Python free the imports at its end; nanobind names what is left."""
+    gc.unfreeze()
+
+
 def pytest_keyboard_interrupt() -> None:
     """Stop the timer of a run in this process, which would end it before the summary."""
     for thread in threading.enumerate():

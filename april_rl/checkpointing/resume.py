@@ -100,10 +100,11 @@ def checkpoint_at(path: Path, *, key: str = "") -> Path:
     if found is not None:
         return found
     if (path / "config.json").is_file():
-        run = f"{key}{path.parent.parent}" if path.parent.name == "exports" else f"{key}RUN"
+        run = path.parent.parent if path.parent.name == "exports" else "the directory of its run"
+        uses = f"{key}{run} continues the run, model.path={path} begins a new one"
         raise CheckpointError(
-            f"{key}{path} is a policy without its optimizer and its data: {run} continues the run, "
-            f"model.path={path} begins a new one"
+            f"{key}{path} is a policy without its optimizer and its data: "
+            f"{uses if key else f'give {run}'}"
         )
     paths = [*(one.path for one in list_saved(root)), *list_abandoned(root)]
     names = ", ".join(path.name for path in paths) or "no checkpoint"

@@ -35,5 +35,6 @@ class Arguments(argparse.ArgumentParser):
             return f"{option} is not an option; settings are written KEY=VALUE"
         known = [name for name in self._option_string_actions if name not in ("-h", "--help")]
         near = get_close_matches(option, known, n=1, cutoff=0.75)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+        rest = f"it has {', '.join(known)}" if known else "the command takes none"
+        hint = f"did you mean {near[0]}?" if near else rest
         return f"{option} is not an option; {hint}"

@@ -111,7 +111,7 @@ def _configure(overrides: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
     for override in overrides:
         _refuse_without_effect(override)
     composed = compose_overrides(overrides)
-    if not composed.evaluation.sets:
+    if all(chosen is None for chosen in composed.evaluation.sets.values()):
         raise ConfigError(
             "evaluation.sets is empty: choose a recipe that has some with +recipe=NAME, or give "
             "'+evaluation.sets.NAME={path: FILE}'"
@@ -145,7 +145,8 @@ def _refuse_without_effect(override: str) -> None:
         raise ConfigError(f"{key} has no effect here; give {_OUTPUT}FOLDER")
     # Unknown keys are reported by the check of all settings.
     if not is_read and section in TrainConfig.__dataclass_fields__:
-        raise ConfigError(f"{key} has no effect on an evaluation; remove it")
+        remedy = "write '+evaluation.sets.NAME={path: FILE}'" if key == "data.path" else "remove it"
+        raise ConfigError(f"{key} has no effect on an evaluation; {remedy}")
 
 
 def _folder(settings: Sequence[str]) -> Path:

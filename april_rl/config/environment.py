@@ -52,8 +52,8 @@ class EnvironmentConfig:
         given = [name for name, value in self._kinds().items() if value]
         require(
             len(given) <= 1,
-            f"environment.{' and environment.'.join(given)}: an episode has one of them; empty the "
-            "others",
+            f"environment.{' and environment.'.join(given)}: an episode has one of them; set the "
+            "others to null",
         )
         require(
             not (self.command and self.args),

@@ -42,7 +42,8 @@ def check_files(config: TrainConfig, *, trains: bool = True, evaluates: bool = T
 def of_held_out(error: DataError, name: str) -> DataError:
     return DataError(
         f"{error}\nThe set {name} is the recipe's, or the command line's, and reads its columns as "
-        f"data.* says; evaluation.sets.{name}=null leaves it out"
+        f"data.* says; evaluation.sets.{name}.path and .prompt_column change that, "
+        f"evaluation.sets.{name}=null leaves it out"
     )
 
 

@@ -59,9 +59,10 @@ def _observation(pool: EnvironmentPool, sample: Sample, method: str) -> Observat
     pool.act(sample)
     (reply,) = pool.mailbox.collect((pool,), None)
     if reply.observation.failure:
+        has_agent = pool.rules[sample.prompt.dataset].dialogue.has_agent
+        what = "the agent was tried" if has_agent else f"`{method}` was called as a test"
         raise EnvironmentFailedError(
-            f"{pool.setting}: {reply.observation.failure}, when `{method}` "
-            f"was called as a test ({sample.prompt.source})"
+            f"{pool.setting}: {reply.observation.failure}, when {what} ({sample.prompt.source})"
         )
     observation: Observation = reply.observation
     return observation

@@ -118,6 +118,11 @@ def read_report(path: Path) -> Report:
 
     Raises EvaluationError when it cannot be read or has another format.
     """
+    if path.is_dir() and not (path / FILE_NAME).exists():
+        raise EvaluationError(
+            f"{path} has no {FILE_NAME}: give the folder that `python -m april_rl evaluate` has "
+            "written"
+        )
     path = path / FILE_NAME if path.is_dir() else path
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))

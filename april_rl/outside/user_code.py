@@ -169,9 +169,11 @@ class Caught:
     ) -> bool:
         if error is not None:
             last_line, place = traceback.format_exception_only(error)[-1].strip(), _place(error, tb)
-            is_ours = type(error) in (TypeError, ModuleNotFoundError) or isinstance(error, RunError)
-            if not place and is_ours:
-                last_line = str(error)  # errors of this package are a single sentence
+            is_sentence = isinstance(
+                error, RunError | TypeError | ModuleNotFoundError | RuntimeError
+            )
+            if not place and is_sentence:
+                last_line = str(error)  # of this package
             hint = hint_at_forgotten(last_line)
             self.message = f"{last_line}{place}{_limit(error)}{hint}"
         return True

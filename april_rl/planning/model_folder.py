@@ -8,12 +8,13 @@ from pathlib import Path
 from april_rl.planning.errors import PreflightError
 
 _CONFIG = "config.json"
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def check_model_folder(given: str, *, key: str = "model.path", may_be_on_hub: bool = True) -> None:
     """Raise PreflightError where the setting `key` is a path without a model: a folder that is not
-    there or has no config.json, or the directory of a run. What may be a model of the hub passes,
-    unless it was not found there.
+    there or has no config.json or no weights, or the directory of a run. What may be a model of the
+    hub passes, unless it was not found there.
     """
     path = Path(given)
     if exports := sorted(path.glob("exports/step_*"), key=lambda export: export.stat().st_mtime):
@@ -43,6 +44,11 @@ def _check_config(folder: Path, *, key: str) -> None:
         json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise PreflightError(f"{key}={folder}: {_CONFIG} cannot be read: {error}") from error
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        raise PreflightError(
+            f"{key}={folder} has neither {' nor '.join(_WEIGHTS)}: save the model with "
+            "save_pretrained(), which writes them"
+        )
 
 
 def _beside(folder: Path) -> str:

@@ -96,7 +96,7 @@ def sample_row(step: int, record: SampleRecord) -> list[object]:
     ages = ages_text(record.ages)
     return [
         *(step, record.prompt_id, record.index, record.prompt, record.response, ages),
-        *(record.num_tokens, float(record.reward), parts, float(record.advantage)),
+        *(record.num_tokens, float(record.reward), parts, record.advantage),
         *(str(record.finish_reason), record.source),
     ]
 

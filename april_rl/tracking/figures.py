@@ -146,9 +146,10 @@ def ages_text(ages: Iterable[tuple[int, int]]) -> str:
 def sample_text(step: int, record: SampleRecord, *, width: int) -> str:
     """Return a sample as an indented block of at most `width` columns."""
     ages = ages_text(record.ages)
+    advantage = "" if record.advantage is None else f"advantage {record.advantage:+.2f}, "
     title = (
         f"step {step}, prompt {record.prompt_id}, sample {record.index}: "
-        f"reward {record.reward:.2f}, advantage {record.advantage:+.2f}, {record.finish_reason}, "
+        f"reward {record.reward:.2f}, {advantage}{record.finish_reason}, "
         f"{record.num_tokens} tokens ({ages})"
     )
     said = record.conversation or (("response", record.response),)

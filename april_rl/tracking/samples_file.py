@@ -29,7 +29,7 @@ class SampleRecord:
     response: str
     answer: str
     reward: float
-    advantage: float
+    advantage: float | None  # of its tokens on average; None where a critic estimates it
     finish_reason: FinishReason
     num_tokens: int  # tokens of the response
     ages: tuple[tuple[int, int], ...]  # (age, tokens) of each completion, oldest first
@@ -46,7 +46,7 @@ class SampleRecord:
         *,
         response: str,
         reward: float,
-        advantage: float,
+        advantage: float | None,
         policy_version: int,
         reward_parts: Parts = (),
         ends: tuple[int, ...] = (),
@@ -80,14 +80,14 @@ class SampleRecord:
 
 def records_of(
     groups: Iterable[ScoredGroup],
-    advantages: Iterable[Iterable[float | NDArray[np.float64]]],
+    advantages: Sequence[Sequence[float | NDArray[np.float64]]] | None,
     *,
     decode: Callable[[Sequence[int]], str],
     policy_version: int,
 ) -> list[SampleRecord]:
     """Return the records of all samples of a step; `advantages` [G] of each group, where the
-    tokens of a sample may have their own, whose mean is recorded; `policy_version` is the version
-    that trained them.
+    tokens of a sample may have their own, whose mean is recorded; None with a critic, whose
+    estimates stay in the workers. `policy_version` is the version that trained them.
     """
     return [
         SampleRecord.of(
@@ -97,16 +97,17 @@ def records_of(
             conversation=conversation_of(sample, decode),
             reward=reward,
             reward_parts=parts,
-            advantage=float(np.mean(advantage)),
+            advantage=None if advantages is None else float(np.mean(advantages[number][index])),
             policy_version=policy_version,
         )
-        for scored, of_group in zip(groups, advantages, strict=True)
-        for sample, reward, parts, advantage in zip(
-            scored.group.samples,
-            scored.rewards,
-            scored.parts or ((),) * len(scored.rewards),
-            of_group,
-            strict=True,
+        for number, scored in enumerate(groups)
+        for index, (sample, reward, parts) in enumerate(
+            zip(
+                scored.group.samples,
+                scored.rewards,
+                scored.parts or ((),) * len(scored.rewards),
+                strict=True,
+            )
         )
     ]
 

@@ -56,20 +56,25 @@ def set_report(averages: list[float], *, k: int = 4, folder: str = "/data") -> S
     )
 
 
+HERE = str(Path(__file__).parent)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["model.path=x"], "evaluation.sets is empty: choose a recipe"),
+        ([TINY, "evaluation.sets.held_out=null"], "evaluation.sets is empty: choose a recipe"),
         ([TINY, "optimizer.lr=1"], "optimizer.lr has no effect on an evaluation"),
         ([TINY, "algorithm=dapo"], "algorithm has no effect on an evaluation"),
         ([TINY, "rollout.group_size=4"], "rollout.group_size has no effect on an evaluation"),
-        ([TINY, "data.path=x"], "data.path has no effect on an evaluation"),
+        ([TINY, "data.path=x"], "evaluation; write '+evaluation.sets.NAME={path: FILE}'"),
         ([TINY, "evaluation.every=3"], "evaluation.every has no effect on an evaluation"),
         ([TINY, "hydra.run.dir=x"], "hydra.run.dir has no effect here; give output=FOLDER"),
         ([TINY, "+evaluation.sampls=3"], "did you mean evaluation.num_samples"),
         ([TINY, "evaluation.top_p=2"], "evaluation.top_p must be in (0, 1], got 2"),
         ([TINY, "environment.max_turns=0"], "environment.max_turns must be >= 1, got 0"),
         ([TINY, "--compare", "/nowhere"], "/nowhere cannot be read"),
+        ([TINY, "--compare", HERE], "has no evaluation.json: give the folder that"),
         ([TINY, "--compare", __file__], "was not written by `python -m april_rl evaluate`"),
         (["+recipe=tiny_cp"], "there is no recipe tiny_cp; did you mean tiny_cpu?"),
         (["+evaluation.sets.a={path: x}"], "model.path is not set"),

@@ -19,7 +19,7 @@ from april_rl.lab.report import bundle, html
 from april_rl.lab.report.advisories import advisories
 from april_rl.lab.report.charts import PHASES, REST, phase_seconds
 from april_rl.lab.report.gains import Gains, simulated_gains
-from april_rl.lab.report.report import write_report
+from april_rl.lab.report.report import head_figures, write_report
 from april_rl.lab.report.run_files import RunFiles, read_run
 
 CHARTS = {
@@ -52,6 +52,9 @@ def test_the_page_has_every_chart_the_figures_and_the_samples(page: Page, run: R
         assert text in page.text
     rate = 16 * 6 / run.total("time/step_s")
     assert f"{rate:.1f}" in page.text
+    figures = {label: (value, note) for label, value, note in head_figures(run)}
+    assert figures["KL from the teacher, nats"] == ("0.08", "0.50 at step 1")
+    assert figures["variance of returns that the critic explains"] == ("0.50", "0.00 at step 1")
 
 
 def test_every_chart_is_valid_vega_lite_with_data_for_its_fields(page: Page) -> None:

@@ -63,3 +63,5 @@ def test_a_sample_takes_little_room_whatever_its_number_of_pieces(num_pieces, ha
     page = sample_blocks([sample])
     assert len(page) < 25_000
     assert (f"[… {num_pieces - 60:,} " in page) == (num_pieces == 4000)
+    assert "advantage +0.00, " in page
+    assert "advantage" not in sample_blocks([sample | {"advantage": None}])

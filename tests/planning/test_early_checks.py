@@ -56,6 +56,7 @@ def start(command: str, folder: Path, *overrides: str) -> subprocess.CompletedPr
         ("data.path=bad.jsonl", "data.path=bad.jsonl:2: not valid JSON: Expecting value"),
         ("data.path=folder", "data.path=folder is a folder without data files: give a file that"),
         ("model.path=folder", "folder is not a model: it has no config.json"),
+        ("model.path=bare", "bare has neither model.safetensors nor model.safetensors."),
         ("model.path=./absent", "model.path=./absent does not exist; . has bad.jsonl"),
         ("model.path=rows.csv", "model.path=rows.csv is a file; give the folder that has config."),
         ("resume=absent", "resume=absent is neither a checkpoint (RUN/checkpoints/step_N) nor the"),
@@ -72,6 +73,8 @@ def test_a_path_is_checked_before_torch_is_imported(tmp_path: Path, override, me
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "bad.jsonl").write_text('{"prompt": "1", "answer": "1"}\n{"prompt": ')
     (tmp_path / "folder").mkdir()
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text("{}")
     (tmp_path / "used" / "exports" / "step_8").mkdir(parents=True)
     (tmp_path / "used" / "exports" / "step_8" / "config.json").write_text("{}")
     (tmp_path / "used" / "metrics.jsonl").write_text("")

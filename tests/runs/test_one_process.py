@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import ray
-from command_line import command, rows_of, run, run_here, steps_of, write_task
+from command_line import command, groups_of, rows_of, run, run_here, steps_of, write_task
 from composed_config import load, refusal
 from equal_runs import SETTINGS, check_equal, copy_as_killed
 from wandb_files import check_one_run
@@ -67,6 +67,8 @@ def test_a_run_resumed_in_one_process_equals_the_whole_run_with_ray(ended) -> No
     assert "loss/teacher_kl" in steps[-1]
     bonus = [row["loss/entropy_coefficient"] for row in steps[1:]]
     assert bonus == pytest.approx([0.0, 0.005, 0.01, 0.015])
+    trained = [sample for group in groups_of(whole) for sample in group]
+    assert {sample["advantage"] for sample in trained} == {None}, "the critic's stay in the worker"
     assert check_one_run(resumed, steps_of(resumed), num_folders=2) == [1, 2, 3, 4, 5]
 
 

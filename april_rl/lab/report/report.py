@@ -92,7 +92,7 @@ def _what_ran(run: RunFiles) -> str:
 
 
 def head_figures(run: RunFiles) -> Iterator[tuple[str, str, str]]:
-    """Yield the five figures of the head: label, value, note."""
+    """Yield the figures of the head: label, value, note."""
     for name in run.evaluation_sets[:1]:
         found = run.series(f"eval/{name}/avg_at_k")
         ends = [run.series(f"eval/{name}/avg_at_k_{end}")[-1:] for end in ("low", "high")]
@@ -109,6 +109,12 @@ def head_figures(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     if (share := run.mean("staleness/off_policy_token_frac")) is not None:
         age = run.mean("staleness/age_mean") or 0.0
         yield "off-policy tokens", percent(share), f"mean age {age:.2f}"
+    for key, label in (
+        ("loss/teacher_kl", "KL from the teacher, nats"),
+        ("critic/explained_variance", "variance of returns that the critic explains"),
+    ):
+        if found := run.series(key):
+            yield label, f"{found[-1][1]:.2f}", f"{found[0][1]:.2f} at step {found[0][0]}"
 
 
 def _timeline(run: RunFiles, gains: Gains | None) -> Iterator[str]:

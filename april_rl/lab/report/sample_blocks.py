@@ -48,9 +48,11 @@ def _blocks(title: str, samples: Sequence[Mapping[str, Any]]) -> str:
 
 def _block(sample: Mapping[str, Any], *, is_open: bool) -> str:
     parts = ", ".join(f"{name} {value:g}" for name, value in sample["reward_parts"].items())
+    of_sample = sample["advantage"]
+    advantage = "" if of_sample is None else f"advantage {of_sample:+.2f}, "
     facts = (
         f"reward {sample['reward']:.2f}{f' ({parts})' if parts else ''}, "
-        f"advantage {sample['advantage']:+.2f}, {sample['num_tokens']} tokens, "
+        f"{advantage}{sample['num_tokens']} tokens, "
         f"{sample['finish_reason']}, prompt {sample['prompt_id']}.{sample['index']}"
     )
     ages = ages_text(sample["ages"])
