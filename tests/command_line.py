@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from tiny_models import write_tiny_qwen3
 
+from april_rl.checkpointing.run_lock import own
 from april_rl.command_line import run as start
-from april_rl.config import config_dir, register, to_config
+from april_rl.config.store import as_plain, compose_overrides, to_config
 from april_rl.errors import RunError
 
 LEDGER_STATES = ("in_flight", "parked", "ready", "trained", "rejected", "dropped")
@@ -31,16 +30,24 @@ def write_task(folder: Path) -> Path:
 
 
 def command(task: Path | None, run_dir: Path, *overrides: str) -> list[str]:
-    """Return a command that trains four steps of four groups on `task`, α = 2; without `task`, only
-    the overrides.
+    """Return a command that trains four steps of four groups on `task`, α = 2; without `task`, as
+    the overrides say.
     """
-    base = [sys.executable, "-m", "april_rl.train", f"hydra.run.dir={run_dir}"]
-    if task is None:
-        return [*base, *overrides]
+    settings: dict[str, object] = {
+        "hydra.run.dir": run_dir,
+        "runtime.threads": 1,  # more would spin while they wait for each other
+        "tracking.wandb": "disabled",  # W&B takes seconds to start; tests that need it turn it on
+    }
+    if task is not None:
+        settings |= _settings_of(task)
     # A key may be overridden only once: leave out what the caller sets.
     named = {override.partition("=")[0] for override in overrides}
-    settings = {
-        "hydra.run.dir": run_dir,
+    chosen = [f"{key}={value}" for key, value in settings.items() if key not in named]
+    return [sys.executable, "-m", "april_rl.train", *chosen, *overrides]
+
+
+def _settings_of(task: Path) -> dict[str, object]:
+    return {
         "model.path": task / "model",
         "data.path": task / "sums.jsonl",
         "data.template": "plain",
@@ -60,11 +67,7 @@ def command(task: Path | None, run_dir: Path, *overrides: str) -> list[str]:
         "evaluation.max_prompts": 8,
         "evaluation.every": 2,
         "runtime.device": "cpu",
-        "runtime.threads": 1,
-        "tracking.wandb": "disabled",  # W&B takes seconds to start; tests that need it turn it on
     }
-    chosen = [f"{key}={value}" for key, value in settings.items() if key not in named]
-    return [*base[:-1], *chosen, *overrides]
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -111,16 +114,28 @@ def run_until_killed(args: list[str], cwd: Path, is_time: Callable[[], bool]) ->
         program.kill()
 
 
-def refusal(task: Path, cwd: Path, *overrides: str) -> str:
+def run_here(task: Path | None, run_dir: Path, *overrides: str) -> None:
+    """Train in this process, which has imported everything, without Ray: for promises that are not
+    of the command itself.
+    """
+    words = _words(task, run_dir, "runtime.ray=false", *overrides)
+    composed = compose_overrides(words)
+    with own(run_dir):
+        start(to_config(composed), run_dir, as_plain(composed))
+
+
+def refusal(task: Path | None, cwd: Path, *overrides: str) -> str:
     """Return the message of a run that is refused; runs in this process, to save the imports."""
-    args = command(task, cwd / "run", "tracking.wandb=disabled", *overrides)[3:]
-    plain = [arg for arg in args if not arg.startswith("hydra.")]
-    register()
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        composed = compose("train", overrides=plain)
+    composed = compose_overrides(_words(task, cwd / "run", *overrides))
     with pytest.raises(RunError) as caught:
-        start(to_config(composed), cwd / "run", OmegaConf.to_container(composed, enum_to_str=True))
+        start(to_config(composed), cwd / "run", as_plain(composed))
     return str(caught.value)
+
+
+def _words(task: Path | None, run_dir: Path, *overrides: str) -> list[str]:
+    """Return the settings of `command` without those that only Hydra's program reads."""
+    words = command(task, run_dir, *overrides)[3:]
+    return [word for word in words if not word.startswith("hydra.")]
 
 
 def rows_of(run_dir: Path) -> list[dict[str, Any]]:

@@ -22,9 +22,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # These take from half a minute to minutes. They start first, the longest before the others, so that
 # both cores stay busy.
 LONGEST = (
-    *("test_runs.py", "test_kill_anywhere.py", "test_environment_runs.py", "test_python.py"),
-    *("test_interrupted_runs.py", "test_rehearsal.py", "test_environment_pool.py"),
-    *("test_evaluate_cli.py", "test_short_runs.py", "test_worker_failures.py", "test_config.py"),
+    *("test_runs.py", "test_interrupted_runs.py", "test_one_process.py", "test_python.py"),
+    *("test_environment_pool.py", "test_rehearsal.py", "test_environment_runs.py"),
+    *("test_evaluate_cli.py", "test_worker_failures.py", "test_config.py"),
     *("test_learner_families.py", "test_learner_lora.py", "test_rewards_sandbox.py"),
 )
 SLOW_S = 2.0  # CPU time: a test that takes more needs the marker `slow`
@@ -66,9 +66,11 @@ def only_the_recipes_of_the_package() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Turn the garbage collector on again, with all imports in its oldest generation."""
+    """Turn the garbage collector on again, without the imports. Where a run has brought them back
+    (`gc.unfreeze`), a search of everything takes more than a second, so that it comes seldom.
+    """
     gc.freeze()
-    gc.unfreeze()  # moves frozen objects into the oldest generation
+    gc.set_threshold(700, 10, 500)
     gc.enable()
 
 
@@ -88,6 +90,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         cpu_s = dict(report.user_properties).get("cpu_s", 0.0)
         if report.when == "call" and cpu_s > SLOW_S and "slow" not in report.keywords:
             terminalreporter.write_line(f"not marked slow: {cpu_s:.1f} s of CPU, {report.nodeid}")
+
+
+def pytest_unconfigure() -> None:
+    """Let Python free the imports at its end; nanobind names what is left."""
+    gc.unfreeze()
 
 
 def pytest_keyboard_interrupt() -> None:

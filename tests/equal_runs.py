@@ -1,6 +1,7 @@
 """Two runs with `deterministic=true` and equal settings, and whether they are equal."""
 
 import re
+import shutil
 from pathlib import Path
 
 from command_line import rows_of
@@ -49,3 +50,15 @@ def check_equal(first: Path, second: Path, *, num_exports: int = 1) -> list[dict
     assert [path for path in found.keys() | others if found.get(path) != others.get(path)] == []
     assert sum(row.get("rollout/resumed_samples", 0) for row in rows) > 0
     return rows
+
+
+def copy_as_killed(run_dir: Path, copy: Path) -> None:
+    """Copy the files of the run as if it had been killed after the row of its fifth step, with a
+    disk so slow that the fourth step's checkpoint was not complete.
+    """
+    late = ("report.html", "leftover.jsonl", "step_5", "eval_*_step_5.jsonl")
+    shutil.copytree(run_dir, copy, symlinks=True, ignore=shutil.ignore_patterns(*late))
+    saved = copy / "checkpoints"
+    (saved / "latest").write_text("step_2\n")
+    (saved / "step_4" / "manifest.json").unlink()
+    (saved / "step_4").rename(saved / ".step_4.partial")

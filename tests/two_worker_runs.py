@@ -1,6 +1,5 @@
 """Whole runs of two workers each, and their files."""
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ from command_line import command, run, write_task
 from equal_runs import SETTINGS
 
 TWO_WORKERS = ("runtime.num_workers=2", "evaluation.max_prompts=2")
-# Two engines in two runs: DAPO with a reference and two passes over two minibatches of a batch.
+# Two engines: DAPO with a reference and two passes over two minibatches of a batch.
 DATA_PARALLEL = (
     *TWO_WORKERS,
     *SETTINGS,
@@ -47,10 +46,10 @@ TENSOR_PARALLEL = (
     "reward.num_processes=5",
     "reward.hard_timeout_s=200",
     "trainer.num_minibatches=2",
-    "trainer.num_steps=8",
+    "trainer.num_steps=6",
     "evaluation.every=100",
 )
-ENGINES = {"first": "2 engines", "second": "2 engines", "together": "1 engine of 2 workers"}
+ENGINES = {"first": "2 engines", "together": "1 engine of 2 workers"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +69,6 @@ class TwoWorkers:
 def run_two_workers(folder: Path) -> TwoWorkers:
     """Run two side by side: neither may take what the other has of sockets and shared memory, and
     each disturbs the other's clock. The first run's environment names a cluster elsewhere.
-
-    The second run continues from what the first would have left if it had been killed in its fifth
-    step: from the checkpoint of the second.
     """
     task, here = write_task(folder), Path(__file__).parent
     variables = {
@@ -81,21 +77,11 @@ def run_two_workers(folder: Path) -> TwoWorkers:
         "PYTHONPATH": f"{here / 'at_exit'}:{here}",
     }
     before = set(Path("/dev/shm").iterdir())
-    done: dict[str, subprocess.CompletedProcess[str]] = {}
-
-    def first_and_second() -> None:
-        first, second = (
-            command(task, folder / name, *DATA_PARALLEL) for name in ("first", "second")
-        )
-        done["first"] = run(first, folder, **variables)
-        assert done["first"].returncode == 0, done["first"].stderr[-3000:]
-        copy_as_killed(folder / "first", folder / "second")
-        done["second"] = run([*second, "resume=auto"], folder)
-
+    first = command(task, folder / "first", *DATA_PARALLEL)
+    together = command(task, folder / "together", *TENSOR_PARALLEL)
     with ThreadPoolExecutor() as threads:
-        others = threads.submit(first_and_second)
-        done["together"] = run(command(task, folder / "together", *TENSOR_PARALLEL), folder)
-        others.result()
+        other = threads.submit(run, together, folder)
+        done = {"first": run(first, folder, **variables), "together": other.result()}
     left = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
     # These runs have ended: a file that a process still has open belongs to somebody else.
     in_use = "".join(mapped_files())
@@ -108,18 +94,6 @@ def mapped_files() -> Iterator[str]:
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):  # the process has ended meanwhile, or belongs to another user
             yield maps.read_text()
-
-
-def copy_as_killed(run_dir: Path, copy: Path) -> None:
-    """Copy the files of the run as if it had been killed after the row of its fifth step, with a
-    disk so slow that the fourth step's checkpoint was not complete.
-    """
-    late = ("report.html", "leftover.jsonl", "step_5", "eval_*_step_5.jsonl")
-    shutil.copytree(run_dir, copy, symlinks=True, ignore=shutil.ignore_patterns(*late))
-    saved = copy / "checkpoints"
-    (saved / "latest").write_text("step_2\n")
-    (saved / "step_4" / "manifest.json").unlink()
-    (saved / "step_4").rename(saved / ".step_4.partial")
 
 
 def has_row(run_dir: Path, *, step: int) -> bool:

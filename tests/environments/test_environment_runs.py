@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from command_line import command, rows_of, run, run_until_killed, steps_of
+from command_line import command, rows_of, run, run_here, run_until_killed, steps_of
 from equal_runs import files_of, metrics_of
 from two_worker_runs import has_row
 
@@ -17,7 +17,7 @@ from april_rl.tracking.keys import KEYS
 
 pytestmark = pytest.mark.slow
 SMALL = (
-    *("+recipe=tiny_tools_cpu", "tracking.wandb=disabled", "runtime.threads=1"),
+    "+recipe=tiny_tools_cpu",
     *("trainer.num_groups=4", "rollout.group_size=4", "environment.args.median_s=0.01"),
 )
 AGENT = ("+recipe=tiny_agent_cpu", *SMALL[1:-1])
@@ -38,16 +38,19 @@ async def run(client, row, seed):
 """
 
 
-def test_a_run_trains_an_agent_that_restarts_episodes(tmp_path: Path) -> None:
+def test_a_run_trains_an_agent_that_restarts_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fails when a request is lost, what the agent says is not in the sample, or engine and learner
     read different contexts.
     """
     (tmp_path / "forgetful.py").write_text(FORGETFUL)
-    own = ("environment.agent=forgetful:run", "environment.max_turns=5")
-    few = ("runtime.ray=false", "trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
-    more = ("environment.max_observation_tokens=600", "runtime.ray=false")
-    done = run(command(None, tmp_path / "run", *AGENT, *own, *few, *more), tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    own = (
+        *("environment.agent=forgetful:run", "environment.max_turns=5"),
+        *("environment.max_observation_tokens=600", "trainer.num_steps=1"),
+    )
+    run_here(None, tmp_path / "run", *AGENT, *own, "evaluation.sets.held_out=null")
     lines = (tmp_path / "run" / "samples" / "step_00001.jsonl").read_text().splitlines()
     told = [json.loads(line)["conversation"] for line in lines]
     assert all(said[0][0] == "environment" and said[1][0] == "policy" for said in told)
@@ -70,9 +73,7 @@ def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path, capsys) -> None:
     do not reach the update.
     """
     few = ("trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
-    small = (*SMALL, *few, "algorithm.advantage=grpo_by_turn", "runtime.ray=false")
-    done = run(command(None, tmp_path / "run", *small), tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_here(None, tmp_path / "run", *SMALL, *few, "algorithm.advantage=grpo_by_turn")
     lines = (tmp_path / "run" / "samples" / "step_00001.jsonl").read_text().splitlines()
     told = [json.loads(line)["conversation"] for line in lines]
     by_turns = [[who for who, _ in said] for said in told]

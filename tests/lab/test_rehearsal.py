@@ -142,9 +142,12 @@ def test_a_finding_that_is_accepted_by_name_is_shown_and_not_flagged(tmp_path, c
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_two_steps_go_through_every_stage(tmp_path, capsys):
-    """Rollout, reward, filter, update, weight sync, checkpoint, evaluation; on the real engine."""
+    """Rollout, reward, filter, update, weight sync, checkpoint, evaluation; on the real engine, in
+    this process, as for one large GPU.
+    """
     folder = tmp_path / "rehearsal"
-    status = rehearse.main([FLAGSHIP, f"output={folder}"])
+    here = ("runtime.num_workers=1", "gpu_gib=160", "runtime.ray=false", "runtime.threads=1")
+    status = rehearse.main([FLAGSHIP, *here, "accept=kv_cache", f"output={folder}"])
     printed = capsys.readouterr().out
     assert status == 0, printed
     assert "α = 2" in printed

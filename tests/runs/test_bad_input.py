@@ -133,6 +133,6 @@ def test_a_run_directory_that_cannot_be_written_is_named(task, tmp_path):
 
 
 def test_the_recipe_for_gpus_says_everything_that_is_missing_at_once(tmp_path):
-    message = refused_by_the_program(None, tmp_path, "+recipe=qwen3_4b_dapo")
+    message = refusal(None, tmp_path, "+recipe=qwen3_4b_dapo")
     for missing in ("GPUs: runtime.num_workers=8", "model: model.path=Qwen"):
         assert missing in message

@@ -16,7 +16,16 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from command_line import LEDGER_STATES, command, environment, refusal, rows_of, steps_of, write_task
+from command_line import (
+    LEDGER_STATES,
+    command,
+    environment,
+    groups_of,
+    refusal,
+    rows_of,
+    steps_of,
+    write_task,
+)
 from own_process import is_running, wait_until
 
 from april_rl.commands import checkpoint
@@ -100,22 +109,28 @@ def task(tmp_path_factory) -> Path:
     return write_task(tmp_path_factory.mktemp("task"))
 
 
-def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
+def test_a_lost_worker_restarts_the_run_and_ctrl_c_saves_it_and_leaves_no_process(task):
     """SIGINT to the whole foreground group, as a terminal sends it, while steps are running. Fails
-    when what was generated is not in a checkpoint. The run trains with CISPO and GDPO.
+    when the restart loses a step or a prompt, or makes one twice; when what was generated is not in
+    a checkpoint, or the reward counts from 0 after the restart. The run trains with CISPO and GDPO.
     """
     even = "even: {function: reward_functions:even_length}"
     short = "short: {function: length, weight: 0.5, args: {start_tokens: 0, end_tokens: 96}}"
+    counts = "counts: {function: reward_functions:CountsCalls, weight: 1e-6}"
     cispo = (
         *("algorithm=cispo", "trainer.num_minibatches=2", "algorithm.advantage=gdpo"),
-        *("reward.function=math_verify", f"reward.functions={{{even}, {short}}}"),
+        *("reward.function=math_verify", f"reward.functions={{{even}, {short}, {counts}}}"),
+        *("checkpoint.every_steps=1", "tracking.save_samples_every=1"),
     )
     with endless_run(task, task / "run", *cispo) as run:
-        run.wait_until(lambda: len(run.rows()) >= 3)
+        run.wait_until((run.run_dir / "checkpoints" / "latest").exists)
+        run.worker().kill()
+        run.wait_until(lambda: any("restart/count" in row for row in run.rows()))
         said = refused_by_the_program(task, run.run_dir, *cispo, "resume=auto")
         assert f"belongs to a run that is still active (process {run.process.pid} on " in said
         number = len(run.rows())
         run.wait_until(lambda: len(run.rows()) > number)
+        lost_by_the_worker = (run.run_dir / "samples" / "leftover.jsonl").read_text()
         children = run.descendants()
         assert children
         started = time.monotonic()
@@ -126,20 +141,25 @@ def test_ctrl_c_saves_the_run_ends_it_and_leaves_no_process(task):
     assert took_s < 110, "checkpoint.stop_deadline_s is 120, a tiny run needs some seconds"
     assert run.process.returncode == 130
     assert checkpoint.main(["verify", str(run.run_dir)]) == 0
-    assert not (run.run_dir / "samples" / "leftover.jsonl").exists(), "it is all saved"
+    leftover = (run.run_dir / "samples" / "leftover.jsonl").read_text()
+    assert leftover == lost_by_the_worker, "it is all saved"
     algorithm = yaml.safe_load((run.run_dir / "config.yaml").read_text())["algorithm"]
     assert (algorithm["loss"], algorithm["clip_low"]) == ("cispo", 1.0)
     assert all(row["loss/ratio_max"] > 1 for row in steps_of(run.run_dir))
+    assert "restart 1 of runtime.max_restarts=3" in run.output.read_text()
+    check_ledger(run.rows())
+    trained = groups_of(run.run_dir)
+    assert len(trained) == 4 * len(steps_of(run.run_dir)), "a prompt is trained once"
+    assert len({group[0]["reward_parts"]["counts"] for group in trained}) == len(trained)
     check_gdpo(run.run_dir)
     before = content_of(run.run_dir)
     for wrong, message in (
         ("seed=7", "seed=7 is not the seed of the saved prompt stream"),
         ("lora.rank=2", "lora.rank=2, but the saved run had 0"),
+        ("engine.kv_cache_gib=9999", "this run does not fit into memory"),  # the worker is built
     ):
-        assert message in refusal(task, task, *cispo, "resume=auto", wrong)
-    too_large = (*cispo, "resume=auto", "engine.kv_cache_gib=9999")  # its workers have started
-    message = refused_by_the_program(task, run.run_dir, *too_large)
-    assert "this run does not fit into memory" in message
+        one_process = "runtime.ray=false"
+        assert message in refusal(task, task, *cispo, "resume=auto", one_process, wrong)
     assert content_of(run.run_dir) == before, "a refused resume changes nothing"
 
 
@@ -188,7 +208,11 @@ def test_a_run_that_loses_its_worker_restarts_as_often_as_allowed(task):
         run.wait_until(lambda: len(run.rows()) > number)
         run.end_by_killing_the_worker(signal.SIGKILL, what="died")
     assert "restart 1 of runtime.max_restarts=1" in run.output.read_text()
-    rows = run.rows()
+    check_ledger(run.rows())
+
+
+def check_ledger(rows: list[dict[str, float]]) -> None:
+    """Check that a run that was restarted once has each step once, and has lost no group."""
     assert [row["step"] for row in rows] == list(range(len(rows)))
     assert [row["restart/count"] for row in rows if "restart/count" in row] == [1]
     for row in rows[1:]:

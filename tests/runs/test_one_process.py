@@ -4,63 +4,86 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from command_line import command, rows_of, run_all, write_task
+import ray
+from command_line import command, groups_of, rows_of, run, run_here, steps_of, write_task
 from composed_config import load, refusal
-from equal_runs import SETTINGS, check_equal
+from equal_runs import SETTINGS, check_equal, copy_as_killed
+from wandb_files import check_one_run
 
+from april_rl.algorithm import losses
 from april_rl.planning.layout import settle
+
+BESIDE = (
+    *("algorithm=ppo", "critic.lr=1e-3", "critic.warmup_steps=1", "teacher.weight=0.5"),
+    *("algorithm.entropy_target=10", "optimizer.schedule=linear", "tracking.wandb=offline"),
+    *("checkpoint.every_steps=2", "checkpoint.export_every_steps=2", "checkpoint.keep_last=3"),
+)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[losses.LossInputs]]:
+    """Return a folder with a whole run with Ray and its copy, resumed in this process from what a
+    kill leaves; and the inputs of the loss that a breakpoint saw in this process.
+    """
+    folder = write_task(tmp_path_factory.mktemp("runs"))
+    settings = (*BESIDE, f"teacher.path={folder / 'model'}", *SETTINGS)
+    done = run(command(folder, folder / "whole", *settings), folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    copy_as_killed(folder / "whole", folder / "resumed")
+    stops: list[losses.LossInputs] = []
+    loss = losses.ppo_clip
+
+    def debugged(inputs: losses.LossInputs, **bounds: Any) -> losses.TokenLoss:
+        breakpoint()
+        return loss(inputs, **bounds)
+
+    def note() -> None:
+        """Remember the inputs instead of asking."""
+        stops.append(sys._getframe(1).f_locals["inputs"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "ppo_clip", debugged)
+        patch.setattr(sys, "breakpointhook", note)
+        run_here(folder, folder / "resumed", *settings, "resume=auto")
+    return folder, stops
 
 
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_a_run_in_one_process_equals_the_run_with_ray(tmp_path: Path) -> None:
-    """To the last bit, with partial rollouts. Fails when the two do not take the same way."""
-    task = write_task(tmp_path)
-    runs = {name: command(task, tmp_path / name, *SETTINGS) for name in ("with_ray", "alone")}
-    for done in run_all([runs["with_ray"], [*runs["alone"], "runtime.ray=false"]], tmp_path):
-        assert done.returncode == 0, done.stderr[-3000:]
-    check_equal(tmp_path / "with_ray", tmp_path / "alone")
-
-
-# A user debugs a loss like this, except that the breakpoint takes a note instead of asking.
-DEBUGGED = """
-import sys
-import ray
-from april_rl.algorithm import losses
-from april_rl.api import train
-
-stops = []
-sys.breakpointhook = lambda: stops.append(sys._getframe(1).f_locals["inputs"])
-loss = losses.ppo_clip
-
-def debugged(inputs, **bounds):
-    breakpoint()
-    return loss(inputs, **bounds)
-
-if __name__ == "__main__":
-    losses.ppo_clip = debugged
-    for number in (1, 2):
-        train("tiny_cpu", "runtime.ray=false", "trainer.num_steps=1", "trainer.num_groups=2",
-              "rollout.group_size=2", "evaluation.sets.held_out=null", run_dir=f"run_{number}")
-        assert stops and stops.pop().logprobs.requires_grad
-        stops.clear()
-    assert not ray.is_initialized()
-"""
+def test_a_run_resumed_in_one_process_equals_the_whole_run_with_ray(ended) -> None:
+    """To the last bit, though every score comes at a moment of its own, with a teacher and a critic
+    after its warm-up. Fails when the two do not take the same way; when scores are consumed as they
+    come; when a checkpoint lacks the critic, its optimizer state or its warm-up, the entropy bonus,
+    a moment, the schedule, a parked token, a score, the place in the prompt stream or the expected
+    length; when rows of metrics are lost or there twice, or are sent to another run of W&B.
+    """
+    whole, resumed = (ended[0] / name for name in ("whole", "resumed"))
+    assert list((resumed / "checkpoints").glob("*.partial")) == []
+    steps = [row for row in check_equal(whole, resumed, num_exports=3) if "critic/loss" in row]
+    assert ["loss/total" in row for row in steps] == [False, True, True, True, True]
+    assert "loss/teacher_kl" in steps[-1]
+    bonus = [row["loss/entropy_coefficient"] for row in steps[1:]]
+    assert bonus == pytest.approx([0.0, 0.005, 0.01, 0.015])
+    trained = [sample for group in groups_of(whole) for sample in group]
+    assert {sample["advantage"] for sample in trained} == {None}, "the critic's stay in the worker"
+    assert check_one_run(resumed, steps_of(resumed), num_folders=2) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_a_breakpoint_in_a_loss_is_reached_and_a_second_run_follows_in_the_process(
-    tmp_path: Path,
+    ended, tmp_path: Path
 ) -> None:
     """Fails when the loss is computed elsewhere, or a run leaves something that stops the next."""
-    script = tmp_path / "script.py"
-    script.write_text(DEBUGGED)
-    [done] = run_all([[sys.executable, str(script)]], tmp_path)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    assert [rows_of(tmp_path / f"run_{run}")[-1]["step"] for run in (1, 2)] == [1, 1]
+    folder, stops = ended
+    assert stops
+    assert all(inputs.logprobs.requires_grad for inputs in stops)
+    run_here(folder, tmp_path / "second", "trainer.num_steps=1", "evaluation.every=100")
+    assert rows_of(tmp_path / "second")[-1]["step"] == 1
+    assert not ray.is_initialized()
 
 
 @pytest.mark.parametrize(

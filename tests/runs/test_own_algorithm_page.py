@@ -6,13 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import command, rows_of, run
+from command_line import command, refusal, rows_of, run
 from source_tree import ROOT
 
 PAGE = (ROOT / "docs" / "own_algorithm.md").read_text(encoding="utf-8")
 MODULE, SCRIPT = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 [WORDS] = re.findall(r"^python -m april_rl\.train (.*)$", PAGE, flags=re.MULTILINE)
-SMALL = ("trainer.num_steps=2", "trainer.num_groups=4", "evaluation.sets.held_out.max_prompts=8")
+SMALL = (
+    *("trainer.num_steps=2", "trainer.num_groups=4", "rollout.group_size=4"),
+    "evaluation.sets.held_out=null",
+)
 
 
 @pytest.mark.slow
@@ -47,7 +50,7 @@ def test_the_command_of_the_page_trains_with_the_functions_of_the_page(tmp_path:
     assert max(lines) < 60, "prompts at the beginning of the file"
     learned = [line.split() for line in (tmp_path / "learned").read_text().splitlines()]
     assert len(learned) >= 8
-    assert {size for _, size in learned} == {"8"}
+    assert {size for _, size in learned} == {"4"}
 
 
 @pytest.mark.soak
@@ -64,14 +67,13 @@ def test_the_script_of_the_page_trains_with_a_function_as_an_object(tmp_path: Pa
     assert "loss/own/log_ratio_abs" in rows_of(run_dir)[-1]
 
 
-def test_a_loss_of_a_wrong_shape_is_refused_before_training(tmp_path: Path) -> None:
+def test_a_loss_of_a_wrong_shape_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = MODULE.replace("return TokenLoss(loss,", "return TokenLoss(loss.mean(),")
-    (tmp_path / "my_algorithm.py").write_text(code)
-    done = run(
-        command(None, tmp_path / "run", "+recipe=tiny_cpu", "algorithm.loss=my_algorithm:bounded"),
-        tmp_path,
-    )
-    assert done.returncode == 1
-    [line] = done.stderr.strip().splitlines()
-    assert "algorithm.loss=my_algorithm:bounded" in line
-    assert "it needs one value for each token" in line
+    (tmp_path / "my_reduced_loss.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    message = refusal(None, tmp_path, "+recipe=tiny_cpu", "algorithm.loss=my_reduced_loss:bounded")
+    assert "algorithm.loss=my_reduced_loss:bounded" in message
+    assert "it needs one value for each token" in message
+    assert "\n" not in message

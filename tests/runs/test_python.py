@@ -17,6 +17,8 @@ from april_rl.api import evaluate, train
 from april_rl.commands import checkpoint
 from april_rl.errors import RunError
 
+ONE_PROCESS = {"ray": False, "threads": 1}
+
 
 def ran(code: str, folder: Path, *, is_script: bool) -> str:
     """Run code in `folder`, as a script or as a notebook, which has no file; return its output."""
@@ -37,14 +39,23 @@ def ran(code: str, folder: Path, *, is_script: bool) -> str:
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_the_code_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
-    """With a reward and data that are objects. Fails when the page is not true, or the reward is
-    not the one that was given.
+    """With a reward and data that are objects; smaller, and without Ray. Fails when the page is not
+    true, or the reward is not the one that was given.
     """
     [code] = (ROOT / "docs" / "python.md").read_text().split("```python\n")[1:]
-    printed = ran(code.partition("```")[0], tmp_path, is_script=True)
+    code = code.partition("```")[0]
+    for shown, small in (
+        ('"evaluation.sets.held_out=null",', '"evaluation.sets.held_out=null", *SMALL,'),
+        ('"num_steps": 3, "num_groups": 8', '"num_steps": 1, "num_groups": 4'),
+        ("evaluation.max_prompts=32", "evaluation.max_prompts=4"),
+    ):
+        assert shown in code
+        code = code.replace(shown, small)
+    small = ("runtime.ray=false", "runtime.threads=1", "rollout.group_size=4")
+    printed = ran(f"SMALL = {small}\n{code}", tmp_path, is_script=True)
     [run_dir] = (tmp_path / "outputs" / "tiny_cpu").iterdir()
     rows = rows_of(run_dir)
-    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert [row["step"] for row in rows] == [0, 1]
     assert "eval/sums/avg_at_k" in rows[-1]
     assert "reward/mean" in printed
     samples = (run_dir / "samples" / "step_00001.jsonl").read_text().splitlines()
@@ -90,14 +101,15 @@ def test_rows_and_settings_of_python_train_until_on_step_returns_true(
 
     run = train(
         "mine_python",
-        {"runtime": {"ray": False}, "evaluation.sets.held_out": None},
+        {"runtime": ONE_PROCESS, "evaluation.sets.held_out": None},
         run_dir=tmp_path / "run",
         config_dir=tmp_path / "conf",
         data=rows,
         held_out={"own": rows[:8]},
         reward="exact",
         on_step=on_step,
-        trainer={"num_steps": 9, "num_groups": 8},
+        trainer={"num_steps": 9, "num_groups": 4},
+        rollout={"group_size": 4},
     )
     logged = {int(row.pop("step")): row for row in rows_of(run.path)}
     assert list(logged) == list(seen) == [0, 1, 2]
@@ -130,13 +142,14 @@ def test_functions_are_tools_that_the_policy_calls(tmp_path: Path) -> None:
     settings = {"environment": {"max_turns": 2, "max_observation_tokens": 16}}
     run = train(
         "tiny_cpu",
-        settings | {"runtime": {"ray": False}, "data": {"template": "chat"}},
+        settings | {"runtime": ONE_PROCESS, "data": {"template": "chat"}},
         run_dir=tmp_path / "run",
         tools=[boxed],
         trainer={"num_steps": 1, "num_groups": 4},
         evaluation={"max_prompts": 4},
+        rollout={"group_size": 4},
     )
-    assert len(log.read_text().splitlines()) >= 4 * 8
+    assert len(log.read_text().splitlines()) >= 4 * 4
     lines = (run.path / "samples" / "step_00001.jsonl").read_text().splitlines()
     conversations = [json.loads(line)["conversation"] for line in lines]
     assert ["environment", " 0 "] in [said[1] for said in conversations]

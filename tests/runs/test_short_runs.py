@@ -4,13 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import command, run
+from command_line import run_here
 
 from april_rl.tracking import figures
 
 
 @pytest.mark.slow
-def test_a_short_run_warns_of_its_prompts_and_shows_its_samples(tmp_path: Path) -> None:
+def test_a_short_run_warns_of_its_prompts_and_shows_its_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Fails when a run that learns nothing says so at its end only, or keeps no samples."""
     rows = (
         {
@@ -20,22 +22,19 @@ def test_a_short_run_warns_of_its_prompts_and_shows_its_samples(tmp_path: Path) 
         for n in range(20)
     )
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = run(
-        command(
-            None,
-            tmp_path / "run",
-            *("+recipe=tiny_cpu", "~evaluation.sets.held_out", "tracking.wandb=disabled"),
-            *("data.path=chats.jsonl", "data.prompt_column=messages", "data.template=chat"),
-            *("trainer.num_steps=3", "trainer.num_groups=2", "rollout.group_size=2"),
-            *("rollout.max_response_tokens=16", "learner.max_tokens=256", "runtime.threads=1"),
-            "runtime.ray=false",
-        ),
-        tmp_path,
+    monkeypatch.chdir(tmp_path)
+    run_here(
+        None,
+        tmp_path / "run",
+        *("+recipe=tiny_cpu", "~evaluation.sets.held_out"),
+        *("data.path=chats.jsonl", "data.prompt_column=messages", "data.template=chat"),
+        *("trainer.num_steps=3", "trainer.num_groups=2", "rollout.group_size=2"),
+        *("rollout.max_response_tokens=16", "learner.max_tokens=256"),
     )
-    assert done.returncode == 0, done.stderr
-    assert "of these prompts are unknown to the model, which reads chats.jsonl:1 as" in done.stdout
-    assert "'<unk>hat is 0 <unk>lus 2000<unk>'" in done.stdout
-    lines = done.stdout.splitlines()
+    printed = capsys.readouterr().out
+    assert "of these prompts are unknown to the model, which reads chats.jsonl:1 as" in printed
+    assert "'<unk>hat is 0 <unk>lus 2000<unk>'" in printed
+    lines = printed.splitlines()
     header = lines.index(figures.HEADING)
     assert lines[header + 1] == figures.LEGEND
     assert [line.split()[0] for line in lines[header + 2 : header + 5]] == ["1", "2", "3"]

@@ -170,6 +170,7 @@ def test_the_page_says_what_to_look_at_and_what_to_set(tmp_path):
     outcomes = {
         "smoke": outcome(rows=rows, values={"weights": "Qwen/Qwen3-0.6B", "mismatch": [0.002]}),
         "keep": outcome(status="skipped", reason="no | such"),
+        "learner": outcome(status="failed", reason=f"ImportError: {PLANTED}"),
     }
     results = Results(folder=tmp_path, machine=GPU, outcomes=outcomes)
     results.write(gpu_acceptance.PARTS)
@@ -181,6 +182,7 @@ def test_the_page_says_what_to_look_at_and_what_to_set(tmp_path):
     )
     assert "- `learner.max_mismatch=0.008` (4 ×" in page
     assert "skipped: no \\| such |" in page
+    assert f"failed: ImportError: {PLANTED}" in page
 
 
 @pytest.mark.parametrize(
@@ -189,6 +191,7 @@ def test_the_page_says_what_to_look_at_and_what_to_set(tmp_path):
         (SkippedError("one device"), "skipped", "one device"),
         (FailedError("no room"), "failed", "no room"),
         (KeyError("bytes"), "failed", "KeyError: 'bytes'"),
+        (ImportError(PLANTED), "failed", f"ImportError: {PLANTED}"),
     ],
 )
 def test_any_error_in_a_part_becomes_its_outcome(tmp_path, ends_with, status, reason):
@@ -270,12 +273,10 @@ def test_a_command_that_fails_is_shown_with_its_error(tmp_path, said, error, mes
         Session(tmp_path, GPU).run("bad", "sh", "-c", f"echo starting; {said}; exit 1")
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-@pytest.mark.parametrize(
-    ("part", "library"),
-    [("learner", "hydra"), pytest.param("sync", "vllm", marks=pytest.mark.soak)],
-)
+@pytest.mark.parametrize(("part", "library"), [("learner", "hydra"), ("sync", "vllm")])
 def test_a_part_that_fails_is_on_the_page_and_a_second_start_does_nothing(
     tmp_path, capsys, part, library
 ):
