@@ -9,6 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 
 from april_rl.config.choices import TrackingBackend, WandbMode
+from april_rl.config.tracking import TrackingConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Histogram
 from april_rl.tracking.backend import Backend, BackendSettings
@@ -115,9 +116,10 @@ def start_backends(settings: BackendSettings, *, tell: Tell) -> Backends:
 
 def _start(backend: TrackingBackend, settings: BackendSettings, tell: Tell) -> Backend | None:
     """Start a tracker; each imports its library, which takes seconds. None: W&B is disabled."""
+    tracking: TrackingConfig = settings.tracking
     match backend:
         case TrackingBackend.wandb:
-            if settings.tracking.wandb is WandbMode.disabled:
+            if tracking.wandb is WandbMode.disabled:
                 return None
             from april_rl.tracking.wandb_run import start_wandb
 

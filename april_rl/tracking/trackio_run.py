@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import trackio
 
+from april_rl.config.tracking import TrackingConfig
 from april_rl.metrics import Histogram
 from april_rl.tracking import keys
 from april_rl.tracking.backend import SAMPLE_COLUMNS, BackendSettings
@@ -24,9 +25,11 @@ class TrackioRun:
     can_replace = False
 
     def __init__(self, settings: BackendSettings, *, tell: Callable[[str], None]) -> None:
+        tracking: TrackingConfig = settings.tracking
+        project = tracking.project
         with redirect_stdout(io.StringIO()):
             self._run = trackio.init(
-                settings.tracking.project,
+                project,
                 name=_name(settings),
                 group=settings.labels.group or None,
                 config={**settings.config, "versions": dict(versions())},
@@ -35,7 +38,6 @@ class TrackioRun:
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
-        project = settings.tracking.project
         tell(
             f"trackio: look at the run with: trackio show --project {project}, then open "
             f"{first_look(project, settings.config)}"
