@@ -88,6 +88,7 @@ def test_workers_get_the_model_folder_as_an_absolute_path(task, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     write(tmp_path / "model" / "config.json", {"model_type": "mamba"})
+    (tmp_path / "model" / "model.safetensors").touch()
     assert f"model.path={tmp_path}/model: " in refusal(task, tmp_path, "model.path=model")
 
 

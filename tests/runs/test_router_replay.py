@@ -103,9 +103,10 @@ def test_a_mixture_of_experts_trains_with_the_experts_of_its_engine_and_resumes(
 @pytest.mark.filterwarnings("ignore")  # transformers warns about tiny configurations
 @pytest.mark.parametrize("model_type", ["qwen3", "phimoe"])
 def test_a_model_without_a_known_router_is_refused_by_name(model_type, task, tmp_path):
-    """One is dense, the other samples its experts in a way of its own. The folder has no weights:
-    fails when a worker starts first.
+    """One is dense, the other samples its experts in a way of its own. The weights are empty: fails
+    when a worker starts first.
     """
     tiny_config(model_type, max_position_embeddings=512).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").touch()
     message = refusal(task, tmp_path, f"model.path={tmp_path / 'model'}", *SETTINGS)
     assert f"learner.router_replay=learner: model_type {model_type} has no router" in message
