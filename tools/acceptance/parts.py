@@ -121,6 +121,7 @@ def learner(session: Session) -> Measured:
         wide = session.model("model_4b", like="Qwen/Qwen3-4B", num_layers=4)
         rows += [_fused_row(session, "0.6 B", path, **work)]
         rows += [_fused_row(session, "the widths of 4 B, four layers", wide, **work)]
+        rows += [_kept_row(session, "the widths of 4 B, four layers", wide, **work)]
     return Measured(rows, found)
 
 
@@ -141,6 +142,24 @@ def _fused_row(session: Session, name: str, path: Path, **work: object) -> Row:
         ratio <= 0.9,
         "if not: compiled functions gain nothing here",
         "" if ratio <= 1 else "learner.fused=false",
+    )
+
+
+def _kept_row(session: Session, name: str, path: Path, **work: object) -> Row:
+    """Compare an update that keeps the output of attention in recomputed layers and one without."""
+    settings = [*_learner_settings(session, path), "learner.activation_checkpointing=true"]
+    again, kept = (
+        session.measure("learner.measure", settings=[*settings, keep], **work)
+        for keep in ("learner.keep_attention=false", "learner.keep_attention=true")
+    )
+    ratio, memory = (kept[key] / again[key] for key in ("time_s", "peak_gib"))
+    return Row(
+        f"learner.keep_attention, {name}",
+        f"{ratio:.2f} of the time, {memory:.2f} of the memory",
+        "less than the time",
+        ratio < 1,
+        "if not: attention is a small part of these layers",
+        "" if ratio < 1 else "learner.keep_attention=false",
     )
 
 
