@@ -23,7 +23,7 @@ def task(tmp_path_factory) -> Path:
     ],
 )
 def test_a_model_is_refused_by_its_configuration_alone(model_type, message, task, tmp_path):
-    """The folder has no weights: fails when a worker starts first."""
+    """The weights are empty: fails when a worker starts first."""
     tiny_config(model_type, max_position_embeddings=512).save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").touch()
     assert message in refusal(task, tmp_path, f"model.path={tmp_path / 'model'}")
