@@ -48,7 +48,8 @@ def test_the_command_of_the_page_trains_with_the_functions_of_the_page(tmp_path:
     assert all(len(rewards) == 2 for rewards in by_prompt.values())
     lines = {int(sample["source"].rpartition(":")[2]) for sample in samples}
     assert max(lines) < 60, "prompts at the beginning of the file"
-    learned = [line.split() for line in (tmp_path / "learned").read_text().splitlines()]
+    trial, *learned = [line.split() for line in (tmp_path / "learned").read_text().splitlines()]
+    assert trial == ["0", "2"], "two made-up rewards, before training"
     assert len(learned) >= 8
     assert {size for _, size in learned} == {"4"}
 
