@@ -50,6 +50,7 @@ def build_collector(
             max_staleness=rollout.max_staleness,
             finish_stale=rollout.on_stale is OnStale.finish,
             max_rejected_groups=_REJECTED_PER_GROUP * config.trainer.num_groups,
+            group_filter=config.algorithm.group_filter or "",
             requests=RequestRules(
                 tick_steps=tick_steps(config, num_engines=engines.num_engines),
                 max_response_tokens=rollout.max_response_tokens,

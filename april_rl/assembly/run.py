@@ -13,7 +13,7 @@ from april_rl.assembly.collector import build_collector
 from april_rl.assembly.environments import RewardsAndEnvironments, open_files_line
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.inputs import Inputs, Site, read_inputs, teacher_server, try_outside
-from april_rl.assembly.own_functions import try_own_functions
+from april_rl.assembly.own_functions import try_on_groups, try_own_functions
 from april_rl.assembly.packer import build_packer
 from april_rl.assembly.resume_checks import check_resume, model_identity
 from april_rl.assembly.run_directory import RunDirectory
@@ -78,8 +78,7 @@ def assemble(
     resumed: Resumed | None,
     labels: RunLabels | None = None,
 ) -> Parts:
-    """Start the parts of a run and return them; closing `stack` ends them. Raise RunError if one
-    fails.
+    """Start the parts of a run; closing `stack` ends them. Raise RunError if one fails.
 
     Prompts continue from `resumed`; the caller restores the rest. `run_dir` is not changed.
     """
@@ -96,6 +95,7 @@ def assemble(
     _show(drafted.lines, view)
     inputs = read_inputs(site, states=resumed.state.get("rewards", {}) if resumed else None)
     prompts, training, held_out = _read_prompts(site, inputs, resumed)
+    try_on_groups(config, training[0][0])
     identity = _identity(config, drafted, resumed)
     _show(open_files_line(config, num_episodes=num_slots(config)), view)
     outside = try_outside(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import json
 from functools import partial
 
 import xxhash
@@ -10,12 +10,14 @@ import xxhash
 from april_rl.config.task import SAMPLERS, DataConfig
 from april_rl.data.errors import DataError
 from april_rl.data.samplers import ByPassRate, NewSampler, Sampler
-from april_rl.outside.user_code import Caught, import_function
+from april_rl.data.stream import PromptStream
+from april_rl.outside.user_code import Caught, check_call, import_function
+from april_rl.types import Prompt
 
 
 def sampler_maker(config: DataConfig, *, seed: int) -> NewSampler | None:
-    """Return the function that makes a set's sampler; None for the default. Make one and draw
-    from it as a test; raise DataError for a class that cannot be used.
+    """Return the function that makes a set's sampler; None for the default. Draw from one,
+    save and restore it as a test; raise DataError for a class that cannot be used.
     """
     if config.sampler == "shuffled":
         return None
@@ -23,13 +25,23 @@ def sampler_maker(config: DataConfig, *, seed: int) -> NewSampler | None:
     if config.sampler in SAMPLERS:
         make = partial(_by_pass_rate, config, seed)
     with Caught() as caught:
-        make(2, "").draw()
+        _try(make)
     if caught.message:
         raise DataError(
-            f"data.sampler={config.sampler} failed when made for two prompts and drawn from as a "
-            f"test: {caught.message}"
+            f"data.sampler={config.sampler} failed when it was made for two prompts, drawn from, "
+            f"saved and restored as a test: {caught.message}"
         )
     return make
+
+
+def _try(make: NewSampler) -> None:
+    """Take a prompt of two, give its rewards, and continue from a checkpoint."""
+    prompts = [Prompt(id=n, token_ids=(n,), text="", answer="", source="") for n in range(2)]
+    stream = PromptStream(prompts, seed=0, new_sampler=make)
+    stream.learn(stream.take(), (1.0, 0.0))
+    resumed = PromptStream(prompts, seed=0, new_sampler=make)
+    resumed.restore(json.loads(json.dumps(stream.save())))
+    resumed.take()
 
 
 def _by_pass_rate(config: DataConfig, seed: int, num_prompts: int, name: str) -> Sampler:
@@ -39,7 +51,7 @@ def _by_pass_rate(config: DataConfig, seed: int, num_prompts: int, name: str) ->
 def _own(config: DataConfig, seed: int, num_prompts: int, name: str) -> Sampler:
     found = import_function(config.sampler)
     own_seed = xxhash.xxh32_intdigest(f"{seed} {name}".encode()) if name else seed
-    inspect.signature(found).bind(num_prompts, own_seed, **config.sampler_args)
+    check_call(found, "num_prompts", "seed", args=config.sampler_args, key="data.sampler_args")
     made: Sampler = found(num_prompts, own_seed, **config.sampler_args)
     lacks = [method for method in ("draw", "save", "restore") if method not in dir(made)]
     if lacks:

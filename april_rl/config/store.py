@@ -247,7 +247,10 @@ def run_config(path: Path) -> TrainConfig:
     ConfigError when there is none, or it is not one of this version.
     """
     if not path.is_file():
-        raise ConfigError(f"{path.parent} is not the directory of a run: it has no {path.name}")
+        raise ConfigError(
+            f"{path.parent} is not the directory of a run: it has no {path.name}; give the folder "
+            f"that holds {path.name}"
+        )
     try:
         found = without_absent(OmegaConf.to_container(OmegaConf.load(path)))
         saved = _without_removed(_without_nulls(OmegaConf.create(found)))

@@ -228,6 +228,11 @@ class EvaluationConfig:
     function: str | None = None
 
     def __post_init__(self) -> None:
+        require(
+            self.every >= 1,
+            f"evaluation.every must be >= 1, got {self.every}; evaluation.sets.NAME=null turns the "
+            "evaluation of a set off",
+        )
         check_bounds("evaluation", self)
         _check_sets("evaluation.sets", self.sets)
         for name, chosen in self.sets.items():

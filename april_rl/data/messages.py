@@ -27,8 +27,8 @@ def conversation(items: list[Any]) -> tuple[Message, ...]:
         )
     if last not in _ROLES_OF_QUESTIONS or not any(m["role"] == "user" for m in messages):
         raise ValueError(
-            "has no question: a conversation needs a user message and ends with one, or with "
-            f"one of a tool; the last is of the {last}"
+            "has no question: the last message must be from the user or a tool, and one must be "
+            f"from the user; here the last is from the {last}"
         )
     return messages
 

@@ -7,9 +7,12 @@ After n prompts a source of weight w has given about n · w / Σ w of them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from april_rl.data.errors import DataError
 from april_rl.data.prompts import PromptTable
@@ -65,12 +68,7 @@ class PromptStream:
     def take(self, prompt_id: int | None = None) -> Prompt:
         """Return the next prompt; its id is the number of prompts taken before, or `prompt_id`."""
         prompt_id = self.num_taken if prompt_id is None else prompt_id
-        index = self._sampler.draw()
-        if not 0 <= index < len(self._prompts):
-            raise DataError(
-                f"data.sampler returned the index {index!r} for {len(self._prompts)} prompts of "
-                f"{self._setting}"
-            )
+        index = self._draw()
         if self._learner is not None:
             self._drawn[prompt_id] = index
         self.num_taken += 1
@@ -83,15 +81,40 @@ class PromptStream:
             self._learner.learn(index, rewards)
 
     def save(self) -> dict[str, Any]:
+        """Return plain data for JSON; raise DataError if the sampler's state cannot be written."""
         return {
             "seed": self._seed,
             "num_taken": self.num_taken,
             "num_prompts": len(self._prompts),
             "fingerprint": self._origin.fingerprint,
             "drawn": [*self._drawn.items()],
-            "sampler": self._sampler.save(),
+            "sampler": self._sampler_state(),
             "sampler_name": type(self._sampler).__name__,
         }
+
+    def _draw(self) -> int:
+        drawn, num_prompts = self._sampler.draw(), len(self._prompts)
+        is_integer = isinstance(drawn, int | np.integer) and not isinstance(drawn, bool)
+        if is_integer and 0 <= drawn < num_prompts:
+            return int(drawn)
+        source = f" of data.sources.{self._name}" if self._name else ""
+        raise DataError(
+            f"data.sampler: draw of {type(self._sampler).__name__} returned {drawn!r} of type "
+            f"{type(drawn).__name__} for {num_prompts} prompts{source}; return the index of one of "
+            f"them, an integer from 0 to {num_prompts - 1}"
+        )
+
+    def _sampler_state(self) -> Any:  # noqa: ANN401
+        state = self._sampler.save()
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"data.sampler: what save of {type(self._sampler).__name__} returned cannot be "
+                f"written as JSON ({error}), so no checkpoint would have it; return plain numbers, "
+                "texts, lists and dicts (of numpy: int(x), float(x), x.tolist())"
+            ) from error
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken; raise DataError if seed, data or sampler differ."""

@@ -96,7 +96,8 @@ class Tokenizer:
             )
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise TokenizerError(
-                f"the chat template of model.path={self._path} refuses the messages: {error}"
+                f"the chat template of model.path={self._path} refuses the messages: {error}. "
+                "Change the messages, or set data.template=plain"
             ) from error
         return str(text)
 

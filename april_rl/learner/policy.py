@@ -219,7 +219,7 @@ class Policy(nn.Module):
         checkpoint.load_into(self.stored_tensors())
 
     def stored_tensors(self) -> Iterator[tuple[Part, Tensor]]:
-        """Yield each tensor of a checkpoint of this model with the one here that contains it.
+        """Yield each tensor of a checkpoint with the tensor of this model that holds it.
 
         The parameters come first, then the buffers that a checkpoint has, which are not trained.
         """

@@ -12,16 +12,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from april_rl.algorithm.advantages import Advantages, Floats
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Advantage
 from april_rl.errors import RunError
-from april_rl.outside.user_code import Caught, import_function
+from april_rl.outside.user_code import Caught, check_call, import_function
 from april_rl.types import Sample, ScoredGroup
 
 GroupFilter = Callable[[ScoredGroup], bool]
+# Arguments that each function is given, besides those of algorithm.args.
+GIVEN = {"loss": ("inputs",), "advantage": ("samples", "rewards"), "group_filter": ("scored",)}
 
 
 class OwnFunctionError(RunError):
@@ -32,20 +34,15 @@ def load_advantages(config: AlgorithmConfig) -> Advantages | None:
     """Return the function of algorithm.advantage, None if built in; raise OwnFunctionError."""
     if config.advantage in Advantage.__members__:
         return None
-    estimate = load_own(config, "advantage", config.advantage, num_given=2)
+    estimate = load_own(config, "advantage", config.advantage)
 
     def checked(
         groups: Sequence[ScoredGroup], rewards: Sequence[ArrayLike]
     ) -> Sequence[Sequence[float | Floats]]:
-        wrong, found = "", []
         samples = [scored.group.samples for scored in groups]
         with Caught() as caught:
-            returned = estimate(samples, rewards)
-            found = [[np.asarray(each, np.float64) for each in group] for group in returned]
-            wrong = _wrong_advantages(samples, found)
-        if message := caught.message or wrong:
-            raise OwnFunctionError(f"algorithm.advantage={config.advantage}: {message}")
-        return [[each if each.ndim else float(each) for each in group] for group in found]
+            return _advantages_of(samples, estimate(samples, rewards))
+        raise OwnFunctionError(f"algorithm.advantage={config.advantage}: {caught.message}")
 
     return checked
 
@@ -54,24 +51,25 @@ def load_group_filter(config: AlgorithmConfig) -> GroupFilter | None:
     """Return the function of algorithm.group_filter, None without one; raise OwnFunctionError."""
     if config.group_filter is None:
         return None
-    keep = load_own(config, "group_filter", config.group_filter, num_given=1)
+    keep = load_own(config, "group_filter", config.group_filter)
 
     def checked(scored: ScoredGroup) -> bool:
         with Caught() as caught:
-            return bool(keep(scored))
+            kept = keep(scored)
+            if isinstance(kept, bool | np.bool_):
+                return bool(kept)
+            raise TypeError(f"it returned {kept!r:.80}; return True for a group to train, or False")
         raise OwnFunctionError(f"algorithm.group_filter={config.group_filter}: {caught.message}")
 
     return checked
 
 
-def load_own(
-    config: AlgorithmConfig, key: str, function: str, *, num_given: int
-) -> Callable[..., Any]:
+def load_own(config: AlgorithmConfig, key: str, function: str) -> Callable[..., Any]:
     """Import a function, and bind the arguments of `algorithm.args` that it names."""
     with Caught() as caught:
         found = import_function(function)
         args = {name: config.args[name] for name in keywords(found) & config.args.keys()}
-        inspect.signature(found).bind(*range(num_given), **args)
+        check_call(found, *GIVEN[key], args=args, key="algorithm.args")
         return partial(found, **args)
     raise OwnFunctionError(f"algorithm.{key}={function} cannot be used: {caught.message}")
 
@@ -82,21 +80,41 @@ def keywords(function: Callable[..., Any]) -> set[str]:
     return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
-def _wrong_advantages(
-    samples: Sequence[Sequence[Sample]], found: Sequence[Sequence[Floats]]
-) -> str:
+def _advantages_of(
+    samples: Sequence[Sequence[Sample]],
+    returned: Any,  # noqa: ANN401
+) -> list[list[float | Floats]]:
+    """Return what a function returned for groups of samples; raise TypeError for anything but a
+    finite number, or one for each response token, for each sample.
+    """
+    groups = list(returned) if np.iterable(returned) else [returned]
+    flat = [group for group in groups if isinstance(group, str) or not np.iterable(group)]
+    if flat:
+        raise TypeError(
+            f"it returned {flat[0]!r:.80} where the advantages of a group belong; return for each "
+            "group a list (or an array) with one number, or one array [R], for each sample"
+        )
+    found = [[np.asarray(each) for each in group] for group in groups]
     if [len(group) for group in found] != [len(group) for group in samples]:
-        return (
+        raise TypeError(
             f"it returned {[len(group) for group in found]} advantages for groups of "
             f"{[len(group) for group in samples]} samples; return one list for each group"
         )
-    for group, advantages in zip(samples, found, strict=True):
-        for sample, each in zip(group, advantages, strict=True):
-            if each.ndim and each.shape != (sample.num_tokens,):
-                return (
-                    f"it returned an array of shape {list(each.shape)} for a sample of "
-                    f"{sample.num_tokens} response tokens; return a number or one for each token"
-                )
-            if not np.isfinite(each).all():
-                return "it returned an advantage that is not a finite number"
-    return ""
+    return [
+        [_advantage_of(sample, each) for sample, each in zip(group, of_group, strict=True)]
+        for group, of_group in zip(samples, found, strict=True)
+    ]
+
+
+def _advantage_of(sample: Sample, found: NDArray[Any]) -> float | Floats:
+    place = f"a sample of the prompt {sample.prompt.text!r:.80} ({sample.prompt.source})"
+    if found.dtype.kind not in "biuf":
+        raise TypeError(f"it returned {found.tolist()!r:.80} for {place}; return numbers")
+    if found.ndim and found.shape != (sample.num_tokens,):
+        raise TypeError(
+            f"it returned an array of shape {list(found.shape)} for {place}, which has "
+            f"{sample.num_tokens} response tokens; return a number or one for each token"
+        )
+    if not np.isfinite(found).all():
+        raise TypeError(f"it returned an advantage that is not a finite number for {place}")
+    return found.astype(np.float64) if found.ndim else float(found)

@@ -130,6 +130,20 @@ def check_args(
         raise TypeError(f"has no argument {unknown[0]!r}; it takes {', '.join(named) or 'none'}")
 
 
+def check_call(
+    function: Callable[..., object], *given: str, args: Mapping[str, object], key: str
+) -> None:
+    """Raise TypeError unless a function can be called with as many arguments as are `given` and,
+    by name, with `args`, which are the value of the setting `key`.
+    """
+    try:
+        inspect.signature(function).bind(*given, **args)
+    except TypeError as error:
+        raise TypeError(
+            f"{error}; it is called as f({', '.join(given)}, NAME=…), where {key} gives each NAME"
+        ) from None
+
+
 def further_names(
     function: Callable[..., object], args: Mapping[str, object], *, given: Collection[str] = ()
 ) -> tuple[str, ...]:

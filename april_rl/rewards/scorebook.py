@@ -132,8 +132,8 @@ class Scorebook:
 
 
 def total(functions: Sequence[RewardFunction], scores: Sequence[Score]) -> Score:
-    """Return the score of a sample from its scores by each function: their sum, or the first
-    failure. With one function it has no parts.
+    """Return one score for a sample: the sum over the functions, or the first failure. `parts` is
+    empty with one function.
     """
     failed = next((score for score in scores if score.value is None), None)
     if failed is not None:

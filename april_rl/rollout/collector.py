@@ -155,6 +155,7 @@ class Collector:
             num_groups=len(groups),
             num_wanted=rules.num_groups,
             limit=rules.max_rejected_groups,
+            group_filter=rules.group_filter,
         )
         return Collection(
             groups=tuple(groups),

@@ -31,6 +31,7 @@ class StepRules:
     max_staleness: int  # largest age of a token in training, in steps
     finish_stale: bool  # whether to wait for groups that would become too old, or mask tokens
     max_rejected_groups: int  # groups that a step may lose; 0: no limit
+    group_filter: str = ""  # the user's filter, for messages; empty: the built-in one
     requests: RequestRules
     abort_timeout_s: float
     tick_timeout_s: float
@@ -138,7 +139,7 @@ class Step:
         if not is_limit_reached(self._rules.max_rejected_groups, lost):
             return False
         if not self._buffer.num_ready:
-            raise no_signal_error(lost)
+            raise no_signal_error(lost, group_filter=self._rules.group_filter)
         return True
 
     def _launch(self) -> None:

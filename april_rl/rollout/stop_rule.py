@@ -26,13 +26,22 @@ def is_limit_reached(limit: int, lost: Lost) -> bool:
     return 0 < limit <= lost.total
 
 
-def no_signal_error(lost: Lost) -> RunError:
-    """Return the error for a step that reached the limit with no group ready."""
+def no_signal_error(lost: Lost, *, group_filter: str) -> RunError:
+    """Return the error for a step that reached the limit with no group ready; `group_filter` is
+    the user's filter, empty for the built-in one.
+    """
     if lost.dropped > lost.rejected:
         return RunError(
             f"{lost.dropped} groups were dropped because a reward, environment or engine failed, "
             "and none is ready, so the step ended. The last failure: "
             f"{lost.last_failure}"
+        )
+    if group_filter:
+        return RunError(
+            f"{lost.rejected} groups were rejected by algorithm.group_filter={group_filter} "
+            "(20 · trainer.num_groups end a step), and none is ready: see whether it returns True "
+            "for a group that you would train, and what the reward gives "
+            "(python -m april_rl data shows it for right and wrong answers)"
         )
     return RunError(
         f"{lost.rejected} groups had equal rewards for all their samples "
@@ -42,7 +51,9 @@ def no_signal_error(lost: Lost) -> RunError:
     )
 
 
-def lost_groups_notes(lost: Lost, *, num_groups: int, num_wanted: int, limit: int) -> list[str]:
+def lost_groups_notes(
+    lost: Lost, *, num_groups: int, num_wanted: int, limit: int, group_filter: str
+) -> list[str]:
     """Return notes on why groups were dropped, and that the limit made the batch smaller."""
     notes = []
     if lost.dropped:
@@ -51,10 +62,10 @@ def lost_groups_notes(lost: Lost, *, num_groups: int, num_wanted: int, limit: in
             f"the last: {lost.last_failure}"
         )
     if num_groups < num_wanted and is_limit_reached(limit, lost):
+        cause = f"by algorithm.group_filter={group_filter}" if group_filter else "for equal rewards"
         notes.append(
-            f"this step trains {num_groups} groups instead of {num_wanted}: "
-            f"{lost.rejected} were rejected for equal rewards, {lost.dropped} "
-            "dropped"
+            f"this step trains {num_groups} groups instead of {num_wanted}: {lost.rejected} were "
+            f"rejected {cause}, {lost.dropped} dropped"
         )
     return notes
 

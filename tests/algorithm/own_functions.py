@@ -33,6 +33,24 @@ def wrong_metric(inputs):
     return TokenLoss(plain(inputs), inputs.logprobs > 0, {"distance": inputs.logprobs.mean()})
 
 
+def metric_of_a_number(inputs):
+    return TokenLoss(plain(inputs), inputs.logprobs > 0, {"distance": 1.0})
+
+
+def logarithm(inputs):
+    """NaN where an advantage is below -2, which the test at the start has not."""
+    return plain(inputs) * (inputs.advantages + 2).log()
+
+
+def metric_with_nan(inputs):
+    return TokenLoss(plain(inputs), inputs.logprobs > 0, {"root": inputs.logprobs.sqrt()})
+
+
+def distance_from_anchor(inputs):
+    """Its value is finite, its gradient is not where both are equal."""
+    return (inputs.logprobs - inputs.anchor_logprobs).square().sqrt() * inputs.advantages
+
+
 def raises(*_):
     raise ZeroDivisionError("no tokens")
 
@@ -59,6 +77,30 @@ def too_short(samples, _rewards):
 
 def not_finite(samples, _rewards):
     return [[float("nan") for _ in group] for group in samples]
+
+
+def flat(_samples, rewards):
+    return np.concatenate(rewards)
+
+
+def texts(samples, _rewards):
+    return [["1" for _ in group] for group in samples]
+
+
+def by_column(samples, _rewards):
+    return [[float(sample.prompt.columns["level"]) for sample in group] for group in samples]
+
+
+def forgets_return(scored):
+    scored.rewards[0] > 0  # noqa: B015
+
+
+def counts(scored):
+    return sum(scored.rewards)
+
+
+def rejects_all(_scored):
+    return False
 
 
 def is_mixed(scored, *, least=1):

@@ -4,16 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from light_samples import PROMPT, whole_sample
+from light_samples import whole_sample
 
 from april_rl.algorithm.losses import LossInputs, ppo_clip
 from april_rl.algorithm.responses import Responses
-from april_rl.assembly.own_functions import try_own_functions
+from april_rl.assembly.own_functions import try_on_groups, try_own_functions
+from april_rl.config import TrainConfig
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.learner.own_loss import load_loss
 from april_rl.outside.own_algorithm import OwnFunctionError, load_advantages, load_group_filter
-from april_rl.types import Group, ScoredGroup
+from april_rl.types import Group, Prompt, ScoredGroup
 
+PROMPT = Prompt(id=1, token_ids=(1, 2), text="1 + 1", answer="2", source="sums:7")
 GROUP = Group(
     prompt=PROMPT, samples=tuple(whole_sample(PROMPT, i, (7,) * (i + 1)) for i in range(3))
 )
@@ -72,14 +74,29 @@ def test_a_group_filter_sees_the_scored_group() -> None:
         ({"loss": "nowhere:loss"}, "algorithm.loss=nowhere:loss .* there is no module nowhere"),
         ({"loss": "own_functions:lost"}, "has no function 'lost'"),
         ({"loss": "own_functions:needs"}, "missing a required .*argument: 'tau'"),
-        ({"loss": "own_functions:signs"}, "missing a required argument"),
+        (
+            {"loss": "own_functions:signs"},
+            r"argument: 'rewards'; it is called as f\(inputs, NAME=…\)",
+        ),
         ({"loss": "own_functions:without_gradient"}, "its loss has no gradient"),
         ({"loss": "own_functions:summed"}, r"loss of shape \[\] for 5 tokens"),
         ({"loss": "own_functions:of_numbers"}, "returned a list; return a tensor or a TokenLoss"),
-        ({"loss": "own_functions:wrong_metric"}, r"returned distance of shape \[\]"),
+        ({"loss": "own_functions:wrong_metric"}, r"the metric distance of shape \[\]"),
+        (
+            {"loss": "own_functions:metric_of_a_number"},
+            "the metric distance as a float; it needs a",
+        ),
+        (
+            {"loss": "own_functions:metric_with_nan"},
+            "the metric root with 5 of 5 values that are not",
+        ),
+        (
+            {"loss": "own_functions:distance_from_anchor"},
+            "gradient of its loss is .*must be finite",
+        ),
         ({"loss": "own_functions:raises"}, "five tokens as a test: ZeroDivisionError: no tokens"),
-        ({"advantage": "own_functions:plain"}, "algorithm.advantage=own_functions:plain cannot be"),
-        ({"group_filter": "own_functions:by_token"}, "missing a required argument"),
+        ({"advantage": "own_functions:plain"}, r"called as f\(samples, rewards, NAME=…\)"),
+        ({"group_filter": "own_functions:by_token"}, r"it is called as f\(scored, NAME=…\)"),
         ({"loss": "own_functions:plain", "args": {"high": 2}}, r"args\.high: no function of yours"),
     ],
 )
@@ -96,8 +113,10 @@ def test_a_function_that_cannot_be_used_is_refused_before_training(
     [
         ("raises", "ZeroDivisionError: no tokens"),
         ("one_for_all", r"returned \[1\] advantages for groups of \[3\] samples"),
-        ("too_short", r"shape \[1\] for a sample of 2 response tokens"),
-        ("not_finite", "not a finite number"),
+        ("too_short", r"shape \[1\] for a sample .* which has 2 response tokens"),
+        ("not_finite", r"not a finite number for a sample of the prompt '1 \+ 1' \(sums:7\)"),
+        ("flat", r"returned np.float64\(0.0\) where the advantages of a group belong; return for"),
+        ("texts", "it returned '1' for a sample .*; return numbers"),
     ],
 )
 def test_wrong_advantages_end_the_step_with_a_sentence(function: str, sentence: str) -> None:
@@ -105,6 +124,66 @@ def test_wrong_advantages_end_the_step_with_a_sentence(function: str, sentence: 
     assert estimate is not None
     with pytest.raises(OwnFunctionError, match=sentence):
         estimate(SCORED, [[0.0, 1.0, 2.0]])
+
+
+def test_a_loss_that_gives_nan_in_the_run_ends_it_with_its_name() -> None:
+    """Fails when the step is skipped instead, with a message about rewards."""
+    config = of(loss="own_functions:logarithm")
+    try_own_functions(config)
+    loss = load_loss(config)
+    assert loss is not None
+    steep = replace(INPUTS, advantages=torch.tensor([1.0, -3.0, 1.0]))
+    sentence = r"algorithm\.loss=own_functions:logarithm returned loss with 1 of 3 .*first is nan"
+    with pytest.raises(OwnFunctionError, match=sentence):
+        loss(steep)
+
+
+def test_a_model_that_gives_nan_is_not_blamed_on_the_loss() -> None:
+    loss = load_loss(of(loss="own_functions:plain"))
+    assert loss is not None
+    broken = replace(INPUTS, logprobs=torch.tensor([-1.0, float("nan"), -3.0]))
+    assert loss(broken).loss.isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        ("forgets_return", r"group_filter=own_functions:forgets_return: it returned None; return"),
+        ("counts", r"group_filter=own_functions:counts: it returned 2\.0; return True"),
+    ],
+)
+def test_a_group_filter_that_returns_no_bool_is_refused(function: str, sentence: str) -> None:
+    keep = load_group_filter(of(group_filter=f"own_functions:{function}"))
+    assert keep is not None
+    with pytest.raises(OwnFunctionError, match=sentence):
+        keep(ScoredGroup(group=GROUP, rewards=(0.0, 1.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"advantage": "own_functions:flat"},
+        {"advantage": "own_functions:not_finite"},
+        {"group_filter": "own_functions:forgets_return"},
+    ],
+)
+def test_advantages_and_a_group_filter_are_tried_on_two_groups(settings: dict[str, str]) -> None:
+    with pytest.raises(OwnFunctionError):
+        try_on_groups(TrainConfig(algorithm=of(**settings)), PROMPT)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"advantage": "own_functions:signs", "group_filter": "own_functions:is_mixed"},
+        {"advantage": "own_functions:by_token", "group_filter": "own_functions:rejects_all"},
+        {"advantage": "own_functions:by_column"},
+    ],
+)
+def test_right_functions_pass_the_trial(settings: dict[str, str]) -> None:
+    """Fails when a group of the trial has not the columns of the data, or is not a whole one."""
+    prompt = replace(PROMPT, columns={"level": 3}, has_environment=True)
+    try_on_groups(TrainConfig(algorithm=of(**settings)), prompt)
 
 
 @pytest.mark.parametrize(

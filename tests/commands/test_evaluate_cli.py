@@ -174,10 +174,10 @@ def test_sets_without_a_common_prompt_are_refused() -> None:
 def test_the_report_agrees_with_the_samples(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Two sets of their own, on a model whose folder is all there is: no data.path, no learner. One
-    of them is compared with an earlier evaluation at another temperature. Fails when a figure is of
-    other samples than are written, a set is drawn as another, or the difference is of prompts that
-    only one has.
+    """Two sets with their own settings, without data.path and without a learner. One of them is
+    compared with an earlier evaluation at another temperature. Fails when a figure does not come
+    from the written samples, when a set is sampled with the settings of the other one, or when a
+    prompt that only one evaluation has counts in the difference.
     """
     task = write_task(tmp_path)
     sums = task / "sums.jsonl"

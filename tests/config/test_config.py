@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from source_tree import PACKAGE, ROOT, package_files, tree_of
 
 from april_rl.config import TrainConfig, config_dir
-from april_rl.config.store import ConfigError, recipes
+from april_rl.config.store import ConfigError, recipes, run_config
 from april_rl.config.task import MISSING
 
 
@@ -85,6 +85,19 @@ def test_a_value_out_of_range_is_refused_in_one_line_that_starts_with_its_key(
     message = str(caught.value)
     assert message.startswith(override.partition("=")[0])
     assert "\n" not in message
+
+
+def test_who_wants_no_evaluation_is_told_how() -> None:
+    with pytest.raises(
+        ConfigError, match=r"every must be >= 1, got 0; evaluation\.sets\.NAME=null"
+    ):
+        load("+recipe=tiny_cpu", "evaluation.every=0")
+    assert not load("+recipe=tiny_cpu", "evaluation.sets.held_out=null").evaluation.sets
+
+
+def test_a_folder_that_is_no_run_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"give the folder that holds config\.yaml"):
+        run_config(tmp_path / "config.yaml")
 
 
 def test_without_a_recipe_the_missing_setting_is_named_with_a_way_out() -> None:

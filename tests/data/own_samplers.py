@@ -1,5 +1,7 @@
 """Samplers for data.sampler, right and wrong."""
 
+import numpy as np
+
 
 class Backwards:
     """Draw the last prompt first, and draw prompts again whose groups failed."""
@@ -25,9 +27,55 @@ class Backwards:
         self.place, self.failed = state["place"], list(state["failed"])
 
 
+class Numpy(Backwards):
+    def draw(self):
+        return np.int64(super().draw())
+
+
 class TooFar(Backwards):
     def draw(self):
         return self.num_prompts
+
+
+class Half(Backwards):
+    def draw(self):
+        return super().draw() / 2
+
+
+class FailsLater(Backwards):
+    """Right for two prompts, so that the test at the start passes."""
+
+    def draw(self):
+        index = super().draw()
+        return index if self.num_prompts == 2 else index + 0.5
+
+
+class SavesNumpy(Backwards):
+    """Its state holds a mean of numpy as soon as it has learned."""
+
+    def learn(self, _index, rewards):
+        self.failed.append(np.mean(rewards, dtype=np.float32))
+
+
+class SavesNumpyLater(SavesNumpy):
+    def learn(self, index, rewards):
+        if self.num_prompts > 2:
+            super().learn(index, rewards)
+
+
+class SavesByIndex(Backwards):
+    """JSON turns the keys of its state into texts."""
+
+    def save(self):
+        return {7: self.place}
+
+    def restore(self, state):
+        self.place = state[7]
+
+
+class WithoutSeed:
+    def __init__(self, num_prompts):
+        pass
 
 
 class Fails(Backwards):

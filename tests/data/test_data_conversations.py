@@ -47,8 +47,8 @@ def load(tmp_path, *prompts, chat_template=CALLS, suffix=".jsonl", columns=None,
 
 REFUSED = {
     "the solution": ([ASKED, message("assistant", "So 2.")], "ends with .* assistant.*hold the an"),
-    "a system alone": ([message("system", "Be brief.")], "has no question: .*of the system"),
-    "a system last": ([ASKED, message("system", "Be brief.")], "has no question: .*of the system"),
+    "a system alone": ([message("system", "Be brief.")], "here the last is from the system"),
+    "a system last": ([ASKED, message("system", "Be brief.")], "here the last is from the system"),
     "no user": ([CALLED, RESULT], "has no question"),
     "another role": ([message("human", "1 + 1?")], r"message 1 has the role 'human'.*assistant"),
     "an empty turn": ([ASKED, message("assistant", ""), ASKED], "message 2, of the assistant, is"),

@@ -126,6 +126,11 @@ def test_each_source_of_a_mixture_has_a_sampler_of_its_own():
         ("own_samplers:Backwards", {"size": 1}, "unexpected keyword argument 'size'"),
         ("own_samplers:Fails", {}, "RuntimeError: no prompt left"),
         ("own_samplers:WithoutState", {}, "lacks the method save"),
+        ("own_samplers:WithoutSeed", {}, r"it is called as f\(num_prompts, seed, NAME=…\)"),
+        ("own_samplers:TooFar", {}, "returned 2 of type int for 2 prompts; .* from 0 to 1"),
+        ("own_samplers:Half", {}, r"draw of Half returned 0\.5 of type float"),
+        ("own_samplers:SavesNumpy", {}, "float32 is not JSON .* plain numbers, texts, lists and"),
+        ("own_samplers:SavesByIndex", {}, "saved and restored as a test: KeyError: 7"),
         ("pass_rate", {"low": 1.0, "high": 0.0}, "needs low < high"),
         ("pass_rate", {"size": 1}, "unexpected keyword argument 'size'"),
     ],
@@ -135,9 +140,26 @@ def test_a_sampler_that_cannot_be_used_is_refused_by_name(sampler, args, sentenc
         stream(sampler, **args)
 
 
-def test_an_index_without_a_prompt_is_refused():
-    with pytest.raises(DataError, match="index 6 for 6 prompts"):
-        stream("own_samplers:TooFar").take()
+def test_an_index_of_numpy_is_taken_and_saved_as_a_number():
+    source = stream("own_samplers:Numpy")
+    assert source.take().text == "5"
+    assert json.loads(json.dumps(source.save()))["drawn"] == [[0, 5]]
+
+
+def test_what_a_sampler_draws_later_is_checked_in_the_run():
+    sentence = (
+        r"data\.sampler: draw of FailsLater returned 5\.5 of type float for 6 prompts; .* 0 to 5"
+    )
+    with pytest.raises(DataError, match=sentence):
+        stream("own_samplers:FailsLater").take()
+
+
+def test_a_state_that_no_checkpoint_can_hold_ends_the_run():
+    """Fails when the writer of checkpoints finds it, which lets the run continue without them."""
+    source = stream("own_samplers:SavesNumpyLater")
+    source.learn(source.take(), [1.0, 0.0])
+    with pytest.raises(DataError, match=r"data\.sampler: what save of SavesNumpyLater returned"):
+        source.save()
 
 
 def test_the_state_of_another_sampler_is_refused():

@@ -142,6 +142,16 @@ def test_a_tool_with_a_side_effect_is_called_once_by_an_agent_that_is_built_agai
     assert len(notes.read_text().splitlines()) == 2
 
 
+def test_an_agent_that_is_not_repeatable_is_named_with_the_remedies(tmp_path):
+    asked = question("x", reference=str(tmp_path / "note"))
+    with agents(tmp_path, agent="agent_programs:shorter_again") as pool:
+        sample, _ = play(pool, asked, "one", "two")
+    with agents(tmp_path, agent="agent_programs:shorter_again") as pool:
+        reply = answer(pool, say(sample, "three"))
+    assert "the agent (environment.agent or environment.command) is not repeat" in reply.failure
+    assert "or set environment.on_restart=again" in reply.failure
+
+
 def test_calls_of_tools_are_read_in_the_form_of_the_model(tmp_path):
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
     with agents(tmp_path) as pool:

@@ -91,7 +91,10 @@ REFUSED = {
         "changes a message when another follows it",
     ),
     "no text": (EACH + "{{ m.role }} {{ m.content | length }} <eos> {% endfor %}", "as it is"),
-    "no tools": (EACH + "{{ raise_exception('no') }}{% endfor %}", "refuses the messages: no"),
+    "no tools": (
+        EACH + "{{ raise_exception('no') }}{% endfor %}",
+        "messages: no. .* data.template=plain",
+    ),
 }
 
 

@@ -171,7 +171,7 @@ def overlap(keys: Iterable[str], other: str) -> bool:
     return any(one.startswith(two) or two.startswith(one) for one, two in pairs)
 
 
-def test_the_commands_on_every_page_that_read_data_read_it(tmp_path: Path) -> None:
+def test_every_data_command_on_a_page_reads_its_rows(tmp_path: Path) -> None:
     """Three rows with the columns that a command names. Fails when a page doubles a backslash."""
     lines = {
         match[1]

@@ -135,7 +135,7 @@ def test_reasoning_gym_asks_the_tasks_own_verifier():
 
 
 def test_a_verifier_that_raises_gives_zero():
-    """This one does so on what is no product."""
+    """The verifier of this task raises on a text that is not a product."""
     pytest.importorskip("reasoning_gym")
     entry = {"question": "factor 6", "answer": "2 × 3", "metadata": {"factors": [2, 3]}}
     assert gym_value("prime_factorization", r"\boxed{two times three}", **entry) == 0.0

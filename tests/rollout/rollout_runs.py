@@ -62,6 +62,7 @@ class Setup:
     max_staleness: int = 5
     finish_stale: bool = True
     max_rejected_groups: int = 1000
+    group_filter: str = ""  # the user's filter, for messages
     deterministic: bool = False
     seed: int = 0
     keeps: bool = False  # whether engines keep the state of aborted samples
@@ -117,6 +118,7 @@ class Run:
                 max_staleness=setup.max_staleness,
                 finish_stale=setup.finish_stale,
                 max_rejected_groups=setup.max_rejected_groups,
+                group_filter=setup.group_filter,
                 abort_timeout_s=7.0,
                 tick_timeout_s=9.0,
                 deterministic=setup.deterministic,

@@ -198,6 +198,15 @@ def test_at_the_limit_on_rejected_groups_a_step_returns_its_ready_groups():
     assert 0 < len(groups) < 4
 
 
+def test_messages_about_rejected_groups_name_the_users_filter():
+    """Fails when they speak of equal rewards, which the user's filter need not look at."""
+    setup = Setup(reject_every=1, max_rejected_groups=7, group_filter="mine:keep")
+    with pytest.raises(RunError, match=r"rejected by algorithm\.group_filter=mine:keep"):
+        Run(setup).step()
+    few = replace(setup, num_groups=4, reject_every=2, max_rejected_groups=3, refill=False, alpha=1)
+    assert any("rejected by algorithm.group_filter=mine:keep" in n for n in Run(few).step().notes)
+
+
 def test_one_shot_starts_another_group_for_a_rejected_one():
     """Fails when one-shot gives no slots back: the step would end with too few groups."""
     run = Run(Setup(reject_every=2, refill=False, alpha=1.0, length_of=lognormal(5, 1.0)))

@@ -48,7 +48,8 @@ def test_the_command_of_the_page_trains_with_the_functions_of_the_page(tmp_path:
     assert all(len(rewards) == 2 for rewards in by_prompt.values())
     lines = {int(sample["source"].rpartition(":")[2]) for sample in samples}
     assert max(lines) < 60, "prompts at the beginning of the file"
-    learned = [line.split() for line in (tmp_path / "learned").read_text().splitlines()]
+    trial, *learned = [line.split() for line in (tmp_path / "learned").read_text().splitlines()]
+    assert trial == ["0", "2"], "two made-up rewards, before training"
     assert len(learned) >= 8
     assert {size for _, size in learned} == {"4"}
 
@@ -77,3 +78,32 @@ def test_a_loss_of_a_wrong_shape_is_refused_before_training(
     assert "algorithm.loss=my_reduced_loss:bounded" in message
     assert "it needs one value for each token" in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "code", "sentence"),
+    [
+        (
+            "algorithm.advantage",
+            "flat",
+            "def flat(samples, rewards):\n    return rewards[0]",
+            "group a",
+        ),
+        ("algorithm.group_filter", "none", "def none(scored):\n    pass", "it returned None"),
+    ],
+)
+def test_a_function_that_returns_something_else_is_refused_before_an_engine_starts(
+    key: str,
+    name: str,
+    code: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fails when the run calls it with its first groups only."""
+    (tmp_path / f"my_{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delattr("april_rl.assembly.run.build_workers")
+    message = refusal(None, tmp_path, "+recipe=tiny_cpu", f"{key}=my_{name}:{name}")
+    assert f"{key}=my_{name}:{name}: " in message
+    assert sentence in message

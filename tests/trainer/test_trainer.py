@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import metric_keys
+import pytest
 from fake_engine import FakeEngines
 from fake_outside import FakeScorer
 from rollout_runs import lognormal
@@ -28,7 +29,10 @@ from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.config.choices import Advantage
 from april_rl.config.schema import RolloutConfig, TrainerConfig
 from april_rl.config.task import EvaluationConfig
+from april_rl.data.errors import DataError
+from april_rl.data.samplers import NewSampler, Shuffled
 from april_rl.data.stream import PromptStream
+from april_rl.errors import RunError
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.settings import SetSampling
@@ -113,6 +117,7 @@ def run(
     resumed: Resumed | None = None,
     interrupts: NoInterrupts | None = None,
     workers_type: type[FakeWorkers] = FakeWorkers,
+    new_sampler: NewSampler | None = None,
 ) -> FakeWorkers:
     """Do a whole run and return its workers."""
     engines = FakeEngines(lognormal(8, 0.6), num_engines=1, budget=BUDGET)
@@ -122,7 +127,7 @@ def run(
     def build(config, *, run_dir, plain, stack, resumed) -> Parts:
         view = View(title="", num_steps=1)
         quiet = replace(config.tracking, backends=[])
-        prompts = PromptStream([PROMPT], seed=0)
+        prompts = PromptStream([PROMPT], seed=0, new_sampler=new_sampler)
         if resumed is not None:
             prompts.restore(resumed.state["prompts"])
         return Parts(
@@ -181,6 +186,27 @@ def run(
     ) as trainer:
         trainer.run()
     return workers
+
+
+class WithoutPlainState(Shuffled):
+    def save(self):
+        return {"seen": {self._cursor}}
+
+
+def test_a_sampler_whose_state_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
+    """Fails when the run continues without checkpoints."""
+    with pytest.raises(DataError, match=r"data\.sampler: .* set is not JSON serializable"):
+        run(settings(num_steps=2), tmp_path, new_sampler=lambda n, _: WithoutPlainState(n, 0))
+
+
+def test_a_filter_that_rejects_everything_ends_the_run_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_filter.py").write_text("def reject(scored):\n    return False\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = AlgorithmConfig(group_filter="my_filter:reject")
+    with pytest.raises(RunError, match=r"rejected by algorithm\.group_filter=my_filter:reject"):
+        run(replace(settings(num_steps=2), algorithm=own), tmp_path / "run")
 
 
 def evaluated_steps(rows: list[dict[str, float]]) -> list[float]:

@@ -82,8 +82,10 @@ class Agent:
         current = self._current
         if current is None:
             raise RuntimeError(
-                f"the agent is not repeatable: started again to continue, it ended after "
-                f"{self._num_turns} turns"
+                "the agent (environment.agent or environment.command) is not repeatable: started "
+                f"again to continue an episode, it ended after {self._num_turns} turns. Make it "
+                "answer equal responses with equal requests, or set environment.on_restart=again: "
+                "a resumed run then begins such groups again"
             )
         self._num_turns += 1
         response = response_of(turn, current.asked, name=self._name, number=self._num_turns)
