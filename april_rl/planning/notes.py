@@ -31,6 +31,12 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
             f"learner.router_replay={replay.value} has no effect with {cause}, where no pass "
             "computes proximal log-probabilities beforehand; remove it"
         )
+    learner = config.learner
+    if learner.keep_attention is True and not learner.activation_checkpointing:
+        yield (
+            "learner.keep_attention=true has no effect with learner.activation_checkpointing=false, "
+            "where every layer keeps all that it computes; remove it"
+        )
     yield from _ignored_on_cpu(config) if device == "cpu" else _ignored_on_gpu(config)
 
 

@@ -46,6 +46,12 @@ def test_no_such_note_appears_when_ratios_differ_from_one_or_are_unused(
     assert notes(*overrides) == []
 
 
+def test_attention_that_is_kept_without_recomputation_is_named_at_the_start() -> None:
+    (line,) = notes("learner.keep_attention=true")
+    assert line.startswith("learner.keep_attention=true has no effect with learner.activation_ch")
+    assert notes("learner.keep_attention=true", "learner.activation_checkpointing=0.5") == []
+
+
 def test_the_overlong_penalty_of_dapo_is_at_most_half_of_the_reward_span() -> None:
     """DAPO subtracts up to 1 from rewards of -1 and 1, in the last 4,096 of 20,480 tokens."""
     algorithm = load("+recipe=tiny_cpu", "algorithm=dapo").algorithm
