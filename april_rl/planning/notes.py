@@ -34,8 +34,9 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
     learner = config.learner
     if learner.keep_attention is True and not learner.activation_checkpointing:
         yield (
-            "learner.keep_attention=true has no effect with learner.activation_checkpointing=false, "
-            "where every layer keeps all that it computes; remove it"
+            "learner.keep_attention=true has no effect with "
+            "learner.activation_checkpointing=false, where layers keep all that they compute; "
+            "remove it"
         )
     yield from _ignored_on_cpu(config) if device == "cpu" else _ignored_on_gpu(config)
 

@@ -47,9 +47,10 @@ def test_no_such_note_appears_when_ratios_differ_from_one_or_are_unused(
 
 
 def test_attention_that_is_kept_without_recomputation_is_named_at_the_start() -> None:
-    (line,) = notes("learner.keep_attention=true")
+    kept = ("trainer.num_minibatches=2", "learner.keep_attention=true")
+    (line,) = notes(*kept)
     assert line.startswith("learner.keep_attention=true has no effect with learner.activation_ch")
-    assert notes("learner.keep_attention=true", "learner.activation_checkpointing=0.5") == []
+    assert notes(*kept, "learner.activation_checkpointing=0.5") == []
 
 
 def test_the_overlong_penalty_of_dapo_is_at_most_half_of_the_reward_span() -> None:
