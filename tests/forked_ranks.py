@@ -1,8 +1,12 @@
 """Ranks of a learner, forked from one process that has imported everything."""
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch.distributed as dist
 import torch.multiprocessing
 
 
@@ -16,3 +20,18 @@ def _fork(_: int, function: Callable[..., None], args: tuple[Any, ...], num_rank
     torch.multiprocessing.start_processes(
         function, args=args, nprocs=num_ranks, start_method="fork"
     )
+
+
+@contextmanager
+def one_of(num_ranks: int, *, rank: int, folder: str) -> Iterator[None]:
+    """Be a rank of a process group, on one thread, and end the process after the others are done;
+    `folder` is empty or theirs alone.
+    """
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", num_ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may outlive the interpreter

@@ -1,14 +1,11 @@
 """A critic and a teacher over two ranks, sharded and copied, against one rank."""
 
-import os
-import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from forked_ranks import run_ranks
+from forked_ranks import one_of, run_ranks
 from learner_setup import (
     group_of_one,
     learner_logprobs,
@@ -67,18 +64,12 @@ def train(folder: str, *, rank: int, num_ranks: int, **settings: Any) -> dict[st
 
 def run_rank(rank: int, folder: str) -> None:
     """One of the processes: leaves what it saw in a file."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", NUM_RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
-    seen = {
-        name: train(folder, rank=rank, num_ranks=NUM_RANKS, **settings)
-        for name, settings in CASES.items()
-    }
-    torch.save(seen, f"{folder}/rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may outlive the interpreter
+    with one_of(NUM_RANKS, rank=rank, folder=folder):
+        seen = {
+            name: train(folder, rank=rank, num_ranks=NUM_RANKS, **settings)
+            for name, settings in CASES.items()
+        }
+        torch.save(seen, f"{folder}/rank{rank}.pt")
 
 
 @pytest.fixture(scope="module")

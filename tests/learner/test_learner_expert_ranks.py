@@ -2,15 +2,13 @@
 token of a rank reaches, as one copy of the weights and as two.
 """
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from forked_ranks import run_ranks
+from forked_ranks import one_of, run_ranks
 from learner_setup import (
     group_of_one,
     learner_logprobs,
@@ -72,15 +70,9 @@ def repeat(path: str, *, shard_size: int) -> torch.Tensor:
 
 def run_rank(rank: int, folder: str) -> None:
     """Run one rank; write its results to a file."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", NUM_RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
-    seen = {size: run(f"{folder}/model", shard_size=size) for size in SHARD_SIZES}
-    torch.save(seen, f"{folder}/rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may outlive the interpreter
+    with one_of(NUM_RANKS, rank=rank, folder=folder):
+        seen = {size: run(f"{folder}/model", shard_size=size) for size in SHARD_SIZES}
+        torch.save(seen, f"{folder}/rank{rank}.pt")
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """Loading a checkpoint takes the memory of a shard, and an export has every bit of it."""
 
 import json
-import os
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing
 from accelerate import init_empty_weights
+from forked_ranks import one_of
 from learner_setup import TEMPERATURE, group_of_one, make_learner, write_model
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_qwen3
@@ -95,18 +93,12 @@ def load(folder: str) -> Policy:
 
 def load_as_rank(rank: int, folder: str) -> None:
     """One of the processes: loads a small model for the imports' sake, then the large one."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", NUM_RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
-    load(f"{folder}/small")
-    with peak_growth() as peak:
-        policy = load(f"{folder}/large")
-    shard = sum(parameter.to_local().nbytes for parameter in policy.parameters())
-    Path(folder, f"rank{rank}.json").write_text(json.dumps({"peak": peak[0], "shard": shard}))
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may outlive the interpreter
+    with one_of(NUM_RANKS, rank=rank, folder=folder):
+        load(f"{folder}/small")
+        with peak_growth() as peak:
+            policy = load(f"{folder}/large")
+        shard = sum(parameter.to_local().nbytes for parameter in policy.parameters())
+        Path(folder, f"rank{rank}.json").write_text(json.dumps({"peak": peak[0], "shard": shard}))
 
 
 @pytest.mark.soak

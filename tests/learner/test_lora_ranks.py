@@ -1,15 +1,12 @@
 """Adapters over two ranks, sharded and copied, against plain torch with peft."""
 
-import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from forked_ranks import run_ranks
+from forked_ranks import one_of, run_ranks
 from learner_setup import (
     ALGORITHM,
     group_of_one,
@@ -69,18 +66,12 @@ def run(path: str, settings: dict[str, Any], *, rank: int, target: Path) -> dict
 
 def run_rank(rank: int, folder: str) -> None:
     """One of the processes: leaves what it saw in a file."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", NUM_RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
-    seen = {
-        name: run(f"{folder}/model", settings, rank=rank, target=Path(folder, name))
-        for name, settings in CASES.items()
-    }
-    torch.save(seen, f"{folder}/rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may outlive the interpreter
+    with one_of(NUM_RANKS, rank=rank, folder=folder):
+        seen = {
+            name: run(f"{folder}/model", settings, rank=rank, target=Path(folder, name))
+            for name, settings in CASES.items()
+        }
+        torch.save(seen, f"{folder}/rank{rank}.pt")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from forked_ranks import run_ranks
+from forked_ranks import one_of, run_ranks
 from learner_setup import (
     ALGORITHM,
     group_of_one,
@@ -87,18 +87,14 @@ def test_resumed_training_is_equal_to_the_last_bit(path, tmp_path, changes):
 
 def _run_rank(rank: int, path: str, folder: str) -> None:
     """One of two: restore, train an update, write a snapshot."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    learner = make_learner(path, algorithm=TARGETED, critic=CRITIC)
-    learner.load_state(Path(folder, "one"))
-    loss = update(learner, path, 1)
-    snapshot = learner.snapshot()
-    snapshot.write(Path(folder, "two"))
-    Path(folder, f"bonus_{rank}").write_text(json.dumps(snapshot.counters["entropy_bonus"]))
-    Path(folder, "loss").write_text(str(loss))
-    dist.barrier()
-    os._exit(0)  # gloo's threads may outlive the interpreter
+    with one_of(2, rank=rank, folder=folder):
+        learner = make_learner(path, algorithm=TARGETED, critic=CRITIC)
+        learner.load_state(Path(folder, "one"))
+        loss = update(learner, path, 1)
+        snapshot = learner.snapshot()
+        snapshot.write(Path(folder, "two"))
+        Path(folder, f"bonus_{rank}").write_text(json.dumps(snapshot.counters["entropy_bonus"]))
+        Path(folder, "loss").write_text(str(loss))
 
 
 @pytest.mark.slow

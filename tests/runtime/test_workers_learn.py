@@ -1,8 +1,6 @@
 """One worker and several learn the same; a weight sync stays within its memory."""
 
 import ctypes
-import os
-import sys
 import threading
 import time
 from functools import partial
@@ -11,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing
-from forked_ranks import run_ranks
+from forked_ranks import one_of, run_ranks
 from learner_setup import Example, group_of_one, make_examples, make_learner, write_model
 from light_samples import whole_sample
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -84,9 +81,8 @@ def updates(path: str, *, rank: int, num_ranks: int) -> tuple[list[Metrics], dic
 
 
 def run_rank(rank: int, folder: str) -> None:
-    join(rank, folder)
-    torch.save(updates(f"{folder}/model", rank=rank, num_ranks=2), f"{folder}/rank{rank}.pt")
-    leave()
+    with one_of(NUM_RANKS, rank=rank, folder=folder):
+        torch.save(updates(f"{folder}/model", rank=rank, num_ranks=2), f"{folder}/rank{rank}.pt")
 
 
 def test_two_workers_have_the_loss_of_one_on_the_same_groups(tmp_path: Path) -> None:
@@ -106,19 +102,6 @@ def test_two_workers_have_the_loss_of_one_on_the_same_groups(tmp_path: Path) -> 
     for name, tensor in weights.items():
         torch.testing.assert_close(ranks[0][1][name], tensor, atol=1e-3, rtol=1e-2)
         assert torch.equal(ranks[0][1][name], ranks[1][1][name])
-
-
-def join(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", NUM_RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
-
-
-def leave() -> None:
-    dist.barrier()
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may outlive the interpreter
 
 
 class PeakMemory(threading.Thread):
@@ -153,15 +136,14 @@ def run_stream(rank: int, folder: str) -> None:
     # The allocator returns tensors as soon as they are freed. Otherwise it would learn to keep
     # blocks as large as the first ones for itself: up to one and a half times the largest tensor.
     libc.mallopt(_MMAP_THRESHOLD, 1 << 20)
-    join(rank, folder)
-    learner = make_learner(f"{folder}/model", compute_dtype=ComputeDtype.bfloat16)
-    # Loading's freed memory is returned first: a stream that keeps everything could hide in it.
-    libc.malloc_trim(0)
-    memory = PeakMemory()
-    memory.start()
-    sizes = [tensor.nbytes for _, tensor in learner.weights()]
-    torch.save((memory.end(), sizes), f"{folder}/rank{rank}.pt")
-    leave()
+    with one_of(NUM_RANKS, rank=rank, folder=folder):
+        learner = make_learner(f"{folder}/model", compute_dtype=ComputeDtype.bfloat16)
+        # Loading's freed memory is returned first: a stream that keeps everything could hide in it.
+        libc.malloc_trim(0)
+        memory = PeakMemory()
+        memory.start()
+        sizes = [tensor.nbytes for _, tensor in learner.weights()]
+        torch.save((memory.end(), sizes), f"{folder}/rank{rank}.pt")
 
 
 @pytest.mark.soak
