@@ -27,7 +27,7 @@ _EPS = 1e-8  # keeps the advantages of a batch without spread finite
 
 
 class Targets(NamedTuple):
-    """What the critic learns of a row; both [N]."""
+    """What the value loss of one row is computed from; both [N]."""
 
     old_values: Tensor  # before the update
     returns: Tensor

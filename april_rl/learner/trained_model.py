@@ -14,7 +14,7 @@ from april_rl.learner.policy import Policy
 
 
 class TrainedModel(NamedTuple):
-    """What is saved of a model, offloaded and loaded again together."""
+    """A model and its optimizer, which are saved, offloaded and loaded again together."""
 
     model: Policy
     optimizer: Optimizer

@@ -26,7 +26,7 @@ _MAX_TRIED = 64  # tokens of the prompt that is compared with the server's token
 
 
 class TeacherReply(NamedTuple):
-    """What a teacher says about the samples of a step."""
+    """The log-probabilities that a teacher gives to the samples of a step."""
 
     logprobs: Mapping[SampleId, Floats]  # [R], nats
     metrics: Metrics

@@ -31,9 +31,9 @@ def check_state(
     state: Plain, *, num_groups: int, group_size: int, max_staleness: int, max_response_tokens: int
 ) -> None:
     """Raise RunError unless a run with these settings can resume from the result of
-    `Collector.save`: its format is the one that is read here, its groups have the same size, it
-    trained no more groups in a step and none older than these settings allow, and no sample that
-    needs more tokens has used up its budget.
+    `Collector.save`: the format and the group size are the same, `num_groups` and `max_staleness`
+    are at least as large as when it was saved, and every sample that needs more tokens still has
+    some of its budget.
     """
     if state.get("format") != FORMAT:
         raise RunError(

@@ -203,7 +203,7 @@ def test_loss_weights_are_aggregated_over_all_ranks_and_without_probes(name, num
 @pytest.mark.parametrize("mask_truncated", [False, True])
 @pytest.mark.parametrize("name", AGGREGATIONS)
 def test_masked_truncated_responses_leave_loss_and_denominator(name, mask_truncated):
-    """Of responses of 4, 12 and 8 tokens the second was cut; all are packed with advantages.
+    """Three responses of 4, 12 and 8 tokens are packed with advantages; the second was truncated.
     Planted bug: the weight is taken after the aggregation, so that the denominator counts it.
     """
     prompt = Prompt(id=0, token_ids=(10_000,), text="", answer="", source="")

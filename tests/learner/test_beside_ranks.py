@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def minibatches(path: str, *, rank: int, num_ranks: int) -> list[list[MicroBatch]]:
-    """Two minibatches of three examples; of two ranks the second has one or the dummy row."""
+    """Two minibatches of three examples. The second of two ranks gets one example, then none."""
     examples = rewarded(path)
     dealt = [[[0, 1, 2]]] if num_ranks == 1 else [[[0, 1], [2]], [[], []]]
     return [
@@ -63,7 +63,7 @@ def train(folder: str, *, rank: int, num_ranks: int, **settings: Any) -> dict[st
 
 
 def run_rank(rank: int, folder: str) -> None:
-    """One of the processes: leaves what it saw in a file."""
+    """Train every case as one of two ranks and save the results to a file."""
     with one_of(NUM_RANKS, rank=rank, folder=folder):
         seen = {
             name: train(folder, rank=rank, num_ranks=NUM_RANKS, **settings)
@@ -74,7 +74,7 @@ def run_rank(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """What one rank saw, and what each of two saw of each case."""
+    """The results of one rank alone, and those of each of two ranks by case."""
     folder = tmp_path_factory.mktemp("ranks")
     write_model(folder / "model")
     teacher = plain_model(write_model(folder / "teacher"))
@@ -92,7 +92,7 @@ def seen(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_train_critic_and_policy_as_one(seen, case):
     """Fails when a rank's tokens are left out of the value loss, a warm-up step is counted by one
-    rank alone, or advantages or the teacher's values are those of another row.
+    rank alone, or a row is given the advantages or the teacher's values of another row.
     """
     one, ranks = seen
     merged = [merge(each) for each in zip(*(rank[case]["metrics"] for rank in ranks), strict=True)]
