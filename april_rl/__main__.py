@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not {"", here := str(Path.cwd())} & {*sys.path}:
-        sys.path.insert(0, here)  # as `python -m` does, so that modules of the user are found
+        sys.path.insert(0, here)  # as `python -m` does, so that the user's modules are found
     if arguments[:1] in ([_TRAIN], [_VERSION]):
         from april_rl.command_line import main as train
 

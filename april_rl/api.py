@@ -1,7 +1,7 @@
 """Train and evaluate from Python: `from april_rl.api import train, evaluate`.
 
-Both take what the command line takes, settings as dictionaries, a reward as a function, and rows as
-a list, a data set or a table.
+Both take the words of the command line, and also settings as dictionaries, a reward as a function,
+and rows as a list, a data set or a table.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from april_rl.evaluation.report import Report
 
-_INPUTS = "inputs"  # folder in the run directory for what was given as objects
-_NOT_SETTINGS = {  # by argument, how to give what is not a setting
+_INPUTS = "inputs"  # folder in the run directory for objects that were passed in
+_NOT_SETTINGS = {  # how to pass a value that is not a setting, by argument
     "data": "rows are a list of dicts, data=[{'prompt': ..., 'answer': ...}]",
     "reward": "a reward is a function, reward=FUNCTION",
 }
@@ -59,11 +59,11 @@ class Table(Protocol):
         """Write the rows into a file."""
 
 
-# Arguments that are named like a section also take its settings, as any other section does.
+# An argument that is named like a section also takes the settings of that section.
 Section = Mapping[str, object]
 Rows = Table | Sequence[Mapping[str, object]] | str | Path  # in memory, or the path of a file
 Reward = Callable[..., list[float]] | str  # a function, or the text of reward.function
-Override = str | Mapping[str, object]  # key=value, or settings as nested as a recipe
+Override = str | Mapping[str, object]  # key=value, or settings nested as in a recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +87,19 @@ class TrainedRun:
 
 
 def _refuse_wrong_place() -> None:
-    """Raise RunError in a process that a run has started, while it imports the user's script, and
-    in a thread, which gets no signals.
+    """Raise RunError in a thread, which gets no signals, and in a process of a run while that
+    process imports the user's script.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RunError(
             f"train and evaluate were called in the thread {threading.current_thread().name}; they "
-            "handle Ctrl-C and SIGTERM, which Python gives to the main thread alone: call them "
+            "handle Ctrl-C and SIGTERM, which Python gives to the main thread only: call them "
             "there, or start `python -m april_rl.train` as a process"
         )
     if "_inheriting" in vars(multiprocessing.current_process()):  # as multiprocessing does
         raise RunError(
-            "a process of this run has imported the script that began it, and would begin another: "
-            "put the call under if __name__ == '__main__':"
+            "a process of this run has imported the script that started the run, and would start "
+            "another run: put the call under if __name__ == '__main__':"
         )
 
 
@@ -118,19 +118,21 @@ def train(
 ) -> TrainedRun:
     """Train as `python -m april_rl.train +recipe=RECIPE OVERRIDES` does, in this process.
 
-    `settings` are settings by name, such as trainer={"num_steps": 3}, and come after `overrides`.
-    Recipes of your own are in `config_dir`/recipe.
-    `data` and the sets of `held_out`, by name, have the columns that `data.*` names (prompt and
-    answer); `reward` is called with prompts, responses and answers in a process of its own, so a
-    function of a notebook is copied there with what it refers to. A dict as `data` or `reward` is
-    settings of that section. `tools` are functions that the policy may call, described by their
-    type hints and docstrings; every data set has them then (docs/environments.md). `functions` are
-    functions by the setting that would name them, such as algorithm.loss (docs/own_algorithm.md).
-    `on_step` gets the row of metrics.jsonl of every step, from 0 (the first evaluation) on; when it
-    returns True the run ends with an evaluation, a checkpoint and an export.
+    `settings` are settings by name, such as trainer={"num_steps": 3}; they are applied after
+    `overrides`. Your own recipes are in `config_dir`/recipe.
+    `data` and each set of `held_out`, a dict by name, have the columns that `data.*` names (prompt
+    and answer). `reward` is called with prompts, responses and answers in a process of its own, so
+    a function from a notebook is copied there with everything it refers to. A dict passed as `data`
+    or `reward` holds settings of that section. `tools` are functions that the policy may call,
+    described by their type hints and docstrings; every data set then has them
+    (docs/environments.md). `functions` maps a setting that names a function, such as
+    algorithm.loss, to the function (docs/own_algorithm.md).
+    `on_step` is called with each step and its row of metrics.jsonl, from step 0 (the first
+    evaluation) on; when it returns True, the run ends with an evaluation, a checkpoint and an
+    export.
 
-    Raise RunError for what is wrong with them, or with a setting; KeyboardInterrupt after Ctrl-C,
-    when everything is saved.
+    Raise RunError for a wrong argument or setting, and KeyboardInterrupt after Ctrl-C, when
+    everything is saved.
     """
     _refuse_wrong_place()
     if on_step is not None and not callable(on_step):
@@ -166,7 +168,7 @@ def evaluate(
     """Evaluate as `python -m april_rl evaluate +recipe=RECIPE OVERRIDES` does; return the report.
     The other arguments are the same as for `train`.
 
-    Raise RunError for what is wrong with a setting.
+    Raise RunError for a wrong argument or setting.
     """
     _refuse_wrong_place()
     if config_dir is not None:
@@ -194,14 +196,14 @@ def _sections(**given: object) -> dict[str, object]:
         for key in section:
             if f"{name}.{key}" not in known and f"{name}.{key}".rpartition(".")[0] not in known:
                 raise ConfigError(
-                    f"a dict as {name} is settings of that section; {_NOT_SETTINGS[name]}. "
+                    f"a dict as {name} holds settings of that section; {_NOT_SETTINGS[name]}. "
                     + unknown_setting(f"{name}.{key}", TrainConfig)
                 )
     return sections
 
 
 def _words(recipe: str, overrides: Sequence[Override], settings: Mapping[str, object]) -> list[str]:
-    """Return the words of the command line that mean the same."""
+    """Return the arguments as words of a command line."""
     if not isinstance(recipe, str) or {*"+=,"} & {*recipe}:
         raise ConfigError(
             f"the first argument is the name of a recipe, such as 'tiny_cpu', got {recipe!r:.60}"
@@ -239,7 +241,7 @@ def _objects(
 
 
 def _file_of(rows: Rows, argument: str, folder: Path) -> str | Path:
-    """Return the file of the rows; those in memory are written into `folder`."""
+    """Return the file that holds the rows; rows in memory are written into `folder` first."""
     if isinstance(rows, str | Path):
         return rows
     folder.mkdir(parents=True, exist_ok=True)
@@ -265,15 +267,15 @@ def _file_of(rows: Rows, argument: str, folder: Path) -> str | Path:
 
 
 def _line_of(row: object) -> str:
-    """Return a row as JSON; raise TypeError or ValueError for one that cannot be written."""
+    """Return a row as JSON; raise TypeError or ValueError if it cannot be written."""
     if not isinstance(row, Mapping):
         raise TypeError(f"a row is a dict, got {row!r:.60}")
     return json.dumps(dict(row))
 
 
 def _name_of(reward: Reward, folder: Path) -> str:
-    """Return `module:name` of a function that a reward process can import; one that it cannot, of a
-    notebook or within another function, is copied into a module in `folder`.
+    """Return `module:name` of the reward function. A reward process cannot import a function of a
+    notebook or one inside another function, so these are copied into a module in `folder`.
     """
     if isinstance(reward, str):
         return reward
@@ -321,7 +323,7 @@ def _copy(given: object, name: str, folder: Path) -> str:
         ) from error
     (folder / f"{name}.pickle").write_bytes(pickled)
     (folder / f"{name}.py").write_text(
-        '"""What was given as an object."""\n\n'
+        '"""An object that was passed to april_rl.api."""\n\n'
         "from pathlib import Path\nfrom pickle import loads\n\n"
         'given = loads(Path(__file__).with_suffix(".pickle").read_bytes())\n',
         encoding="utf-8",

@@ -62,7 +62,7 @@ def main() -> None:
     message. A failed run of a sweep does not end the sweep.
     """
     os.environ["HYDRA_FULL_ERROR"] = (
-        "1"  # Hydra raises its errors instead of printing them, and they are explained here
+        "1"  # Hydra then raises its errors instead of printing them, so we can explain them
     )
     given = sys.argv[1:]
     if "--version" in given:
@@ -188,7 +188,7 @@ def run(
             restarts.begin(trainer)
             trainer.count(restarts.metrics())
             trainer.run()
-    if not interrupts.is_requested:  # otherwise the process has seconds to end
+    if not interrupts.is_requested:  # after a signal the process has only seconds left
         _report(run_dir, since_s=0.0)
 
 

@@ -34,11 +34,9 @@ class Sum:
     total: float
 
     def merge(self, other: Sum) -> Sum:
-        """Return the sum of both amounts."""
         return Sum(self.total + other.total)
 
     def read(self) -> float:
-        """Return the amount."""
         return self.total
 
 
@@ -49,11 +47,9 @@ class Max:
     value: float
 
     def merge(self, other: Max) -> Max:
-        """Return the larger value."""
         return Max(max(self.value, other.value))
 
     def read(self) -> float:
-        """Return the value."""
         return self.value
 
 
@@ -119,7 +115,6 @@ class Metrics(Mapping[str, Metric]):
         }
 
     def histograms(self) -> dict[str, Histogram]:
-        """Return the histograms."""
         return {key: v for key, v in self._values.items() if isinstance(v, Histogram)}
 
     def number(self, key: str) -> float:

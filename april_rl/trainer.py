@@ -45,7 +45,7 @@ class Progress:
     row: Metrics | None = None  # metrics of the last step until they are logged
 
     def save(self, *, with_row: bool) -> dict[str, Any]:
-        """Return everything as plain data; `with_row` includes a row that no other file has."""
+        """Return everything as plain data; `with_row` includes `row`, if it was not logged yet."""
         row = self.row.save() if self.row is not None and with_row else None
         return {
             "version": self.version,
@@ -57,7 +57,7 @@ class Progress:
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Progress:
-        """Return the progress that `save` has saved."""
+        """Return the progress that `save` returned as `state`."""
         return cls(
             version=state["version"],
             evaluated=state["evaluated"],
@@ -93,8 +93,8 @@ class Trainer:
         `plain_config` is the configuration as the run directory's config.yaml shows it. With
         `resumed`, the run continues from that checkpoint. `build` has the signature of `assemble`.
         `on_step` gets the row of every step; the run ends when it returns True.
-        Raise RunError with one message for what is missing or wrong, before any process is started
-        wherever possible, and before anything in the run directory is changed.
+        Raise RunError with one message if something is missing or wrong: if possible before any
+        process is started, and always before anything in the run directory is changed.
         """
         self._config = config
         self._run_dir, self._interrupts = run_dir, interrupts
@@ -267,7 +267,7 @@ class Trainer:
             )
 
     def _advantages(self, collection: Collection) -> Sequence[Sequence[float | Floats]]:
-        """Return the advantages of each group [G], from its rewards less the overlong penalty."""
+        """Return the advantages of each group [G], from its rewards minus the overlong penalty."""
         rewards = penalized_rewards(
             collection.groups,
             max_response_tokens=self._config.rollout.max_response_tokens,
@@ -308,7 +308,7 @@ class Trainer:
     def _save(self, *, with_row: bool = False, is_finished: bool = False) -> float:
         """Begin to write a checkpoint; return the seconds the run had to pause.
 
-        Save `with_row` if the step was interrupted, so that its metrics will not be logged.
+        `with_row` keeps the metrics of a step that is interrupted before they are logged.
         """
         collector = self.collector.save()
         state = {

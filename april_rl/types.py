@@ -1,7 +1,7 @@
 """The types that cross module boundaries: prompt, completion, observation, sample, group, score.
 
-Legend: [P] prompt tokens, [R] response tokens, [G] samples of a group. Log-probabilities are those
-of the sampled token, in nats, at the sampling temperature, as the engine reported them when it
+Legend: [P] prompt tokens, [R] response tokens, [G] samples of a group. Log-probabilities are of the
+sampled token, in nats, at the sampling temperature, as the engine reported them when it
 sampled the token.
 
 All are values and are never changed after they are made. The types that the controller makes for
@@ -20,7 +20,8 @@ from typing import Any, Literal, NamedTuple
 FinishReason = Literal[
     "stop", "length", "nan_logprobs", "no_tokens", "engine_error", "environment_failed"
 ]
-# Finish reasons, in words, of a response that the engine failed to sample. It has no reward.
+# Finish reasons of responses that the engine failed to sample, described in words. Such a response
+# has no reward.
 ENGINE_FAULTS: Mapping[str, str] = {
     "nan_logprobs": "the engine's log-probabilities are not finite",
     "no_tokens": "the engine ended the response without a token",
@@ -63,7 +64,7 @@ class Experts(NamedTuple):
 
     # Flat [tokens · layers · experts of a token]: 1 byte each, or 2 in a model with more than 256.
     numbers: array[int]
-    num_layers: int  # layers of the whole model; those without experts have meaningless numbers
+    num_layers: int  # layers of the whole model; numbers of layers without experts are meaningless
     num_chosen: int  # experts of a token in a layer
 
     @property
@@ -87,8 +88,9 @@ class Completion:
     token_ids: Sequence[int]  # [R of this completion]
     logprobs: Sequence[float]  # behaviour_logprobs [R of this completion]
     finish_reason: FinishReason | None
-    # With learner.router_replay=engine, the experts of the tokens that the engine read for it. They
-    # end before its last token and begin after the ones of earlier completions of its context.
+    # With learner.router_replay=engine, the experts of the tokens that the engine read for this
+    # completion. They continue after the experts of earlier completions in the same context, and
+    # stop before the last token.
     experts: Experts | None = None
 
     @property
@@ -117,7 +119,7 @@ class Observation(NamedTuple):
     is_final: bool = False  # no turn follows
     reward: float = 0.0  # reward of the turn before it
     failure: str = ""  # why the environment has failed, which makes it final
-    begins_context: bool = False  # whether the policy reads these tokens in place of all others
+    begins_context: bool = False  # the policy reads these tokens in place of all earlier ones
     max_turn_tokens: int = 0  # limit of the next turn; 0: what is left of the budget
     stop: tuple[str, ...] = ()  # texts that end the next turn
     request_key: str = ""  # key of the agent's request that the next turn answers
@@ -128,7 +130,7 @@ Span = Completion | Observation
 
 @dataclass(slots=True, init=False)
 class Sample:
-    """One response to a prompt: completions, and between the turns what an environment said.
+    """One response to a prompt: completions, and the observations of an environment between turns.
 
     Response tokens are the sampled ones. A sample is unfinished while its last span is a part of a
     turn and, with an environment, until the environment says that no turn follows.
@@ -155,7 +157,7 @@ class Sample:
 
     @property
     def completions(self) -> tuple[Completion, ...]:
-        """Return what engines sampled, in order."""
+        """Return the spans that engines sampled, in order."""
         return tuple(span for span in self.spans if isinstance(span, Completion))
 
     @property
@@ -174,7 +176,9 @@ class Sample:
 
     @property
     def context_lengths(self) -> list[int]:
-        """Return the tokens of each context in `sequence`, in order: none reads those before it."""
+        """Return the number of tokens of each context in `sequence`, in order; no context reads
+        the tokens of earlier ones.
+        """
         lengths = [len(self.prompt.token_ids)]
         for span in self.spans:
             if isinstance(span, Observation) and span.begins_context:

@@ -26,18 +26,18 @@ class Learners(Protocol):
     def update(self, batch: Batch) -> Metrics:
         """Take the optimizer steps of a batch.
 
-        Raises MismatchError with the weights as they were, and NonFiniteError with the weights as
-        they were before the first minibatch that is not finite.
+        Raises MismatchError with the weights unchanged, and NonFiniteError with the weights from
+        before the first minibatch that is not finite.
         """
 
 
 class Updates:
     """The updates of a run; a bad step is skipped.
 
-    A step is skipped from the first minibatch on whose loss or gradient is not finite; the
-    changes of earlier minibatches stay. Its groups are written to a file and count as trained,
-    so that they are not trained again. A step on whose tokens engine and learner disagree is
-    skipped whole, because the weight sync that follows may cure that.
+    From the first minibatch whose loss or gradient is not finite, the rest of the step is skipped;
+    the changes of earlier minibatches stay. Its groups are written to a file and count as trained,
+    so that they are not trained again. A step in which engine and learner disagree about tokens is
+    skipped whole, because the next weight sync may fix the disagreement.
     """
 
     def __init__(

@@ -176,7 +176,7 @@ def print_sum(value: str) -> str:
         ({"data": []}, "data has no rows: the list is empty"),
         ({"functions": [len]}, "functions is a dict of functions by setting"),
         ({"data": [{"prompt": {1, 2}}]}, "set is not JSON"),
-        ({"data": {"prompt": ["1"]}}, r"a dict as data is settings .* rows are a list of dicts"),
+        ({"data": {"prompt": ["1"]}}, r"a dict as data holds settings .* rows are a list of dicts"),
         ({"data": {"template": "odd"}}, "data.template must be chat or plain, got odd"),
         (
             {"reward": {"functoin": "exact"}},
@@ -277,7 +277,7 @@ def test_a_call_outside_the_main_thread_is_refused_before_anything_is_written(
         call = threads.submit(train, "tiny_cpu", run_dir=tmp_path / "run")
         with pytest.raises(RunError, match=r"called in the thread ThreadPool.*SIGTERM"):
             call.result()
-        with pytest.raises(RunError, match="to the main thread alone"):
+        with pytest.raises(RunError, match="to the main thread only"):
             threads.submit(evaluate, "tiny_cpu", output=tmp_path / "run").result()
     assert list(tmp_path.iterdir()) == []
 
