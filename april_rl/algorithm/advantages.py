@@ -1,7 +1,7 @@
-"""Rewards of groups to advantages, one for each sample, or one for each token.
+"""Turn the rewards of groups into advantages, one for each sample or one for each token.
 
 Legend: [G] samples of a group, [R] response tokens of a sample, [K] its turns. Every sample has a
-reward: a group with a failed reward has been dropped before.
+reward: a group with a failed reward was dropped before.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ STD_EPS = 1e-6  # keeps a group of almost equal rewards finite
 
 Floats = NDArray[np.float64]
 
-# Rewards of one group [G] to advantages [G].
+# Maps the rewards of one group [G] to advantages [G].
 GroupAdvantages = Callable[[ArrayLike], Floats]
-# The same for all groups of a step, of their rewards and response tokens, for estimators that need
-# the whole batch.
+# Maps the rewards and the numbers of response tokens of all groups of a step to advantages, for
+# estimators that need the whole batch.
 BatchAdvantages = Callable[[Sequence[ArrayLike], Sequence[Sequence[int]]], list[Floats]]
-# All groups of a step and their rewards less the overlong penalty [G] to the advantage of every
-# sample, or of its tokens [R].
+# Maps all groups of a step and their rewards minus the overlong penalty [G] to the advantage of
+# every sample, or of each of its tokens [R].
 Advantages = Callable[
     [Sequence[ScoredGroup], Sequence[ArrayLike]], Sequence[Sequence[float | Floats]]
 ]
@@ -36,8 +36,8 @@ def grpo(rewards: ArrayLike) -> Floats:
 
     The standard deviation is the sample one (divisor G - 1), as in TRL, verl and slime, so learning
     rates found with them carry over; with G = 8 the population one would make every advantage 7 %
-    larger. The result is zeros for a group of one and for equal rewards, as everywhere here those
-    that `april_rl.types.differ` takes for equal.
+    larger. The result is zeros for a group of one and for equal rewards; in this module,
+    `april_rl.types.differ` decides whether rewards are equal.
     """
     return _scale(_centre(_check(rewards)))
 
@@ -88,10 +88,10 @@ def reinforce_pp(groups: Sequence[ArrayLike], num_tokens: Sequence[Sequence[int]
 def reinforce_pp_baseline(
     groups: Sequence[ArrayLike], num_tokens: Sequence[Sequence[int]]
 ) -> list[Floats]:
-    """(c - mean) / (std + 1e-6) of c = reward - group mean, by group [G], over all response tokens
-    of the batch; Hu et al. 2025 (REINFORCE++), the variant with baseline.
+    """(c - mean) / (std + 1e-6) with c = reward - group mean, by group [G], over all response
+    tokens of the batch; Hu et al. 2025 (REINFORCE++), the variant with baseline.
 
-    The standard deviation is that of the whole batch, so a group of almost equal rewards is not
+    The standard deviation is taken over the whole batch, so a group of almost equal rewards is not
     blown up as in `grpo`. The mean over tokens is 0 where responses have equal lengths; elsewhere
     a group of equal rewards gets a small advantage too, as in verl, NeMo RL and slime.
     """
@@ -127,13 +127,13 @@ def _sum_of_scaled(group: Sequence[Parts], weights: Mapping[str, float]) -> Floa
 def grpo_by_turn(
     samples: Sequence[Sample], rewards: ArrayLike, *, environment_weight: float
 ) -> list[Floats]:
-    """The advantages of the tokens of every sample of a group [R], from what each turn earned.
+    """Return the advantages of the tokens of each sample of a group [R], from the rewards of turns.
 
     Rewards are scaled as in `grpo`, over all turns of the group; the advantage of a token is the
     sum over its turn and all later turns: process supervision of Shao et al. 2024
-    (DeepSeekMath), section 4.1.3. A turn earns what its environment gave for it, times the weight
-    that this has in the reward; the last one earns also what the reward has beyond that (other
-    reward functions, the overlong penalty). For samples of one turn this is `grpo`.
+    (DeepSeekMath), section 4.1.3. A turn earns the environment's reward for it, times the weight of
+    that reward function; the last turn also earns the rest of the reward (other reward functions,
+    the overlong penalty). For samples of one turn this is `grpo`.
     """
     turns = [
         _turns(sample, reward, environment_weight)
@@ -148,8 +148,8 @@ def grpo_by_turn(
 
 
 def token_rewards(sample: Sample, reward: float, *, environment_weight: float) -> Floats:
-    """Return the rewards of the tokens of a sample [R], from which a critic makes advantages: the
-    last token of a turn has what the turn earned, as in `grpo_by_turn`, all others 0.
+    """Return the rewards of the tokens of a sample [R], from which a critic makes advantages. The
+    last token of a turn has the reward of the turn, as in `grpo_by_turn`; all other tokens have 0.
     """
     num_tokens, earned = _turns(sample, reward, environment_weight)
     rewards = np.zeros(sum(num_tokens))
@@ -160,8 +160,8 @@ def token_rewards(sample: Sample, reward: float, *, environment_weight: float) -
 def _turns(
     sample: Sample, reward: float, environment_weight: float
 ) -> tuple[list[int], list[float]]:
-    """Return the response tokens of each turn of a sample [K], and what each earned: what the
-    environment gave, times its weight, and the last one also the rest of the reward.
+    """Return the number of response tokens of each turn of a sample [K], and what it earned: the
+    environment's reward times its weight, plus the rest of the reward for the last turn.
     """
     num_tokens: list[int] = []
     earned: list[float] = []
@@ -198,7 +198,7 @@ def _centre(values: Floats) -> Floats:
 
 
 def _scale(centred: Floats) -> Floats:
-    """Return `centred` over its sample standard deviation; zeros stay zeros."""
+    """Return `centred` divided by its sample standard deviation; zeros stay zeros."""
     if not centred.any():
         return centred
     scaled: Floats = centred / (float(np.std(centred, ddof=1)) + STD_EPS)
@@ -206,8 +206,8 @@ def _scale(centred: Floats) -> Floats:
 
 
 def _over_tokens(values: Floats, num_tokens: Sequence[Sequence[int]]) -> Floats:
-    """Return values minus their mean over their sample standard deviation, each counted as often
-    as its sample has tokens; exactly zeros if they are equal.
+    """Return values minus their mean, divided by their sample standard deviation, where each value
+    counts as often as its sample has tokens; exactly zeros if the values are equal.
     """
     if not differ(float(values.min()), float(values.max())):
         return np.zeros_like(values)

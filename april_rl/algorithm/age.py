@@ -15,8 +15,8 @@ WeightOfAge = Callable[[int], float]
 
 
 def decay(factor: float) -> WeightOfAge:
-    """Return the weight function factor ** age; factor 1 changes nothing, 0 trains tokens of age 0
-    alone.
+    """Return the weight function factor ** age. A factor of 1 changes nothing; with 0 only tokens
+    of age 0 are trained.
     """
     return lambda age: factor**age
 

@@ -1,15 +1,16 @@
-"""Terms of the loss per token beside the policy's own: how far the policy is from a frozen
+"""Terms that are added to the policy loss of a token: how far the policy is from a frozen
 reference, by two of Schulman's estimators, and an entropy bonus.
 
 Legend: [T] trained tokens; logprobs and reference_logprobs in nats, of the sampled token, at the
 sampling temperature. π is the policy, ρ the reference, KL(π‖ρ) the divergence per token. Source:
 Schulman 2020, "Approximating KL divergence" (joschu.net/blog/kl-approx.html). His k1, log π - log
-ρ, cannot be a term of a loss: its gradient has expectation zero. It is a part of the reward
+ρ, cannot be a term of a loss: its gradient has expectation zero. It is used in the reward instead
 (`k1_to_go`).
 
-What an estimator estimates and what its gradient does are two things: a term of the loss is
-differentiated, and expectations over samples of π do not commute with that. Both statements hold
-for tokens sampled by π; older ones need the same importance weight as in the policy loss.
+The value of an estimator and its gradient estimate different things: a term of the loss is
+differentiated, which does not commute with an expectation over samples of π. What the docstrings
+say about both holds for tokens sampled by π; older tokens need the same importance weight as in the
+policy loss.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def estimator(chosen: Kl) -> Estimator | None:
 def k1_to_go(logprobs: Tensor, reference_logprobs: Tensor, responses: Responses) -> Tensor:
     """Σ (log π - log ρ) over a token and the rest of its response [T].
 
-    Taken from the advantages, times a coefficient, it makes the policy gradient one of the reward
-    minus coefficient · KL(π‖ρ) of whole responses: KL in the reward, as in Ouyang et al. 2022
-    (InstructGPT) and Hu et al. 2025 (REINFORCE++), with a discount of 1 and no part in baselines or
-    standard deviations of rewards. It has no gradient.
+    Subtracted from the advantages, times a coefficient, it gives the policy gradient of the reward
+    minus coefficient · KL(π‖ρ) of whole responses. This is KL in the reward, as in Ouyang et al.
+    2022 (InstructGPT) and Hu et al. 2025 (REINFORCE++), with a discount of 1; baselines and
+    standard deviations of rewards do not include it. It has no gradient.
     """
     return responses.to_go((logprobs - reference_logprobs).detach())
 
@@ -62,7 +63,8 @@ def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 
     Use it for logging; it is also GRPO's term (Shao et al. 2024, eq. 4). Its gradient (1 - ρ/π)
     ∇log π is an unbiased estimate of the gradient of the other direction, KL(ρ‖π); near ρ = π the
-    two agree to first order. A token 20 nats below the reference or more has no gradient; `k2` has.
+    two agree to first order. A token that is 20 nats or more below the reference gets no gradient
+    here, but does with `k2`.
     """
     log_ratio = clamp(reference_logprobs - logprobs)
     return torch.expm1(log_ratio) - log_ratio

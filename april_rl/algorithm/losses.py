@@ -14,7 +14,7 @@ What differs from the algorithms of the papers, and where it is decided:
 - the mean is over all trained tokens of the step, as in DAPO (algorithm.aggregation);
 - GRPO's KL term (algorithm.kl) and DAPO's overlong penalty are off unless set;
 - a batch is used for one optimizer step (trainer.num_minibatches=1, trainer.num_passes=1): ratios
-  to the proximal policy are 1, and no bound acts.
+  to the proximal policy are 1, and no bound takes effect.
 
 docs/coming_from.md compares with TRL, verl and slime.
 """
@@ -41,15 +41,15 @@ from april_rl.config.choices import Loss
 class LossInputs:
     """Inputs of a policy loss, on the learner's device; only `logprobs` has a gradient.
 
-    They are the tokens of one row, which holds whole responses of this rank: a loss never sees the
-    others. So it is a sum over tokens (or over responses) without any mean, and each token's value
-    is multiplied by its loss weight afterwards.
+    They are the tokens of one row, which holds whole responses of this rank: a loss never sees
+    other rows. So a loss is a sum over tokens (or over responses) without any mean, and each
+    token's value is multiplied by its loss weight afterwards.
 
-    The ratio is taken against `anchor_logprobs`. Decoupled (Hilton et al. 2022, "Batch
-    size-invariance for policy optimization"): these are the proximal ones, of the learner at the
-    start of the step, and a weight of `off_policy` corrects for the distance between engine and
-    learner. Bypass: these are the behaviour ones, and the ratio itself is the whole importance
-    weight.
+    The ratio is taken against `anchor_logprobs`. In decoupled mode (Hilton et al. 2022, "Batch
+    size-invariance for policy optimization") these are the proximal log-probabilities, from the
+    learner at the start of the step, and a weight of `off_policy` corrects for the distance between
+    engine and learner. In bypass mode these are the behaviour log-probabilities, and the ratio
+    itself is the whole importance weight.
     """
 
     logprobs: Tensor  # [T]
@@ -203,14 +203,14 @@ def dppo(
 
 def binary_tv(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
     """|π - μ| of the sampled token [T]: the total variation between "this token" and "another
-    one"; DPPO, eq. 13. It is at most that of the whole distributions.
+    one"; DPPO, eq. 13. It is at most the total variation of the whole distributions.
     """
     return (logprobs.exp() - behaviour_logprobs.exp()).abs()
 
 
 def binary_kl(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
     """μ log(μ / π) + (1 - μ) log((1 - μ) / (1 - π)) [T], KL(μ‖π) between "this token" and "another
-    one"; DPPO, eq. 14. It is at most that of the whole distributions.
+    one"; DPPO, eq. 14. It is at most the divergence of the whole distributions.
 
     1 - π and 1 - μ are at least 1e-8, as in verl: float32 rounds probabilities near 1 to 1.
     """

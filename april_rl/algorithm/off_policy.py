@@ -2,10 +2,11 @@
 
 Legend: [T] trained tokens of all responses, concatenated. Log-probabilities are in nats, of the
 sampled token, at the sampling temperature. w = learner / engine is the ratio of a token: exp(first
-argument - second). Decoupled (the loss takes its ratio against the proximal log-probabilities), the
-learner means its weights at the start of the step. In bypass the loss takes its ratio against the
-behaviour log-probabilities, which already is the importance weight: there is no truncated weight
-then, but a mask still makes sense, with the learner's current weights.
+argument - second argument). In decoupled mode, where the loss takes its ratio against the proximal
+log-probabilities, "learner" means the weights at the start of the step. In bypass mode, the loss
+takes its ratio against the behaviour log-probabilities. That ratio already is the importance
+weight, so there is no truncated weight, but a mask with the learner's current weights still makes
+sense.
 
 Nothing here has a gradient. Masks are 1 or 0 and multiply each other and a weight. A masked token
 stays in the aggregation's denominator, which is known before the learner has seen a token.
@@ -63,7 +64,7 @@ def _by_token(weigh: Callable[[Tensor, Tensor], Tensor]) -> Weigh:
 def truncated_importance_weights(
     proximal_logprobs: Tensor, behaviour_logprobs: Tensor, *, cap: float
 ) -> Tensor:
-    """min(w, cap) [T], without gradient; with `cap` inf the plain importance weight, at most e^20.
+    """min(w, cap) [T], without gradient; with `cap` inf it is the plain weight, at most e^20.
 
     Truncated importance sampling: Ionides 2008; per token between engine and learner, Yao et al.
     2025 ("Your efficient RL framework secretly brings you off-policy RL training").
@@ -128,7 +129,7 @@ def negative_mask(inputs: LossInputs, *, threshold: float) -> Tensor:
     sequence masking".
 
     A bad response that the policy has left makes training unstable; a good one is kept however
-    far away it is. The learner means its current weights, decoupled as in bypass.
+    far away it is. "Learner" means its current weights, in decoupled and in bypass mode.
     """
     log_ratio = (inputs.behaviour_logprobs - inputs.logprobs).detach()
     has_left = inputs.responses.spread(inputs.responses.means(log_ratio)) > threshold

@@ -18,7 +18,8 @@ from april_rl.rollout.ports import Engines, Outside
 from april_rl.rollout.step import StepRules
 from april_rl.types import ScoredGroup
 
-_REJECTED_PER_GROUP = 20  # groups that a step may lose because they have no signal or are dropped
+# For each group that it trains, a step may lose this many that have no signal or are dropped.
+_REJECTED_PER_GROUP = 20
 _ABORT_TIMEOUT_S = 60.0  # an engine that has not returned its samples by then counts as hung
 # The one part of the lab that training may need, for `rollout.over_sampling_factor=auto`.
 _AUTO = "april_rl.lab.tuning.of_config:auto_factor"

@@ -30,7 +30,7 @@ _FILES_OF_AGENT = 6  # both ends of its connection, its output, and the files th
 
 
 class RewardsAndEnvironments:
-    """A `rollout.ports.Outside` over a pool of rewards and one of environments, which share a
+    """A `rollout.ports.Outside` over a pool of rewards and a pool of environments, which share a
     mailbox.
     """
 

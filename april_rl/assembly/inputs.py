@@ -41,7 +41,7 @@ class Inputs:
 
     tokenizer: Tokenizer
     rewards: RewardPool
-    description: Description  # what the rewards and the data have to know of the environment
+    description: Description  # what the rewards and the data need to know about the environment
     sets: PromptSets  # reads prompts with the columns that the rewards and the environment use
 
 
@@ -73,12 +73,12 @@ def read_inputs(site: Site, *, states: Mapping[str, str] | None = None) -> Input
 
 
 def teacher_server(site: Site, inputs: Inputs, example: Prompt) -> TeacherServer | None:
-    """Return the server of teacher.base_url, tried on a prompt; None without one. Raise RunError
-    when it cannot score what the policy samples.
+    """Return the server at teacher.base_url after trying it on a prompt, or None if there is none.
+    Raise RunError when it cannot score what the policy samples.
     """
     if not site.config.teacher.base_url:
         return None
-    from april_rl.outside.teacher_server import TeacherServer  # openai takes a second
+    from april_rl.outside.teacher_server import TeacherServer  # importing openai takes a second
 
     server = TeacherServer(site.config.teacher)
     with site.view.phase("trying the teacher"):

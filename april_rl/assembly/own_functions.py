@@ -43,7 +43,7 @@ def try_own_functions(config: AlgorithmConfig) -> None:
     taken = [keywords(import_function(each)) for each in own if ":" in each]
     for name in config.args:
         if not any(name in names for names in taken):
-            raise OwnFunctionError(f"algorithm.args.{name}: no function of yours takes it")
+            raise OwnFunctionError(f"algorithm.args.{name}: none of your functions takes it")
 
 
 def try_on_groups(config: TrainConfig, prompt: Prompt) -> None:
@@ -60,7 +60,7 @@ def try_on_groups(config: TrainConfig, prompt: Prompt) -> None:
 
 
 def _made_up_group(config: TrainConfig, prompt: Prompt, first_reward: float) -> ScoredGroup:
-    """Return a group whose rewards are 0 and 1 in turn, by each of several reward functions."""
+    """Return a group whose rewards alternate between 0 and 1, for every reward function."""
     size, functions = config.rollout.group_size, reward_functions(config.reward)
     rewards = tuple(abs(first_reward - index % 2) for index in range(size))
     parts: tuple[Parts, ...] = ()

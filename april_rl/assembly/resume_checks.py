@@ -25,8 +25,8 @@ class OtherModelError(RunError):
 
 def model_identity(config: TrainConfig, sizes: ModelSizes) -> dict[str, Any]:
     """Return what must stay the same when a run resumes: the sizes of the model, its adapters,
-    and a fingerprint of its frozen weights, which no checkpoint holds. Frozen are the weights
-    below adapters and the KL reference. The fingerprint is None if every weight is trained.
+    and a fingerprint of its frozen weights, which no checkpoint holds. The weights below adapters
+    and the KL reference are frozen. The fingerprint is None if every weight is trained.
     """
     lora = config.lora
     has_frozen = lora.rank > 0 or config.algorithm.kl is not Kl.none
@@ -69,12 +69,12 @@ def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str,
             key = name.replace("_", ".", 1)
             raise OtherModelError(
                 f"{key}={_format(model[name])}, but the saved run had {_format(saved[name])}, and "
-                "its weights fit no other: resume with the same"
+                "its weights fit only that: resume with the same value"
             )
     if None not in (weights := (model["weights"], saved["weights"])) and len({*weights}) > 1:
         raise OtherModelError(
             f"model.path={config.model.path} has other weights than the model that the checkpoint "
-            "was trained on, whose frozen weights it does not hold: resume with that model"
+            "was trained from, and the checkpoint lacks the frozen ones: resume with that model"
         )
 
 

@@ -24,8 +24,8 @@ _MOST_GPU_THREADS = 16  # threads of a worker; more do not make a copy faster
 
 
 def machine_of(config: TrainConfig) -> Machine:
-    """Return the facts of this machine, or of the cluster at runtime.ray_address, which it
-    joins. Raise RunError when no cluster answers.
+    """Return the facts of this machine, or of the cluster at runtime.ray_address, which this
+    process joins. Raise RunError when no cluster answers.
     """
     machine, address = this_machine(), config.runtime.ray_address
     if address is None:

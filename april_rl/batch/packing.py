@@ -5,8 +5,8 @@ Legend: [T] positions of a packed row, [R] response tokens of a sample. Rows are
 *predicting* position: position t carries what belongs to the token at t + 1 of the same
 sequence, so a sequence of P + R tokens has its response at positions P - 1 … P + R - 2 and
 nothing at its last one. The words of an environment between the turns are in the sequence, but
-in no mask. A sample with several contexts is several sequences, one after the other, and one
-response. Experts are those of the token at t itself.
+in no mask. A sample with several contexts becomes several consecutive sequences, but is one
+response. `experts` alone belongs to the token at t itself.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Row:
     """A sample before it is packed."""
 
     sample: Sample
-    advantage: float | NDArray[np.float64]  # or that of each response token [R]
+    advantage: float | NDArray[np.float64]  # of the sample, or of each response token [R]
     ages: NDArray[np.int32]  # [R]
     comparable: NDArray[np.bool_]  # [R]
     age_weights: Floats  # [R], 0 above the staleness cap
