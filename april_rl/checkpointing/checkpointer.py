@@ -54,7 +54,7 @@ class _UnderWay(NamedTuple):
     about: Mapping[str, Any]
     started: float
     required: frozenset[str]  # no run can resume from a checkpoint without these files
-    state: BackgroundWrite  # of the controller
+    state: BackgroundWrite  # writes the controller's state
 
 
 class Checkpointer:

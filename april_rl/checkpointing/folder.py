@@ -5,11 +5,12 @@
 - A commit writes and syncs all files in a hidden folder, the manifest last; then `latest` names the
   new checkpoint; then the folder gets its name. A checkpoint of the same step is hidden first, and
   removed when the new one has its name.
-- A run that goes back to an earlier checkpoint lets `latest` name it, and then sets the later ones
-  aside as `step_N.abandoned`.
+- A run that goes back to an earlier checkpoint first makes `latest` name it, and then sets the
+  later ones aside as `step_N.abandoned`.
 
-A kill or power cut between two of these leaves a checkpoint that `latest` names whole but hidden,
-and `recover` gives it its name; or later checkpoints, which the next resume sets aside.
+A kill or power cut between two of these steps leaves one of two things: a checkpoint that `latest`
+names, whole but hidden, which `recover` renames; or later checkpoints, which the next resume sets
+aside.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def begin(root: Path, step: int) -> Path:
 
 
 def recover(root: Path) -> None:
-    """Rename the checkpoint that `latest` names, if a kill came before; no one else may write."""
+    """Rename the checkpoint that `latest` names, if a kill has left it hidden. No other process
+    may write to `root` meanwhile.
+    """
     path = latest(root)
     if path is not None and path.name.startswith("."):
         path.rename(root / path.name.removeprefix(".").removesuffix(path.suffix))
@@ -202,7 +205,7 @@ def prune(
     if keep_abandoned is not None:
         removed += left[: max(0, len(left) - keep_abandoned)]
     for path in removed:
-        # Hidden first, so that a kill leaves no half of it under its name.
+        # Hide the folder first, so that a kill never leaves half of it under its name.
         shutil.rmtree(_hide(path), ignore_errors=True)
     return removed
 

@@ -33,7 +33,7 @@ class Resumed:
 
 
 def unfinished_run(folder: Path) -> Path | None:
-    """Return the directory of an active run, or of the one that saved last and is not finished."""
+    """Return the directory of an active run, or else of the unfinished run that saved last."""
     newest: tuple[float, Path] | None = None
     for lock in folder.glob(f"*/{LOCK}"):
         if owner_of(lock.parent) is not None:
@@ -60,7 +60,7 @@ def load(resume: str, run_dir: Path) -> Resumed | None:
     `resume` is `auto`, a checkpoint, a run directory or its folder of checkpoints; the last two
     mean its last checkpoint. Returns None when `resume=auto` finds none in the run directory.
     Raises CheckpointError when it is damaged, naming the newest undamaged one of the same run, and
-    when it is of a branch that the run has left.
+    when it belongs to a branch that the run has left.
     """
     root = run_dir / CHECKPOINTS
     recover(root)
@@ -76,7 +76,7 @@ def load(resume: str, run_dir: Path) -> Resumed | None:
         )
     if list_saved(root) and not is_own:
         raise CheckpointError(
-            f"resume={resume} is of another run, but {run_dir} has checkpoints of its own: give a "
+            f"resume={resume} is another run's, but {run_dir} has checkpoints of its own: give a "
             "new hydra.run.dir=FOLDER"
         )
     try:
@@ -113,7 +113,9 @@ def checkpoint_at(path: Path, *, key: str = "") -> Path:
 
 
 def _refuse_to_start_again(run_dir: Path) -> None:
-    """Raise CheckpointError if `auto` would ignore where a run without a checkpoint came from."""
+    """Raise CheckpointError if a run without a checkpoint of its own resumed from another one,
+    which `auto` would ignore.
+    """
     config = run_dir / "config.yaml"
     begun = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else None
     origin = begun.get("resume") if isinstance(begun, dict) else None

@@ -102,8 +102,8 @@ def _free(path: Path, *, creates: bool) -> Iterator[_Opened]:
         if time_ns != first[0]:
             raise _refusal(path)
         _say_once(
-            f"{path.parent} belongs to a run on another machine, or was left by it "
-            f"({_describe(path)}): waiting up to {STALE_S:.0f} s for a sign of it"
+            f"{path.parent} belongs to a run on another machine, or was left behind by one "
+            f"({_describe(path)}): waiting up to {STALE_S:.0f} s for a sign of life"
         )
         time.sleep(_POLL_S)
 
@@ -146,7 +146,7 @@ def _open(path: Path, *, creates: bool) -> _Opened:
 
 
 def _lock(file: FileIO, folder: Path) -> str | None:
-    """Take the kernel lock; return a name for the processes that see it."""
+    """Take the kernel lock; return a name that is the same for all processes that see the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -155,7 +155,7 @@ def _lock(file: FileIO, folder: Path) -> str | None:
             raise
         _say_once(
             f"{folder} is on a file system without file locks ({error.strerror}): a run there that "
-            f"was killed counts as alive until it has given no sign for {STALE_S:.0f} s"
+            f"was killed counts as alive for {STALE_S:.0f} s after its last sign of life"
         )
         return None
     kernel = _BOOT_ID.read_text("ascii").strip() if _BOOT_ID.exists() else socket.gethostname()
@@ -163,7 +163,7 @@ def _lock(file: FileIO, folder: Path) -> str | None:
 
 
 def _has_ended(opened: _Opened) -> bool:
-    """Return whether there is no owner, or one that would hold the lock if it were alive."""
+    """Return whether the file has no owner, or a dead one: a living one would hold the lock."""
     if opened.is_new:
         return True
     owner = _read(opened.file.readall())

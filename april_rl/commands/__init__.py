@@ -1,7 +1,7 @@
-"""Commands besides training, one module each: `python -m april_rl NAME ...` runs them.
+"""Commands other than training, one module each: `python -m april_rl NAME ...` runs them.
 
 A command is a module with `main(arguments)`, which returns the exit status, and a line in
-`COMMANDS`. It is imported when it is used, so the list costs nothing and needs no lab.
+`COMMANDS`. The module is imported only when it runs, so the list costs nothing and needs no lab.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CORE, _LAB = __name__, "april_rl.lab.commands"
 
 
 class Command(NamedTuple):
-    """Summary of a command in a line, and the folder of its module."""
+    """One-line summary of a command, and the folder of its module."""
 
     summary: str
     folder: str = _LAB

@@ -29,7 +29,7 @@ class Arguments(argparse.ArgumentParser):
         options = [word for word in words if word.startswith("-")]
         if not options:
             taken = " ".join(str(place.metavar or place.dest) for place in places)
-            return f"{' '.join(words)} is too much; the command takes {taken}"
+            return f"{' '.join(words)}: too many arguments; the command takes {taken}"
         option = options[0].partition("=")[0]
         if any(place.dest == "settings" for place in places):
             return f"{option} is not an option; settings are written KEY=VALUE"

@@ -71,4 +71,4 @@ def _run(*arguments: str) -> tuple[bool, str]:
     if ran.returncode == 0:
         return True, ran.stdout.strip()
     reason = (ran.stderr.strip().splitlines() or ["no message"])[-1]
-    return False, f"{reason}; again: python {' '.join(command[1:])}"
+    return False, f"{reason}; to try again: python {' '.join(command[1:])}"

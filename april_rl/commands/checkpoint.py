@@ -24,7 +24,7 @@ _USAGE = """usage: python -m april_rl checkpoint show|verify PATH
 PATH is a checkpoint (RUN/checkpoints/step_N) or a run directory, whose last checkpoint is used.
 Resume it with: python -m april_rl.train ... resume=PATH"""
 
-_NOT_AGAIN = ("resume", "sweep")  # overrides that the continuation of a run does not repeat
+_NOT_AGAIN = ("resume", "sweep")  # overrides that the resume command does not repeat
 _KEEP = ("keep_last", "keep_best", "keep_abandoned")
 
 
@@ -121,12 +121,12 @@ def _ledger(ledger: dict[str, Any]) -> str:
 
 
 def _groups(groups: Sequence[dict[str, Any]], *, version: int) -> str:
-    """Count groups, their response tokens, and how old their oldest tokens are."""
+    """Return a line with the number of groups, their response tokens and their ages."""
     ages: Counter[int] = Counter()
     tokens = 0
     for group in groups:
         spans = (span for sample in group["samples"] for span in sample)
-        # What the policy sampled, not what was said to it.
+        # Count what the policy sampled, not what the environment said.
         completions = [span for span in spans if "logprobs" in span]
         tokens += sum(len(completion["token_ids"]) for completion in completions)
         oldest = min((c["policy_version"] for c in completions), default=version)
@@ -183,7 +183,7 @@ def _prune(path: Path, counts: Mapping[str, int]) -> None:
             )
     except RunOwnedError as error:
         raise RunOwnedError(
-            f"{error}. It prunes by itself: checkpoint.keep_last, checkpoint.keep_best"
+            f"{error}. The run prunes by itself: checkpoint.keep_last, checkpoint.keep_best"
         ) from error
     for one in removed:
         print(f"removed {one}")

@@ -20,7 +20,7 @@ def check_early(
     """Replace the builtin paths of `config`. Raise RunError for a version that does not fit, or
     for a missing model, data file, column or user function. A command that does not train, or
     does not evaluate, skips the checks that only the other one needs; one that does not load the
-    model takes a folder that has a tokenizer alone.
+    model accepts a folder that has only a tokenizer.
     """
     check_versions()
     resolve_builtins(config)

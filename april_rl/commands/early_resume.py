@@ -14,7 +14,7 @@ from april_rl.tracking.tracker import check_unused
 
 
 def is_over(config: TrainConfig, run_dir: Path) -> bool:
-    """Check `resume` against the run directory, and say so if a new run begins or no step is
+    """Check `resume` against the run directory, and print a line if a new run begins or no step is
     left. Return whether resume=auto has nothing to do, for example because a job script was
     started again. Raise RunError for a missing checkpoint, a directory that holds another run,
     or a checkpoint with nothing left to train.

@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
 def _configure(overrides: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
     """Return the settings as composed and as checked.
 
-    Raises ConfigError for one that is wrong, or has no effect here.
+    Raises ConfigError for a setting that is wrong, or has no effect here.
     """
     for override in overrides:
         _refuse_without_effect(override)
@@ -122,7 +122,7 @@ def _configure(overrides: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
 def _check(composed: DictConfig) -> TrainConfig:
     composed = copy.deepcopy(composed)
     OmegaConf.set_struct(composed, False)
-    # A given path stays: a set with the same path has `data.args` too.
+    # If data.path was given, keep it: a set with the same path also uses `data.args`.
     if composed.data.sources:
         composed.data.path = ""
     elif OmegaConf.is_missing(composed.data, "path"):
@@ -162,14 +162,14 @@ def run_evaluation(
 ) -> Report:
     """Evaluate every set, write the report to `folder`, print a table and return the report.
 
-    Raise RunError for what is wrong with a setting, or when `other` has no set in common.
+    Raise RunError for a wrong setting, or when `other` has no set in common.
     """
     composed, config = _configure(overrides)
     if (folder / FILE_NAME).exists():
         raise ConfigError(f"{_OUTPUT}{folder} already holds an evaluation; give another folder")
     if other is not None and not other.sets.keys() & config.evaluation.sets.keys():
         raise ConfigError(
-            f"--compare: no set in common; it has {', '.join(other.sets)}, this evaluation "
+            f"--compare: no set in common; FILE has {', '.join(other.sets)}, this evaluation has "
             f"{', '.join(config.evaluation.sets)}"
         )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -232,7 +232,7 @@ def _compare(other: Report, report: Report, folder: Path) -> None:
         )
         print(f"{name}, {found.num_prompts} common prompts: {changes}")
         if found.notes:
-            print(f"  not sampled alike: {', '.join(found.notes)}")
+            print(f"  sampled differently: {', '.join(found.notes)}")
     try:
         print(f"written: {write_differences(differences, folder)}")
     except OSError as error:

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     written = exported_files(export)
     files = [name for name in written if name != CARD]
     for name in other_files(export):
-        print(f"note: {name} is not pushed: it is a link, or no export writes it", file=sys.stderr)
+        print(f"note: {name} is left out: it is a link, or not part of an export", file=sys.stderr)
     card = _card(export, options.name, has_own=CARD in written)
     if options.dry_run:
         print(card)
@@ -75,9 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "export", type=Path, metavar="EXPORT", help="the folder: RUN/exports/step_N"
     )
-    parser.add_argument("name", metavar="OWNER/NAME", help="the repository; made if missing")
+    parser.add_argument("name", metavar="OWNER/NAME", help="the repository; created if missing")
     parser.add_argument("--private", action="store_true", help="a private repository")
-    parser.add_argument("--revision", metavar="BRANCH", help="a branch; made if missing")
+    parser.add_argument("--revision", metavar="BRANCH", help="a branch; created if missing")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the card and the files, upload nothing"
     )
@@ -100,7 +100,7 @@ def _card(export: Path, name: str, *, has_own: bool) -> str:
         return (export / CARD).read_text(encoding="utf-8")
     records = Records.of(export)
     if records is None:
-        note = f"note: {export} lies in no run, so its card has no accuracy and no settings"
+        note = f"note: {export} is not in a run directory, so its card lacks accuracy and settings"
         print(note, file=sys.stderr)
     return str(mask(str(model_card(name, records))))
 
@@ -110,7 +110,7 @@ def _push(options: argparse.Namespace, content: Sequence[CommitOperationAdd]) ->
     _check_token(api)
     api.create_repo(name, private=options.private or None, exist_ok=True)
     if options.private and not api.model_info(name).private:
-        raise HubError(f"{name} is there already and public: make it private in its settings first")
+        raise HubError(f"{name} exists and is public: make it private in its settings first")
     if options.revision is not None:
         api.create_branch(name, branch=options.revision, exist_ok=True)
     message = f"Push {options.export.resolve().name} with april_rl"
@@ -121,14 +121,14 @@ def _push(options: argparse.Namespace, content: Sequence[CommitOperationAdd]) ->
 def _check_token(api: HfApi) -> None:
     if get_token() is None:
         raise HubError(
-            "there is no token of the hub: run `hf auth login`, or set HF_TOKEN; a token that may "
-            f"write is made at {constants.ENDPOINT}/settings/tokens"
+            "there is no token for the hub: run `hf auth login`, or set HF_TOKEN; create one with "
+            f"write access at {constants.ENDPOINT}/settings/tokens"
         )
     token: dict[str, Any] = api.whoami().get("auth", {}).get("accessToken", {})
     if token.get("role") == "read":
         raise HubError(
-            f"the token {token.get('displayName', '')} may only read: make one that may write at "
-            f"{constants.ENDPOINT}/settings/tokens"
+            f"the token {token.get('displayName', '')} can only read: create one with write access "
+            f"at {constants.ENDPOINT}/settings/tokens"
         )
 
 
@@ -139,7 +139,7 @@ def _in_our_words(error: Exception, name: str) -> HubError:
     if status == 401:
         return HubError(f"the hub does not know this token: run `hf auth login` again. {said}")
     if status == 403:
-        return HubError(f"the token may not write to {name}: name another owner or token. {said}")
+        return HubError(f"the token cannot write to {name}: use another owner or token. {said}")
     if isinstance(error, HTTPError | ConnectionError) and status is None:
         return HubError(f"{constants.ENDPOINT} cannot be reached: {said}")
-    return HubError(f"{name} is not pushed: {said}")
+    return HubError(f"{name} was not pushed: {said}")

@@ -77,4 +77,4 @@ def test_a_run_that_is_going_on_is_not_pruned(tmp_path, capsys):
     write(tmp_path / "checkpoints", 1)
     with own(tmp_path):
         assert checkpoint.main(["prune", str(tmp_path), "keep_abandoned=0"]) == 1
-    assert "It prunes by itself: checkpoint.keep_last" in capsys.readouterr().err
+    assert "The run prunes by itself: checkpoint.keep_last" in capsys.readouterr().err

@@ -81,7 +81,7 @@ def test_an_unknown_command_gives_one_message_with_the_closest_name(
         ("report RUN --out x", "--out is not an option; the command takes none"),
         ("compare RUN --metric x", "--metric is not an option; it has --accuracy, --set, --html"),
         ("compare RUN --accurcy 1", "--accurcy is not an option; did you mean --accuracy?"),
-        ("push A B me/x", "me/x is too much; the command takes EXPORT OWNER/NAME"),
+        ("push A B me/x", "me/x: too many arguments; the command takes EXPORT OWNER/NAME"),
         ("checkpoint lst RUN", "checkpoint has no lst; did you mean list?"),
         ("checkpoint burn RUN", "checkpoint has no burn; choose show, verify, list, prune"),
         ("simulate --alpha two", "--alpha: must be a number, got two"),

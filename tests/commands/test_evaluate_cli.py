@@ -126,7 +126,7 @@ def test_a_comparison_without_a_common_set_is_refused_before_anything_starts(
 ) -> None:
     write_report(Report(settings={}, sets={"aime": set_report([0.25])}), tmp_path)
     assert main([TINY, "--compare", str(tmp_path), f"output={tmp_path / 'out'}"]) == 1
-    message = "no set in common; it has aime, this evaluation held_out"
+    message = "no set in common; FILE has aime, this evaluation has held_out"
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -286,4 +286,4 @@ def check_difference(printed: str, before: SetReport, after: Path) -> None:
         shown = f"{key.partition('_')[0]}@k {change.value:+.3f} [{change.low:+.3f}, "
         assert f"{shown}{change.high:+.3f}]" in printed
     assert "plain, 8 common prompts: avg@k" in printed
-    assert "  not sampled alike: temperature 0.5 → 1.0, max_prompts 12 → 8" in printed
+    assert "  sampled differently: temperature 0.5 → 1.0, max_prompts 12 → 8" in printed

@@ -111,7 +111,7 @@ def test_only_files_that_an_export_writes_are_published(hub: Hub, tmp_path: Path
         *("README.md", "config.json", "model.safetensors", "adapter/adapter_config.json")
     }
     assert [line for line in done.stderr.splitlines() if line.startswith("note: ")] == [
-        f"note: {name} is not pushed: it is a link, or no export writes it"
+        f"note: {name} is left out: it is a link, or not part of an export"
         for name in ("adapter/.netrc", "notes.txt", "vocab.json")
     ]
     told = "README.md, adapter/adapter_config.json, config.json, model.safetensors"
@@ -145,9 +145,8 @@ def test_an_export_without_its_run_gets_a_short_card_and_a_note(
     moved = make_export(tmp_path / "run").rename(tmp_path / "policy")
     assert main(["push", str(moved), "lab/math", "--dry-run"]) == 0
     shown = capsys.readouterr()
-    assert (
-        shown.err == f"note: {moved} lies in no run, so its card has no accuracy and no settings\n"
-    )
+    said = f"note: {moved} is not in a run directory, so its card lacks accuracy and settings\n"
+    assert shown.err == said
     assert "# math" in shown.out
     assert "Settings" not in shown.out
 
@@ -190,11 +189,11 @@ def test_a_folder_that_is_not_an_export_and_a_bad_name_are_refused(
 @pytest.mark.parametrize(
     ("token", "role", "name", "message"),
     [
-        (None, "write", "lab/math", "there is no token of the hub: run `hf auth login`, or set"),
+        (None, "write", "lab/math", "there is no token for the hub: run `hf auth login`, or set"),
         ("hf_wrong", "write", "lab/math", "the hub does not know this token: run `hf auth"),
-        (TOKEN, "read", "lab/math", "the token laptop may only read: make one that may write"),
-        (TOKEN, "write", "other/math", "the token may not write to other/math: name another owner"),
-        (TOKEN, "write", "lab/open", "lab/open is there already and public: make it private in"),
+        (TOKEN, "read", "lab/math", "the token laptop can only read: create one with write"),
+        (TOKEN, "write", "other/math", "the token cannot write to other/math: use another owner"),
+        (TOKEN, "write", "lab/open", "lab/open exists and is public: make it private in"),
     ],
 )
 def test_a_refusal_of_the_hub_is_reported_before_the_upload(
