@@ -29,35 +29,35 @@ PARTS: dict[str, dict[str, str]] = {
 
 @dataclass(slots=True, kw_only=True)
 class AlgorithmConfig:
-    """From rewards to per-token loss."""
+    """How rewards become the loss of each token."""
 
     # grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, gdpo, grpo_by_turn, gae, none, or
     # module:function
     advantage: str = Advantage.grpo.value
     # ppo_clip, gspo, gspo_token, cispo, sapo, dppo_tv, dppo_kl, policy_gradient, or module:function
     loss: str = Loss.ppo_clip.value
-    # module:function that maps a scored group to whether it is trained; null: dynamic_sampling
+    # module:function that returns whether a scored group is trained; null: dynamic_sampling decides
     group_filter: str | None = None
-    # keyword arguments of your own loss, advantage and group filter; each gets those it names
+    # keyword arguments of your own loss, advantage and group filter; each gets the ones it names
     args: dict[str, Any] = field(default_factory=dict)
     ratio: Ratio = Ratio.proximal  # denominator of the loss's ratio
     # the ratio is clipped to [1 - clip_low, 1 + clip_high]; gspo and gspo_token need 3e-4, 4e-4;
     # dppo_tv, dppo_kl: largest divergence for A < 0 (clip_low) and A > 0 (clip_high); 0.15, 0.05
     clip_low: float = within("> 0", 0.2)
     clip_high: float = within("> 0", 0.28)  # DAPO's clip-higher
-    # ppo_clip: no gradient for A < 0 and a ratio above it
+    # ppo_clip: tokens with A < 0 and a ratio above this get no gradient; null: off
     dual_clip: float | None = within("> 1", None)
     aggregation: Aggregation = Aggregation.token_mean
     kl: Kl = Kl.none  # estimator of the KL divergence to the initial, frozen policy
     # weight of the KL term in the loss or, with k1, in the reward; > 0 unless kl=none
     kl_coefficient: float = within(">= 0", 0.0)
-    # steps after which the reference becomes the policy as it is then, again and again (Liu et al.
-    # 2025, ProRL, section 3.1.2, resets it by hand); 0: never
+    # steps between two replacements of the reference by the current policy (Liu et al. 2025, ProRL,
+    # section 3.1.2, do it by hand); 0: never
     reference_every: int = within(">= 0", 0)
     entropy_coefficient: float = within(">= 0", 0.0)  # weight of the entropy bonus; 0: off
-    # nats, Skywork-OR1's adaptive entropy control: after a step whose mean entropy is below it,
-    # entropy_coefficient grows by 0.005; after any other step it falls by that, not below 0, and
-    # after one above it the next step has no bonus; null: entropy_coefficient is constant
+    # nats, Skywork-OR1's adaptive entropy control: after a step whose mean entropy is below this,
+    # entropy_coefficient grows by 0.005; after any other step it falls by 0.005, but not below 0;
+    # after a step above this, the next step has no bonus; null: entropy_coefficient is constant
     entropy_target: float | None = within("> 0", None)
     correction: Correction = Correction.truncate  # importance weights between engine and learner
     # for truncate and sequence_truncate: upper bound of a weight
@@ -65,10 +65,10 @@ class AlgorithmConfig:
     # for mask: tokens with a smaller weight get no gradient
     mask_low: float = within("in [0, 1)", 0.5)
     mask_high: float = within("> 1", 5.0)  # for mask: tokens with a larger weight get no gradient
-    # [low, high]: a response gets no gradient if the geometric mean of its weights is outside them
+    # [low, high]: a response gets no gradient if the geometric mean of its weights is outside
     geometric_mask: list[float] | None = None
     # a response with A < 0 gets no gradient if the mean of log(engine / learner) over its tokens is
-    # above it, in nats: off-policy sequence masking of DeepSeek-V3.2
+    # above this, in nats: off-policy sequence masking of DeepSeek-V3.2; null: off
     opsm_threshold: float | None = within("> 0", None)
     # reject groups whose rewards are all equal and refill their slots; as in DAPO (Yu et al. 2025,
     # eq. 11: between 0 and G right answers, both excluded) it looks at the raw rewards, before the
@@ -80,8 +80,8 @@ class AlgorithmConfig:
     # DAPO's soft overlong punishment: the last share of rollout.max_response_tokens, in which a
     # penalty rises; DAPO: 4,096 of 20,480 = 0.2; 0: off
     overlong_buffer_frac: float = within("in [0, 1]", 0.0)
-    # the penalty at the end of that buffer; DAPO takes 1 off rewards of -1 and 1, half of their
-    # span, as 0.5 is for rewards of 0 and 1
+    # the penalty at the end of that buffer; 0.5 is half the span of rewards of 0 and 1, and DAPO
+    # takes 1, half the span of rewards of -1 and 1
     overlong_penalty: float = within(">= 0", 0.5)
 
     def __post_init__(self) -> None:
@@ -156,7 +156,7 @@ class AlgorithmConfig:
         require(
             bool(own) or not self.args,
             "algorithm.args has no effect: algorithm.loss, algorithm.advantage and "
-            "algorithm.group_filter name no function of yours",
+            "algorithm.group_filter name none of your functions",
         )
         require(
             self.group_filter is None or not self.dynamic_sampling,

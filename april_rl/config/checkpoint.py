@@ -29,6 +29,6 @@ class CheckpointConfig:
         check_bounds("checkpoint", self)
         require(
             (self.keep_best > 0) == bool(self.best_metric),
-            "checkpoint.keep_best and checkpoint.best_metric go together: how many are kept, by "
-            f"which metric; got {self.keep_best} and '{self.best_metric}'",
+            "checkpoint.keep_best and checkpoint.best_metric must be set together: how many to "
+            f"keep, and by which metric; got {self.keep_best} and '{self.best_metric}'",
         )

@@ -6,7 +6,7 @@ from enum import Enum, StrEnum
 
 
 class OnStale(Enum):
-    """Treatment of a group that would pass `rollout.max_staleness`."""
+    """Treatment of a group that would exceed `rollout.max_staleness`."""
 
     finish = "finish"  # the step waits for it
     mask = "mask"  # its tokens beyond the cap get no gradient
@@ -22,8 +22,8 @@ class LoraSync(Enum):
 class Resume(Enum):
     """Ways in which a parked sample continues in the next step."""
 
-    auto = "auto"  # keep where engines stay awake (on a CPU always), otherwise reprefill
-    keep = "keep"  # with the KV cache the older policies computed, where the engine still has it
+    auto = "auto"  # keep if engines stay awake (always on a CPU), otherwise reprefill
+    keep = "keep"  # with the KV cache that older policies computed, if the engine still has it
     reprefill = "reprefill"  # prompt and response so far are computed again by the new policy
 
     @property
@@ -36,8 +36,8 @@ class Resume(Enum):
 class OnRestart(Enum):
     """Treatment of unfinished episodes when their process ends or the run is resumed."""
 
-    replay = "replay"  # it is built again: `reset`, and `step` for every turn it had
-    again = "again"  # its group starts again from the prompt in a resumed run, else is dropped
+    replay = "replay"  # build it again: `reset`, and `step` for every turn it had
+    again = "again"  # in a resumed run its group starts again from the prompt, else it is dropped
 
 
 class Advantage(StrEnum):
@@ -49,12 +49,12 @@ class Advantage(StrEnum):
     reinforce_pp = "reinforce_pp"  # (reward - mean) / standard deviation over the batch's tokens
     reinforce_pp_baseline = "reinforce_pp_baseline"  # dr_grpo, then reinforce_pp
     gdpo = "gdpo"  # grpo for each of reward.functions, their sum by weight, scaled over the batch
-    grpo_by_turn = "grpo_by_turn"  # grpo over the rewards of turns; a token has those still to come
+    grpo_by_turn = "grpo_by_turn"  # grpo over rewards of turns, summed from a token's turn on
     gae = "gae"  # PPO: from the values of a critic, for each token (critic.*)
-    none = "none"  # 0: rewards are logged and not trained; with teacher.path
+    none = "none"  # always 0: rewards are logged but not trained; for use with teacher.path
 
 
-# Formulas that do not compare the samples of a group, and so learn from equal rewards, too.
+# Formulas that do not compare the samples of a group, so they learn from equal rewards too.
 SAMPLE_BY_SAMPLE = (Advantage.reinforce_pp, Advantage.gae, Advantage.none)
 
 
@@ -63,7 +63,7 @@ class Loss(StrEnum):
 
     ppo_clip = "ppo_clip"  # the clipped surrogate
     gspo = "gspo"  # the same with one ratio for a whole response
-    gspo_token = "gspo_token"  # gspo with a gradient for each token alone
+    gspo_token = "gspo_token"  # gspo with a separate gradient for each token
     cispo = "cispo"  # the weight is clipped, not the update
     sapo = "sapo"  # a soft gate in place of the clip
     dppo_tv = "dppo_tv"  # no clip: a mask by the change of the token's probability
@@ -86,7 +86,7 @@ LOSS_SETTINGS: dict[str, tuple[str, ...]] = {
 
 
 class Aggregation(Enum):
-    """Averages over the losses of a batch's tokens."""
+    """Ways to average the losses of a batch's tokens."""
 
     token_mean = "token_mean"  # every token counts the same
     sequence_mean = "sequence_mean"  # every response counts the same
@@ -103,11 +103,11 @@ class Kl(Enum):
 
 
 class Correction(Enum):
-    """The weight of a token for being sampled by the engine, perhaps with older weights."""
+    """The weight of a token that the engine sampled, perhaps with older weights."""
 
     none = "none"  # 1
     truncate = "truncate"  # its importance weight, at most tis_cap
-    mask = "mask"  # its importance weight, 0 outside mask_low and mask_high
+    mask = "mask"  # its importance weight, or 0 if that is outside [mask_low, mask_high]
     sequence_truncate = "sequence_truncate"  # its response's importance weight, at most tis_cap
 
 
@@ -139,9 +139,7 @@ class Offload(Enum):
     """Part of the learner that moves to host memory while the engine generates."""
 
     none = "none"
-    optimizer = (
-        "optimizer"  # optimizer state, 8 bytes a parameter, on the GPU layer by layer in steps
-    )
+    optimizer = "optimizer"  # optimizer state, 8 bytes a parameter; a step loads it layer by layer
     all = "all"  # float32 master weights too: 12 bytes a parameter
 
 
@@ -177,7 +175,7 @@ class Extract(Enum):
 
 
 class TrackingBackend(Enum):
-    """Trackers that get the metrics, beside metrics.jsonl."""
+    """Trackers that get the metrics in addition to metrics.jsonl."""
 
     wandb = "wandb"
     trackio = "trackio"
@@ -221,7 +219,7 @@ class KvCacheDtype(Enum):
 class Sleep(Enum):
     """Times at which engines on GPUs release weights and KV cache for the learner's update."""
 
-    auto = "auto"  # they do, unless both fit with a tenth of the GPU to spare
+    auto = "auto"  # always, unless both fit with a tenth of the GPU to spare
     always = "always"  # the learner has the whole GPU; parked samples lose their KV cache
     never = "never"  # the learner updates beside the engine's share, engine.gpu_memory_utilization
 

@@ -91,8 +91,8 @@ def _check_masked_tokens(config: TrainConfig) -> None:
     for setting, is_chosen in settings.items():
         require(
             not (is_whole and is_chosen),
-            f"algorithm.loss=gspo cannot leave out single tokens as {setting}, the gradient of "
-            "each goes to its whole response: take algorithm.loss=gspo_token",
+            f"algorithm.loss=gspo cannot leave out single tokens as {setting}, because it spreads "
+            "gradients over whole responses: take algorithm.loss=gspo_token",
         )
 
 
@@ -158,7 +158,7 @@ def _check_environment(config: TrainConfig) -> None:
     require(
         not is_set or bool(used),
         f"{config.environment.setting if is_set else ''} has no effect: no data set has an "
-        "environment; set data.environment=true, or that of a source",
+        "environment; set data.environment=true, or environment=true of a source",
     )
     functions = [each.function for each in config.reward.functions.values()]
     require(
@@ -178,11 +178,11 @@ def _check_environment(config: TrainConfig) -> None:
 
 
 def _check_turns(config: TrainConfig) -> None:
-    """Check that advantages of turns have rewards of turns."""
+    """Check that advantages by turn have rewards by turn."""
     is_by_turn = config.algorithm.advantage == Advantage.grpo_by_turn
     require(
         config.environment.is_set or not is_by_turn,
-        "algorithm.advantage=grpo_by_turn is grpo where no environment rewards turns: set "
+        "algorithm.advantage=grpo_by_turn equals grpo if no environment rewards turns: set "
         "environment.function, or algorithm.advantage=grpo",
     )
     require(
@@ -287,15 +287,15 @@ def _check_engine(config: TrainConfig) -> None:
     require(
         engine.kv_cache_dtype is KvCacheDtype.auto or is_corrected,
         f"engine.kv_cache_dtype={engine.kv_cache_dtype.name} samples from another distribution "
-        "than the learner's, which algorithm.correction=none does not make good: take truncate or "
+        "than the learner's, which algorithm.correction=none does not correct: take truncate or "
         "mask, or algorithm.ratio=behaviour",
     )
     guesses = engine.speculation is not Speculation.none
     setting = f"engine.speculation={engine.speculation.name}"
     require(
         not (guesses and config.deterministic),
-        f"{setting} draws more or less noise with what else is computed at the time, so that the "
-        "same seeds give other samples: take engine.speculation=none, or deterministic=false",
+        f"{setting} draws noise that depends on what else is computed at the time, so the same "
+        "seeds give other samples: take engine.speculation=none, or deterministic=false",
     )
     require(
         not (guesses and config.rollout.resume is Resume.keep),
@@ -332,8 +332,8 @@ def _check_reward_sources(config: TrainConfig) -> None:
     for dataset in [*sorted(known), *unnamed] if functions else []:
         require(
             any(f.sources is None or dataset in f.sources for f in functions.values()),
-            f"no function of reward.functions scores {dataset}: leave the sources of one away, or "
-            "name it there",
+            f"no function of reward.functions scores {dataset}: add it to the sources of one, or "
+            "remove the sources of one",
         )
     decides = config.evaluation.function
     scored = functions[decides].sources if decides in functions else None
@@ -346,7 +346,7 @@ def _check_reward_sources(config: TrainConfig) -> None:
 
 
 def _check_teacher(config: TrainConfig) -> None:
-    """Check that something is trained, and that values of single tokens reach them."""
+    """Check that something is trained, and that the loss can use values of single tokens."""
     teacher, algorithm = config.teacher, config.algorithm
     require(
         teacher.is_set or algorithm.advantage != Advantage.none,
@@ -361,8 +361,8 @@ def _check_teacher(config: TrainConfig) -> None:
     )
     require(
         not teacher.base_url or config.rollout.temperature == 1,
-        f"teacher.base_url: a server's log-probabilities are at temperature 1, and "
-        f"rollout.temperature={config.rollout.temperature:g}: set it to 1",
+        f"teacher.base_url: a server's log-probabilities are at temperature 1, so "
+        f"rollout.temperature must be 1, got {config.rollout.temperature:g}",
     )
     require(
         not algorithm.dynamic_sampling or algorithm.advantage != Advantage.none,

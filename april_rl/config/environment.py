@@ -13,32 +13,34 @@ from april_rl.config.choices import OnRestart
 class EnvironmentConfig:
     """The environment of the data sets with `environment: true`."""
 
-    # module:Class, one instance for each sample; or a function, or a list of them, that are tools
+    # module:Class, with an instance for each sample; or module:NAME of a function, or of a list of
+    # functions, that the policy may call as tools
     function: str = ""
     # or module:function, a coroutine function (client, row, seed) -> reward or None: an agent that
     # talks to the policy through a client of the package openai
     agent: str = ""
-    command: str = ""  # or a program that does; in its environment OPENAI_BASE_URL and the row
-    # of this machine, where agents reach the policy; the default serves agents on this
-    # machine only, another address also containers and machines that can reach it
+    # or the command of a program that is such an agent; it finds OPENAI_BASE_URL and the row in its
+    # environment variables
+    command: str = ""
+    # address of this machine where agents reach the policy; the default serves only agents on this
+    # machine, another address also containers and machines that can reach it
     address: str = "127.0.0.1"
-    # environment variables that reach the environments although their name says that they are
-    # secret (TOKEN, KEY, SECRET, PASSWORD, ...); others of such a name are removed there
+    # environment variables that environments may read although their names mark them as secret
+    # (TOKEN, KEY, SECRET, PASSWORD, ...); other variables with such names are removed there
     secrets: list[str] = field(default_factory=list)
     # keyword arguments of the class or the function
     args: dict[str, Any] = field(default_factory=dict)
-    # data columns that `reset` gets, besides prompt, answer and data set
+    # data columns that `reset` gets in addition to prompt, answer and data set
     columns: list[str] = field(default_factory=list)
-    max_turns: int = within(">= 1", 10)  # of an episode; the last one is answered, too
-    # of all that an environment says in an episode, with the chat template around it
+    max_turns: int = within(">= 1", 10)  # turns of an episode; the last one is answered too
+    # limit of all that an environment says in an episode, including the chat template around it
     max_observation_tokens: int = within(">= 0", 1024)
-    step_timeout_s: float = within("> 0", 60.0)  # for one call of `reset` or `step`
-    # episodes under way in a resumed run, or whose process has ended, are built again by their
-    # turns; or, with again, start again in a resumed run, and are dropped when their process ends
+    step_timeout_s: float = within("> 0", 60.0)  # limit of one call of `reset` or `step`
+    # what happens to unfinished episodes when a run is resumed or their process has ended
     on_restart: OnRestart = OnRestart.replay
     num_processes: int = within(">= 1", 2)  # processes that share the environments
-    start_timeout_s: float = within("> 0", 60.0)  # for a process to start and load the class
-    memory_gib: float = within(">= 1", 4.0)  # of a process, and of each program that it starts
+    start_timeout_s: float = within("> 0", 60.0)  # limit for a process to start and load the class
+    memory_gib: float = within(">= 1", 4.0)  # limit of a process, and of each program it starts
 
     def __post_init__(self) -> None:
         check_bounds("environment", self)
@@ -48,7 +50,7 @@ class EnvironmentConfig:
         ):
             if name:
                 require_function(f"environment.{key}", name, form=form)
-        require(bool(self.address), "environment.address is empty; 127.0.0.1 is this machine alone")
+        require(bool(self.address), "environment.address is empty; 127.0.0.1 is this machine only")
         given = [name for name, value in self._kinds().items() if value]
         require(
             len(given) <= 1,

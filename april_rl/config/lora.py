@@ -9,7 +9,7 @@ from april_rl.config.checks import check_bounds, require, within
 from april_rl.config.choices import LoraSync
 
 _MODULE = re.compile(r"\w+(\.\w+)*")
-_LARGEST_RANK = 512  # of vLLM's LoRA layers
+_LARGEST_RANK = 512  # the largest that vLLM's LoRA layers support
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,8 +20,8 @@ class LoraConfig:
         ">= 0", 0
     )  # r, rows of A and columns of B; 0: no adapters, the whole model is trained
     alpha: float = within("> 0", 32.0)  # B · A is multiplied by alpha / rank
-    # what a weight sync sends: merged, the whole weights, in which small changes vanish as they are
-    # rounded to engine.dtype; adapter, A and B alone (and W, where the engine sleeps)
+    # what a weight sync sends: merged, the whole weights, in which rounding to engine.dtype loses
+    # small changes; adapter, only A and B (and W if the engine sleeps)
     sync: LoraSync = LoraSync.merged
     # linear layers of the decoder, by the end of their name (q_proj); null: all of them
     target_modules: list[str] | None = None

@@ -1,4 +1,4 @@
-"""Names of settings in TRL, verl and slime, and what docs/coming_from.md says of them."""
+"""Names of settings in TRL, verl and slime, and what docs/coming_from.md says about them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 _PAGE = "docs/coming_from.md"
 _TRAINERS = ("TRL", "verl", "slime")
-# A setting here, or a sentence where there is none, and its names in each trainer.
+# Each row has our setting, or a sentence if we have none, and its names in TRL, verl and slime.
 _ROWS = (
     "model.path | model_name_or_path | actor_rollout_ref.model.path | --hf-checkpoint",
     "trainer.num_groups | generation_batch_size | data.train_batch_size | --rollout-batch-size",

@@ -15,19 +15,19 @@ _HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 class RuntimeConfig:
     """Processes and devices."""
 
-    # a worker is one GPU (or one CPU slot) with a learner shard and an engine, or a share of one
-    # (engine.tensor_parallel_size); auto: every GPU, on CPU one engine
+    # a worker has one GPU (or one CPU slot), a learner shard, and an engine or a share of one
+    # (engine.tensor_parallel_size); auto: one worker per GPU, or on CPU enough for one engine
     num_workers: int | str = within(">= 1 or auto", "auto")
-    # false: everything in the process that was started, for a debugger or a notebook; one worker
+    # false: one worker, in the process that was started, for a debugger or a notebook
     ray: bool = True
     # host:port of a running cluster; auto: the cluster that this machine has joined; null: start
     # Ray on this machine alone
     ray_address: str | None = None
     device: Device = Device.auto
-    # of each worker; 0: cores of the machine / its workers, on a GPU at most 16
+    # threads of each worker; 0: cores of the machine / its workers, at most 16 with a GPU
     threads: int = within(">= 0", 0)
     # seconds without progress (tick, micro-batch, tensor) after which a worker counts as hung; six
-    # times as long in calls that report none: the start of model and engine, a checkpoint
+    # times as long in calls that report no progress: starting model and engine, a checkpoint
     stall_timeout_s: float = within("> 0", 600.0)
     # times that a run restarts from its last checkpoint by itself after a worker has died or hung
     max_restarts: int = within(">= 0", 3)

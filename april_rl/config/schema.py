@@ -41,12 +41,12 @@ from april_rl.config.tracking import TrackingConfig
 class OptimizerConfig:
     """AdamW with warm-up, a learning-rate schedule and gradient clipping."""
 
-    lr: float = within("> 0", 1e-6)  # the highest one, after the warm-up
+    lr: float = within("> 0", 1e-6)  # highest learning rate, after the warm-up
     beta1: float = within("in [0, 1)", 0.9)  # decay of the running mean of gradients
     beta2: float = within("in [0, 1)", 0.999)  # decay of the running mean of their squares
     eps: float = within("> 0", 1e-8)  # added to the root of that mean
     weight_decay: float = within(">= 0", 0.01)  # for matrices; norms and biases do not decay
-    max_grad_norm: float = within("> 0", 1.0)  # a longer gradient is scaled down to it
+    max_grad_norm: float = within("> 0", 1.0)  # a gradient with a larger norm is scaled down to it
     # optimizer steps (trainer.num_minibatches · trainer.num_passes a step) of a linear rise from
     # lr / warmup_steps
     warmup_steps: int = within(">= 0", 0)
@@ -63,11 +63,11 @@ class TrainerConfig:
     num_steps: int = within(">= 1", 100)  # policy versions that the run trains
     num_groups: int = within(">= 1", 32)  # N, groups trained in a step
     num_minibatches: int = within(">= 1", 1)  # optimizer steps of a pass over a batch
-    # passes over each batch, GRPO's μ; every ratio is to the policy before the first one
+    # passes over each batch, GRPO's μ; ratios compare with the policy before the first pass
     num_passes: int = within(">= 1", 1)
     # hours after which the run writes a checkpoint and ends, counted from each start; 0: no limit
     max_hours: float = within(">= 0", 0.0)
-    # steps in a row whose loss or gradient is not finite: they are skipped, the last ends the run
+    # consecutive steps whose loss or gradient is not finite: each is skipped, the last ends the run
     max_bad_steps: int = within(">= 1", 3)
 
     def __post_init__(self) -> None:
@@ -96,18 +96,18 @@ class RolloutConfig:
     group_size: int = within(">= 1", 8)  # G, samples of one prompt
     # α: samples in flight ÷ samples that a step needs; auto: learned during the run
     over_sampling_factor: int | float | str = within(">= 1 or auto", 1.5)
-    # share of trained tokens; limits over_sampling_factor=auto
+    # largest off-policy share of the trained tokens; limits over_sampling_factor=auto
     max_off_policy_frac: float = within("in (0, 1]", 1.0)
     refill: bool = True  # fill a finished sample's slot at once; false: one-shot over-provisioning
-    # policy versions between a token's sampling and its training
+    # most policy versions between a token's sampling and its training
     max_staleness: int = within(">= 0", 8)
     on_stale: OnStale = OnStale.finish
     resume: Resume = Resume.auto  # how a parked sample continues
-    max_response_tokens: int = within(">= 1", 16384)  # of a sample, all its turns together
-    temperature: float = within("> 0", 1.0)  # of sampling
+    max_response_tokens: int = within(">= 1", 16384)  # limit of a sample, all its turns together
+    temperature: float = within("> 0", 1.0)  # sampling temperature
     drain_steps: int = within(">= 0", 0)  # number of last steps that open no new prompts
-    # engine steps between two decisions of the controller; auto: 32, 8 where responses are short or
-    # have turns, more above 256 engines
+    # engine steps between two decisions of the controller; auto: 32, or 8 if responses are short or
+    # have turns, or more with over 256 engines
     tick_steps: int | str = within(">= 1 or auto", "auto")
 
     def __post_init__(self) -> None:
@@ -130,12 +130,13 @@ class LearnerConfig:
     )  # multiplies a token's loss by age_decay ** age; 1: off
     # module:function that maps an age in steps to a token's loss weight; null: age_decay
     age_weight: str | None = None
-    # nats; the run warns if the mean |logprob - behaviour_logprob| of age-0 tokens is above it;
-    # above 5 times it a step is skipped and the weights are synced again, before the run ends
+    # nats; the run warns if the mean |logprob - behaviour_logprob| of age-0 tokens is above this;
+    # above 5 times this, the step is skipped and the weights are synced again, and the run ends if
+    # that does not help
     max_mismatch: float = within("> 0", 0.05)
     compute_dtype: ComputeDtype = ComputeDtype.auto
     # compile normalisations, MLPs, rotary embeddings and the output layer's passes into few
-    # kernels: the same numbers but for roundings, faster on GPUs; needs a C compiler. auto: on GPUs
+    # kernels: the same numbers up to rounding, faster on GPUs; needs a C compiler. auto: on GPUs
     fused: bool | str = "auto"
     # share of the layers whose activations are computed twice: less memory, slower; true: all,
     # false: none, auto: the smallest share with which the memory plan fits, and the run says why
@@ -146,7 +147,7 @@ class LearnerConfig:
     # consecutive workers that share one copy of weights, gradients and optimizer state;
     # runtime.num_workers is a multiple of it (hybrid sharding); 0: all workers
     shard_size: int = within(">= 0", 0)
-    # on GPU; a checkpoint reads what has been moved to the host
+    # on GPU: what moves to the host while the engine generates; a checkpoint reads it there
     offload: Offload = Offload.none
     # mixtures of experts: the pass whose experts an update repeats for each token, so that a ratio
     # compares two policies with the same experts
@@ -188,8 +189,8 @@ class TrainConfig:
     engine steps); the next tick is already running during that wait.
     """
 
-    name: str = "run"  # of the run, in outputs/ and in trackers
-    seed: int = 0  # of every draw, in [0, 2**32)
+    name: str = "run"  # name of the run, in outputs/ and in trackers
+    seed: int = 0  # seed of all random draws, in [0, 2**32)
     # the checkpoint to resume, or a run directory, whose last checkpoint is used; auto: the run
     # in hydra.run.dir or, if that is not given, the newest unfinished run of this name; null, or
     # auto without such a run: a new run

@@ -45,7 +45,7 @@ _KEYWORDS = (
 )
 _FOLDER_OPTIONS = ("--config-dir", "-cd")
 _own_folders: list[Path] = []  # folders that `register_folder` was given
-# Faults of files that are not registered for that reason, by the name that they would have.
+# Why a file could not be registered, by the name that it would have.
 _unusable_files: dict[str, str] = {}
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -89,8 +89,8 @@ def register() -> None:
 
 
 def without_folder(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments but `--config-dir FOLDER`, whose files are registered. Hydra would read
-    them for training alone, and would require a header in recipes.
+    """Return the arguments without `--config-dir FOLDER`, after registering the files in FOLDER.
+    Hydra itself would read them only for training, and would require a header in recipes.
 
     Raise ConfigError as `register_folder` does.
     """
@@ -149,7 +149,7 @@ def _store(name: str, path: Path) -> None:
 
 
 def _fault(error: Exception) -> str:
-    """Return the error of a file after its name; for a YAML file with the line."""
+    """Return the text that follows the file's name in a message; for invalid YAML it has the line."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f":{error.problem_mark.line + 1}: not valid YAML: {error.problem}"
     return f" cannot be read: {' '.join(str(error).split())}"
@@ -166,7 +166,7 @@ def _open_schema() -> DictConfig:
     """Return the schema with untyped mappings where the user names the entries.
 
     Hydra refuses `+evaluation.sets.test={path: ...}` when the entries have a type; `to_config`
-    adds it. New names can also be set without a plus, like any other setting. Null empties a
+    adds the type. New names can also be set without a plus, like any other setting. Null empties a
     text whose default is empty.
     """
     schema: DictConfig = OmegaConf.structured(TrainConfig)
@@ -244,7 +244,7 @@ def run_config(path: Path) -> TrainConfig:
     """Return the checked configuration that a run left at `path`, its `config.yaml`.
 
     A reference to an environment variable that this machine lacks stays as it is. Raises
-    ConfigError when there is none, or it is not one of this version.
+    ConfigError when there is no such file, or this version cannot read it.
     """
     if not path.is_file():
         raise ConfigError(

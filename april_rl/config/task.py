@@ -104,7 +104,7 @@ class DataConfig(PromptSetConfig):
     sources: dict[str, SourceConfig] = field(default_factory=dict)
     max_prompt_tokens: int = within(">= 1", 1024)  # longer prompts are left out and counted
     deduplicate: bool = True  # rows with the same prompt and answer are used once
-    # which prompt comes next: shuffled (each once an epoch), pass_rate (those without signal are
+    # which prompt comes next: shuffled (each once an epoch), pass_rate (prompts without signal are
     # often skipped), or module:Class
     sampler: str = "shuffled"
     # keyword arguments of the sampler; pass_rate takes low, high, forget and least
@@ -150,7 +150,7 @@ class RewardConfig:
     """Settings of the reward."""
 
     # math_verify, exact, last_number, format, length, code, judge, reward_model, reasoning_gym,
-    # environment (what it gave, added up over the turns); or module:function, called with (prompts,
+    # environment (its rewards, added up over the turns); or module:function, called with (prompts,
     # responses, answers) and any data column it names
     function: str = "math_verify"
     args: dict[str, Any] = field(default_factory=dict)  # keyword arguments of `function`
@@ -158,14 +158,14 @@ class RewardConfig:
     functions: dict[str, RewardFunctionConfig] = field(default_factory=dict)
     extract: Extract = Extract.auto  # where math_verify, exact and last_number find the answer
     num_processes: int = within(">= 1", 2)  # processes that score responses
-    # for a response: the process is killed, the score tried again, then the group dropped; after a
-    # third of it math_verify gives a response 0, counted
+    # limit for scoring a response: after it the process is killed and the score tried again, and
+    # then the group is dropped; after a third of it math_verify scores 0, which is counted
     hard_timeout_s: float = within("> 1", 10.0)
     # seconds for a process to start and load its functions; a large reward model needs more
     start_timeout_s: float = within("> 0", 60.0)
-    memory_gib: float = within(">= 1", 4.0)  # of a process, and of each program that it starts
-    # environment variables that reach the functions although their name says that they are secret
-    # (TOKEN, KEY, SECRET, PASSWORD, ...), besides the variables that `api_key_env` names
+    memory_gib: float = within(">= 1", 4.0)  # limit of a process, and of each program it starts
+    # environment variables that the functions may read although their names mark them as secret
+    # (TOKEN, KEY, SECRET, PASSWORD, ...), in addition to the variables that `api_key_env` names
     secrets: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -186,8 +186,8 @@ class RewardConfig:
         return max(1, int(self.hard_timeout_s / 3))
 
     def environment_weight(self, dataset: str) -> float:
-        """Return the weight of the function `environment` in the reward of a data set; 0.0 if it
-        does not score it.
+        """Return the weight of the function `environment` in the reward of a data set; 0.0 if
+        that function does not score the set.
         """
         if not self.functions:
             return float(self.function == "environment")
@@ -220,9 +220,9 @@ class EvaluationConfig:
     every: int = within(">= 1", 10)  # steps; also before the first step and after the last
     num_samples: int = within(">= 1", 1)  # k of avg@k, pass@k and maj@k
     temperature: float | None = within("> 0", None)  # null: rollout.temperature
-    top_p: float = within("in (0, 1]", 1.0)  # probability of the tokens that are sampled from
+    top_p: float = within("in (0, 1]", 1.0)  # total probability of the tokens to sample from
     max_response_tokens: int = within(">= 0", 0)  # 0: rollout.max_response_tokens
-    max_prompts: int = within(">= 0", 0)  # of each set; 0: all
+    max_prompts: int = within(">= 0", 0)  # prompts of each set; 0: all
     # name in reward.functions whose value decides whether a sample is right; null: the first one
     # that scores the set
     function: str | None = None

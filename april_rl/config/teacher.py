@@ -18,13 +18,13 @@ class TeacherConfig:
     # weight of log(teacher / policy), which is added to the advantage of each token
     weight: float = within("> 0", 1.0)
     # in place of path: the address of a server with OpenAI's API that has the teacher, such as
-    # http://host:8000/v1; it gives the log-probabilities of prompts (echo), as vLLM's does
+    # http://host:8000/v1; it must return the log-probabilities of prompts (echo), as vLLM's does
     base_url: str = ""
     model: str = ""  # the teacher's name on that server
     # environment variable that has the server's key; null: it needs none
     api_key_env: str | None = None
     timeout_s: float = within("> 0", 60.0)  # limit of one attempt of a request
-    # after a time-out, a lost connection, or a status 429 or 5xx of the server
+    # retries after a time-out, a lost connection, or a status 429 or 5xx of the server
     max_retries: int = within(">= 0", 5)
     concurrency: int = within(">= 1", 32)  # requests at a time
 

@@ -12,13 +12,13 @@ from april_rl.config.choices import TrackingBackend, WandbMode
 class TrackingConfig:
     """Settings of what a run shows and records; metrics.jsonl is always written."""
 
-    # trackers beside metrics.jsonl: any of wandb, trackio and tensorboard; []: none
+    # trackers in addition to metrics.jsonl: any of wandb, trackio and tensorboard; []: none
     backends: list[TrackingBackend] = field(default_factory=lambda: [TrackingBackend.wandb])
     wandb: WandbMode = WandbMode.offline  # with wandb among the backends
     project: str = "april_rl"  # in W&B and trackio
-    # steps whose samples are written whole to samples/, and as a table to the trackers; samples of
-    # the first and the last step and of evaluations are always written, and every 20 steps a few
-    # are shown; 0: none at all
+    # every so many steps, all samples are written to samples/, and as a table to the trackers;
+    # samples of the first and the last step and of evaluations are always written, and every 20
+    # steps a few are shown; 0: none at all
     save_samples_every: int = within(">= 0", 10)
 
     def __post_init__(self) -> None:

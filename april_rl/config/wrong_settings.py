@@ -55,7 +55,7 @@ _MEANT = {
     "k": "evaluation.num_samples",
     "epochs": "trainer.num_steps",
 }
-_OWN_RECIPE = "a recipe of yours is FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"
+_OWN_RECIPE = "your own recipe is FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"
 
 
 def explain(
@@ -224,7 +224,7 @@ def _no_such_choice(path: str, options: Iterable[str], recipes: Iterable[str]) -
     hint = f"did you mean {near[0]}? " if near else ""
     if is_recipe and is_yaml(name):
         return f"there is no {group} {name}; {_OWN_RECIPE}"
-    others = f"{LIST_OF_RECIPES}; a recipe of yours needs --config-dir FOLDER"
+    others = f"{LIST_OF_RECIPES}; your own recipe needs --config-dir FOLDER"
     others = others if is_recipe else f"Known: {', '.join(known)}"
     return f"there is no {group} {name}; {hint}{others}"
 

@@ -97,7 +97,10 @@ def test_a_group_filter_sees_the_scored_group() -> None:
         ({"loss": "own_functions:raises"}, "five tokens as a test: ZeroDivisionError: no tokens"),
         ({"advantage": "own_functions:plain"}, r"called as f\(samples, rewards, NAME=…\)"),
         ({"group_filter": "own_functions:by_token"}, r"it is called as f\(scored, NAME=…\)"),
-        ({"loss": "own_functions:plain", "args": {"high": 2}}, r"args\.high: no function of yours"),
+        (
+            {"loss": "own_functions:plain", "args": {"high": 2}},
+            r"args\.high: none of your functions",
+        ),
     ],
 )
 def test_a_function_that_cannot_be_used_is_refused_before_training(

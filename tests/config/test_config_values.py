@@ -89,7 +89,7 @@ SOURCES = (
     [
         (
             ["algorithm.advantage=grpo_by_turn"],
-            "algorithm.advantage=grpo_by_turn is grpo where no environment rewards turns",
+            "algorithm.advantage=grpo_by_turn equals grpo if no environment rewards turns",
         ),
         (
             [
@@ -187,7 +187,10 @@ SOURCES = (
             "evaluation.function=f does not score evaluation.sets.held_out: add held_out to "
             "reward.functions.f.sources",
         ),
-        (["checkpoint.keep_best=2"], "checkpoint.keep_best and checkpoint.best_metric go together"),
+        (
+            ["checkpoint.keep_best=2"],
+            "checkpoint.keep_best and checkpoint.best_metric must be set together",
+        ),
         (
             ["checkpoint.keep_best=2", "checkpoint.best_metric=eval/helt_out/avg_at_k"],
             "eval/helt_out/avg_at_k is not measured; there are: eval/held_out/avg_at_k",

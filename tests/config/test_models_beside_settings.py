@@ -39,7 +39,7 @@ def test_a_teacher_may_stand_beside_a_reward_or_alone():
         ),
         (
             [SERVER, "teacher.model=t", "rollout.temperature=0.7"],
-            "log-probabilities are at temperature 1, and rollout.temperature=0.7: set it to 1",
+            "log-probabilities are at temperature 1, so rollout.temperature must be 1, got 0.7",
         ),
         (
             [SERVER, "teacher.model=t", "teacher.api_key_env=NO_SUCH_KEY"],

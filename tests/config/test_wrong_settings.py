@@ -10,7 +10,7 @@ import pytest
 from april_rl.command_line import main
 
 RECIPES = (
-    "python -m april_rl.train --help lists all recipes; a recipe of yours needs --config-dir FOLDER"
+    "python -m april_rl.train --help lists all recipes; your own recipe needs --config-dir FOLDER"
 )
 HELP = "python -m april_rl.train --cfg job prints every setting"
 
@@ -59,7 +59,7 @@ WRONG = [
     ("rehearsal.accept=[one_update]", "rehearsal.accept is not a setting any more: give gpu_gib, "
      "mean_response_tokens and accept to python -m april_rl rehearse; remove it"),
     # a choice that does not exist
-    ("+recipe=mine.yaml", "there is no recipe mine.yaml; a recipe of yours is "
+    ("+recipe=mine.yaml", "there is no recipe mine.yaml; your own recipe is "
      "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),
     ("recipe=tiny_cp", f"there is no recipe tiny_cp; did you mean tiny_cpu? {RECIPES}"),
     ("+recipe=qwen3_4b_deepmath_gspo", "there is no recipe qwen3_4b_deepmath_gspo; did you mean "
@@ -103,11 +103,11 @@ WRONG = [
      "model.path refers to the environment variable NOPE, which is not set"),
     ("model.path=${nope:x}", "model.path refers to what cannot be read: write ${NAME} for a "
      "setting, ${oc.env:NAME} for an environment variable"),
-    ("mine.yaml", "mine.yaml is not key=value; a recipe of yours is FOLDER/recipe/NAME.yaml: write "
+    ("mine.yaml", "mine.yaml is not key=value; your own recipe is FOLDER/recipe/NAME.yaml: write "
      "--config-dir FOLDER +recipe=NAME"),
-    ("--config=mine.yaml", "--config is not an option: a recipe of yours is "
+    ("--config=mine.yaml", "--config is not an option: your own recipe is "
      "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),
-    ("--config-name=mine", "--config-name is not an option: a recipe of yours is "
+    ("--config-name=mine", "--config-name is not an option: your own recipe is "
      "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),
     ("--recipe=tiny_gpu", "--recipe is not an option: write +recipe=tiny_gpu"),
     ("--num_steps=3", "--num_steps is not an option. Settings are written KEY=VALUE, and num_steps "
@@ -174,7 +174,7 @@ def test_a_wrong_setting_is_named_with_the_values_it_takes(
         (["--trainer.num-steps", "seed=5"],
          "--trainer.num-steps is not an option: write trainer.num_steps=VALUE"),
         (["--recipe", "tiny_gpu"], "--recipe is not an option: write +recipe=tiny_gpu"),
-        (["--config", "mine.yaml"], "--config is not an option: a recipe of yours is "
+        (["--config", "mine.yaml"], "--config is not an option: your own recipe is "
          "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),
         (["+evaluation.sets.x={path:", "data/test.jsonl}"],
          "the shell has split evaluation.sets.x={path: at the space; put the whole word into "

@@ -40,7 +40,7 @@ PROMPT_TOKENS, BLOCK_TOKENS = 40, 32
     [
         (
             ["engine.async_scheduling=true", "engine.speculation=ngram"],
-            "engine.async_scheduling=true does not go with engine.speculation=ngram",
+            "engine.async_scheduling=true does not work with engine.speculation=ngram",
         ),
         (["engine.kv_cache_headroom=1"], "engine.kv_cache_headroom must be in [0, 1), got 1.0"),
         (["engine.speculation=eagle"], "engine.speculation"),
