@@ -105,10 +105,10 @@ class Kl(Enum):
 class Correction(Enum):
     """The weight of a token that the engine sampled, perhaps with older weights."""
 
-    none = "none"  # 1
-    truncate = "truncate"  # its importance weight, at most tis_cap
-    mask = "mask"  # its importance weight, or 0 if that is outside [mask_low, mask_high]
-    sequence_truncate = "sequence_truncate"  # its response's importance weight, at most tis_cap
+    none = "none"  # always 1
+    truncate = "truncate"  # the token's importance weight, at most tis_cap
+    mask = "mask"  # the token's importance weight, or 0 if that is outside [mask_low, mask_high]
+    sequence_truncate = "sequence_truncate"  # the response's importance weight, at most tis_cap
 
 
 # The settings of `algorithm` that a correction reads; all others must have their defaults.
@@ -146,9 +146,9 @@ class Offload(Enum):
 class RouterReplay(Enum):
     """Forward passes whose experts an update repeats, in a mixture of experts."""
 
-    none = "none"  # every pass chooses its own
+    none = "none"  # every pass chooses its own experts
     learner = "learner"  # the pass that computed the proximal log-probabilities
-    engine = "engine"  # the engine's, when it sampled the tokens
+    engine = "engine"  # the passes of the engine that sampled the tokens
 
     @property
     def is_on(self) -> bool:
@@ -211,7 +211,7 @@ class ComputeDtype(Enum):
 class KvCacheDtype(Enum):
     """The precision of the engine's keys and values."""
 
-    auto = "auto"  # the precision of its weights
+    auto = "auto"  # the precision of the engine's weights
     fp8_e4m3 = "fp8_e4m3"
     fp8_e5m2 = "fp8_e5m2"
 

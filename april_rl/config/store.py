@@ -149,7 +149,7 @@ def _store(name: str, path: Path) -> None:
 
 
 def _fault(error: Exception) -> str:
-    """Return the text that follows the file's name in a message; for invalid YAML it has the line."""
+    """Return the text that follows the file's name in a message, with the line of invalid YAML."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f":{error.problem_mark.line + 1}: not valid YAML: {error.problem}"
     return f" cannot be read: {' '.join(str(error).split())}"

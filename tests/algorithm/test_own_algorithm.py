@@ -99,7 +99,7 @@ def test_a_group_filter_sees_the_scored_group() -> None:
         ({"group_filter": "own_functions:by_token"}, r"it is called as f\(scored, NAME=…\)"),
         (
             {"loss": "own_functions:plain", "args": {"high": 2}},
-            r"args\.high: none of your functions",
+            r"high: none of your functions",
         ),
     ],
 )

@@ -189,7 +189,7 @@ SOURCES = (
         ),
         (
             ["checkpoint.keep_best=2"],
-            "checkpoint.keep_best and checkpoint.best_metric must be set together",
+            "checkpoint.best_metric must be set together",
         ),
         (
             ["checkpoint.keep_best=2", "checkpoint.best_metric=eval/helt_out/avg_at_k"],
