@@ -44,7 +44,7 @@ class AlgorithmConfig:
     # the ratio is clipped to [1 - clip_low, 1 + clip_high]; gspo and gspo_token need 3e-4, 4e-4;
     # dppo_tv, dppo_kl: largest divergence for A < 0 (clip_low) and A > 0 (clip_high); 0.15, 0.05
     clip_low: float = within("> 0", 0.2)
-    clip_high: float = within("> 0", 0.28)  # DAPO's clip-higher
+    clip_high: float = within("> 0", 0.28)  # see clip_low; 0.28 is DAPO's clip-higher
     # ppo_clip: tokens with A < 0 and a ratio above this get no gradient; null: off
     dual_clip: float | None = within("> 1", None)
     aggregation: Aggregation = Aggregation.token_mean
@@ -65,7 +65,8 @@ class AlgorithmConfig:
     # for mask: tokens with a smaller weight get no gradient
     mask_low: float = within("in [0, 1)", 0.5)
     mask_high: float = within("> 1", 5.0)  # for mask: tokens with a larger weight get no gradient
-    # [low, high]: a response gets no gradient if the geometric mean of its weights is outside
+    # [low, high]: a response gets no gradient if the geometric mean of its weights is outside;
+    # null: off
     geometric_mask: list[float] | None = None
     # a response with A < 0 gets no gradient if the mean of log(engine / learner) over its tokens is
     # above this, in nats: off-policy sequence masking of DeepSeek-V3.2; null: off

@@ -16,10 +16,11 @@ class CheckpointConfig:
 
     every_steps: int = within(">= 0", 0)  # steps between checkpoints; 0: by time only
     every_minutes: float = within(">= 0", 30.0)  # minutes between checkpoints; 0: by steps only
-    keep_last: int = within(">= 1", 2)  # checkpoints; older ones are removed
-    # how many more checkpoints to keep: those with the highest best_metric
+    keep_last: int = within(">= 1", 2)  # newest checkpoints to keep; older ones are removed
+    # how many more checkpoints to keep: the ones with the highest best_metric
     keep_best: int = within(">= 0", 0)
-    best_metric: str = ""  # eval/NAME/avg_at_k, pass_at_k or maj_at_k, NAME of evaluation.sets
+    # metric of keep_best: eval/NAME/avg_at_k, pass_at_k or maj_at_k, with NAME of evaluation.sets
+    best_metric: str = ""
     # steps between Hugging Face exports; 0: only at the end
     export_every_steps: int = within(">= 0", 0)
     # seconds that a run has to write a checkpoint and end after Ctrl-C, SIGTERM or SIGUSR1

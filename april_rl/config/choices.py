@@ -97,7 +97,7 @@ class Kl(Enum):
     """Schulman's estimators of a KL divergence."""
 
     none = "none"
-    k1 = "k1"  # in the reward: a token's advantage loses its sum over the rest of the response
+    k1 = "k1"  # in the reward: its sum over the rest of a response is subtracted from advantages
     k2 = "k2"  # its gradient is the gradient of KL(policy, reference)
     k3 = "k3"  # GRPO's; its gradient is the gradient of KL(reference, policy)
 
@@ -123,8 +123,8 @@ CORRECTION_SETTINGS: dict[Correction, tuple[str, ...]] = {
 class Ratio(Enum):
     """The denominator of the loss's ratio; the other off-policy settings depend on it."""
 
-    proximal = "proximal"  # decoupled: the learner at the start of the step, and a correction
-    behaviour = "behaviour"  # bypass: the engine; a correction only with policy_gradient
+    proximal = "proximal"  # decoupled mode: the learner at the start of the step, with a correction
+    behaviour = "behaviour"  # bypass mode: the engine; a correction only with policy_gradient
 
 
 class Schedule(Enum):

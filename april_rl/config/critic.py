@@ -13,8 +13,8 @@ class CriticConfig:
     except for the learning rate.
     """
 
-    path: str = ""  # model whose backbone it starts from; empty: model.path
-    lr: float = within("> 0", 1e-5)  # in place of optimizer.lr
+    path: str = ""  # model whose backbone the critic starts from; empty: model.path
+    lr: float = within("> 0", 1e-5)  # learning rate, in place of optimizer.lr
     warmup_steps: int = within(">= 0", 0)  # first steps, which train only the critic
     policy_lambda: float = within("in [0, 1]", 0.95)  # λ of the policy's advantages
     # λ of the critic's targets: with 1 a target is the reward itself and does not depend on the

@@ -13,7 +13,7 @@ class EngineConfig:
     """The inference side: vLLM."""
 
     dtype: ComputeDtype = ComputeDtype.auto
-    # prompt and response tokens; 0: data.max_prompt_tokens + rollout.max_response_tokens
+    # limit of prompt and response tokens; 0: data.max_prompt_tokens + rollout.max_response_tokens
     max_model_len: int = within(">= 0", 0)
     # requests that one engine computes together; 0: as many as it has slots
     max_num_seqs: int = within(">= 0", 0)

@@ -16,11 +16,11 @@ class EnvironmentConfig:
     # module:Class, with an instance for each sample; or module:NAME of a function, or of a list of
     # functions, that the policy may call as tools
     function: str = ""
-    # or module:function, a coroutine function (client, row, seed) -> reward or None: an agent that
-    # talks to the policy through a client of the package openai
+    # in place of function: module:function, a coroutine function (client, row, seed) -> reward or
+    # None: an agent that talks to the policy through a client of the package openai
     agent: str = ""
-    # or the command of a program that is such an agent; it finds OPENAI_BASE_URL and the row in its
-    # environment variables
+    # in place of function: the command of a program that is such an agent; it finds OPENAI_BASE_URL
+    # and the row in its environment variables
     command: str = ""
     # address of this machine where agents reach the policy; the default serves only agents on this
     # machine, another address also containers and machines that can reach it

@@ -45,12 +45,12 @@ class OptimizerConfig:
     beta1: float = within("in [0, 1)", 0.9)  # decay of the running mean of gradients
     beta2: float = within("in [0, 1)", 0.999)  # decay of the running mean of their squares
     eps: float = within("> 0", 1e-8)  # added to the root of that mean
-    weight_decay: float = within(">= 0", 0.01)  # for matrices; norms and biases do not decay
+    weight_decay: float = within(">= 0", 0.01)  # decay of matrices; norms and biases do not decay
     max_grad_norm: float = within("> 0", 1.0)  # a gradient with a larger norm is scaled down to it
     # optimizer steps (trainer.num_minibatches · trainer.num_passes a step) of a linear rise from
     # lr / warmup_steps
     warmup_steps: int = within(">= 0", 0)
-    schedule: Schedule = Schedule.constant  # over trainer.num_steps, after the warm-up
+    schedule: Schedule = Schedule.constant  # course of lr after the warm-up
 
     def __post_init__(self) -> None:
         check_bounds("optimizer", self)

@@ -45,9 +45,10 @@ class PromptSetConfig:
     # OWNER/NAME:CONFIGURATION if there are several: openai/gsm8k:main), reasoning_gym:NAME, or
     # builtin:arithmetic
     path: str = ""
-    split: str = "train"  # for a data set id
-    prompt_column: str = "prompt"  # a dotted path descends into structs; text or chat messages
-    answer_column: str = "answer"  # what the reward compares a response with
+    split: str = "train"  # split of a data set id
+    # column with the question, as text or chat messages; a dotted path descends into structs
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"  # column that the reward compares a response with
     # regular expression with one group: the question within the text of the prompt column, if the
     # data set writes instructions around it
     prompt_pattern: str | None = None
@@ -57,7 +58,7 @@ class PromptSetConfig:
     instruction: str = ""  # appended to the question as a paragraph of its own; empty: none
     template: Template = Template.chat
     plain_template: str = "{prompt}"  # plain only: the text around the prompt
-    system_prompt: str = ""  # chat only; empty: none
+    system_prompt: str = ""  # chat only: system message before the question; empty: none
     # variables of the tokenizer's chat template, such as {enable_thinking: false} for Qwen3
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     # settings of a reasoning_gym task, such as {max_digits: 1}; size is the number of rows
@@ -217,7 +218,9 @@ class EvaluationConfig:
     """Evaluation on held-out sets during training."""
 
     sets: dict[str, EvaluationSetConfig] = field(default_factory=dict)  # name: {path: ..., ...}
-    every: int = within(">= 1", 10)  # steps; also before the first step and after the last
+    every: int = within(
+        ">= 1", 10
+    )  # steps between two; also before the first step and after the last
     num_samples: int = within(">= 1", 1)  # k of avg@k, pass@k and maj@k
     temperature: float | None = within("> 0", None)  # null: rollout.temperature
     top_p: float = within("in (0, 1]", 1.0)  # total probability of the tokens to sample from

@@ -26,7 +26,7 @@ class TeacherConfig:
     timeout_s: float = within("> 0", 60.0)  # limit of one attempt of a request
     # retries after a time-out, a lost connection, or a status 429 or 5xx of the server
     max_retries: int = within(">= 0", 5)
-    concurrency: int = within(">= 1", 32)  # requests at a time
+    concurrency: int = within(">= 1", 32)  # requests that are sent at a time
 
     @property
     def is_set(self) -> bool:

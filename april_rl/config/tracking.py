@@ -15,7 +15,7 @@ class TrackingConfig:
     # trackers in addition to metrics.jsonl: any of wandb, trackio and tensorboard; []: none
     backends: list[TrackingBackend] = field(default_factory=lambda: [TrackingBackend.wandb])
     wandb: WandbMode = WandbMode.offline  # with wandb among the backends
-    project: str = "april_rl"  # in W&B and trackio
+    project: str = "april_rl"  # project in W&B and trackio
     # every so many steps, all samples are written to samples/, and as a table to the trackers;
     # samples of the first and the last step and of evaluations are always written, and every 20
     # steps a few are shown; 0: none at all

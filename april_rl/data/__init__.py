@@ -1,1 +1,1 @@
-"""Data sets to an endless, shuffled, resumable stream of prompts."""
+"""Turn data sets into an endless, shuffled, resumable stream of prompts."""

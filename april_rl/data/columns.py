@@ -56,7 +56,9 @@ class Column:
 
 
 def column_of(where: str, setting: str, features: Mapping[str, Any]) -> Column:
-    """Return the column that `setting` names, exactly or by a path; raise DataError without one."""
+    """Return the column that `setting` names, exactly or by a path; raise DataError if there is
+    none.
+    """
     column = setting.partition("=")[2]
     if column in features:
         return Column(setting, (column,))
@@ -79,7 +81,7 @@ def column_of(where: str, setting: str, features: Mapping[str, Any]) -> Column:
 
 
 def list_of_json(text: str, is_item: Callable[[object], bool]) -> list[Any] | None:
-    """Return the list of such items that a text holds as JSON, or None if it is another text."""
+    """Return the list in a JSON text if all its items pass `is_item`, else None."""
     if not text.lstrip().startswith("["):
         return None
     try:

@@ -41,9 +41,9 @@ def check_files(config: TrainConfig, *, trains: bool = True, evaluates: bool = T
 
 def of_held_out(error: DataError, name: str) -> DataError:
     return DataError(
-        f"{error}\nThe set {name} is the recipe's, or the command line's, and reads its columns as "
-        f"data.* says; evaluation.sets.{name}.path and .prompt_column change that, "
-        f"evaluation.sets.{name}=null leaves it out"
+        f"{error}\nThe set {name} comes from the recipe or the command line, and reads its columns "
+        f"as data.* says: change that with evaluation.sets.{name}.path and .prompt_column, or "
+        f"leave it out with evaluation.sets.{name}=null"
     )
 
 
@@ -80,7 +80,7 @@ def _has_data(folder: Path) -> bool:
 
 
 def _columns_of_parquet(path: str) -> list[str]:
-    """Return the columns of a parquet file; none for a broken one, which reading reports."""
+    """Return the columns of a parquet file; none if it is broken, which `open_source` reports."""
     import pyarrow.parquet
 
     with suppress(pyarrow.ArrowException, OSError):
@@ -89,7 +89,7 @@ def _columns_of_parquet(path: str) -> list[str]:
 
 
 def _names_without(path: str, wanted: set[str]) -> list[str]:
-    """Return the columns of a JSON file's first row if no row can have a wanted one, else none."""
+    """Return the columns of a JSON file's first row if no row can have a wanted column, else []."""
     with Path(path).open("rb") as file:
         start = file.read(_START_BYTES).decode(errors="ignore").lstrip("\ufeff \t\r\n[")
         row: object = None

@@ -1,4 +1,6 @@
-"""Read a JSON file into an Arrow file without changing values: no dates, and all digits stay."""
+"""Read a JSON file into an Arrow file without changing values: text never becomes a date, and all
+digits of a number are kept.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ def _kinds(path: str) -> dict[str, pa.DataType | None]:
 
 
 def _array(values: list[Any], kind: pa.DataType | None) -> pa.Array | None:
-    """Return the values as an Arrow array, or None if they have no common type, or not this one."""
+    """Return the values as an Arrow array, or None if they have no common type or not `kind`."""
     try:
         return pa.array(values, type=kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):

@@ -53,9 +53,9 @@ def _message(item: Mapping[str, Any], name: str) -> Message:
             f"{str(content)[:60]}; images and other parts are not supported: write the text alone"
         )
     if role in ("user", "assistant") and not (content.strip() or calls):
-        raise ValueError(f"{name}, of the {role}, is empty")
+        raise ValueError(f"{name} ({role}) is empty")
     if calls and role != "assistant":
-        raise ValueError(f"{name} has tool_calls and is of the {role}; only the assistant calls")
+        raise ValueError(f"{name} ({role}) has tool_calls; only the assistant can call tools")
     return {**message, "tool_calls": calls_of_tools(calls, name)} if calls else message
 
 

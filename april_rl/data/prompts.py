@@ -50,7 +50,7 @@ class PromptTable(Sequence[Prompt]):
 
     @property
     def num_rows(self) -> int:
-        """Return the number of rows in the source, also of duplicates and too long prompts."""
+        """Return the number of rows in the source, with duplicates and too long prompts."""
         return self._tokenized.num_rows
 
     @property
@@ -60,7 +60,7 @@ class PromptTable(Sequence[Prompt]):
 
     @property
     def all_lengths(self) -> NDArray[np.int64]:
-        """Return the tokens of each distinct prompt [rows], also of those that are too long."""
+        """Return the number of tokens of each distinct prompt [rows], even if it is too long."""
         return self._tokenized.lengths
 
     @property

@@ -35,7 +35,7 @@ class Renderer:
         # (role, has calls, is first) of the messages that were tried.
         self._kinds_tried: set[tuple[str, bool, bool]] = set()
         self.is_chat = chosen.template is Template.chat
-        # Without the model's turn, an environment may add to a chat prompt.
+        # If the model's turn has not begun, an environment can still add to a chat prompt.
         self.begins_turn = not (self.is_chat and chosen.environment)
         if self.is_chat:
             tokenizer.check_chat(chosen.chat_template_kwargs)
@@ -68,8 +68,8 @@ class Renderer:
         return text
 
     def _check_written(self, messages: list[Message], text: str, *, begins_turn: bool) -> None:
-        """Raise TokenizerError if the chat template ignores a message or its tool calls, which
-        shows when the text is the same with a changed one. Each kind of message is tried once.
+        """Raise TokenizerError if the chat template ignores a message or its tool calls: the text
+        then stays the same when they change. Each kind of message is tried once.
         """
         for place, message in enumerate(messages):
             kind = (message["role"], "tool_calls" in message, place == 0)

@@ -208,7 +208,7 @@ def _parts(message: Message) -> tuple[str, ...]:
 
 
 def _to_prompt(value: object) -> str | tuple[Message, ...]:
-    """Return the text or the chat messages (maybe JSON text); raise ValueError for others."""
+    """Return the text or the chat messages, which may be JSON text; else raise ValueError."""
     if isinstance(value, str) and value:
         value = list_of_json(value, has_role) or value
     if isinstance(value, str) and value:

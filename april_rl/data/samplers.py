@@ -41,7 +41,7 @@ NewSampler = Callable[[int, str], Sampler]
 
 
 class Shuffled:
-    """Every prompt once an epoch, in a new order each time."""
+    """Draws every prompt once an epoch, in a new order each time."""
 
     def __init__(self, num_prompts: int, seed: int, *, name: str = "") -> None:
         """`name` is the name of the set in a mixture, so that sets of equal size differ."""
@@ -86,7 +86,7 @@ class ByPassRate(Shuffled):
     rewards of its groups, scaled to [0, 1], count as passes, and each epoch since then
     multiplies the counts by `forget`, so that old knowledge fades. A prompt is drawn with the
     probability 6 E[p (1 - p)], the expected variance of its rewards relative to an unknown
-    prompt's, at most 1 and at least `least`: none is left out for long.
+    prompt's, at most 1 and at least `least`, so that no prompt is left out for long.
     """
 
     def __init__(

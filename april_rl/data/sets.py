@@ -27,8 +27,8 @@ class PromptSets:
         has_agent: bool = False,
         tell: Callable[[str], None],
     ) -> None:
-        """`seed` draws procedural rows; `columns` of the data are needed, by set; the model sees
-        the environment's `tools`; `tell` gets one line for each set, and its notes.
+        """`seed` draws procedural rows; `columns` has the data columns to keep, by set; the model
+        sees the environment's `tools`; `tell` gets one line for each set, and its notes.
         """
         self._chosen = training_sets(data)
         self._tools = list(tools)

@@ -20,9 +20,9 @@ _TURN: list[Message] = [
 def stop_token_ids(model_path: str, *, is_chat: bool = False) -> list[int]:
     """Return the end tokens of the model's generation config, else its tokenizer's; sorted.
 
-    If `is_chat` and the chat template ends a turn with none of them, its own one ends a response
-    too: base models name only the end of a text. Raise ValueError when neither file names an end
-    token: every response would run to its token budget.
+    If `is_chat` and the chat template ends a turn with another token, that token ends a response
+    too: base models name only the token that ends a text. Raise ValueError when neither file names
+    an end token, because every response would run to its token budget.
     """
     try:
         named = GenerationConfig.from_pretrained(model_path).eos_token_id
@@ -61,7 +61,7 @@ def text_after_marker(
     *,
     begins_turn: bool,
 ) -> str:
-    """Return what the chat template writes behind the marker; raise TokenizerError without it."""
+    """Return what the chat template writes after the marker; raise TokenizerError without it."""
     text = tokenizer.chat_text(messages, variables, begins_turn=begins_turn)
     _, marker, following = text.rpartition(MARKER)
     if not marker:

@@ -48,7 +48,7 @@ class PromptStream:
         origin: Origin = NO_ORIGIN,
         new_sampler: NewSampler | None = None,
     ) -> None:
-        """`prompts` get new ids; a saved stream has the same `origin`; `Shuffled` by default."""
+        """`prompts` get new ids; `restore` compares `origin`; the default sampler is `Shuffled`."""
         assert prompts, "a stream needs at least one prompt"
         self._prompts, self._name, self._origin = prompts, name, origin
         self._seed = seed
@@ -131,8 +131,8 @@ class PromptStream:
         if state.get("fingerprint", self._origin.fingerprint) != self._origin.fingerprint:
             raise DataError(
                 f"{self._setting} has changed since the checkpoint was written: it gives "
-                f"{len(self._prompts)} prompts, as before, but other tokens, answers or another "
-                f"order: {_REMEDY}"
+                f"{len(self._prompts)} prompts, as before, but their tokens, answers or order "
+                f"differ: {_REMEDY}"
             )
         name = type(self._sampler).__name__
         if state["sampler_name"] != name:

@@ -110,13 +110,15 @@ class Tokenizer:
         if not self.has_tool_calls:
             raise TokenizerError(
                 f"the tool calls of model.path={self._path} cannot be parsed: its "
-                "tokenizer_config.json has no response_template, the form of transformers "
-                "(PreTrainedTokenizerBase.parse_response), and its chat template shows no "
+                "tokenizer_config.json has no response_template (which transformers' "
+                "PreTrainedTokenizerBase.parse_response reads), and its chat template shows no "
                 "<tool_call> with JSON; add a response_template"
             )
 
     def tool_calls(self, text: str) -> Sequence[Any]:
-        """Return a turn's calls of tools, none in thoughts; raise ValueError if unreadable."""
+        """Return the tool calls of a turn, except in its thoughts; raise ValueError if one cannot
+        be read.
+        """
         form, said = self._call_form() or {}, _without_thoughts(text)
         anchor = form.get("start_anchor", "")  # where a turn begins, after its thoughts
         prefix = anchor if isinstance(anchor, str) else anchor[0]
@@ -211,7 +213,7 @@ class Tokenizer:
 
 
 def _without_thoughts(text: str) -> str:
-    """Return a turn after its thoughts, which may have begun in the prompt or may not end."""
+    """Return the text after a turn's thoughts, which may begin in the prompt or may not end."""
     before, closed, after = text.partition("</think>")
     return after if closed else before.partition("<think>")[0]
 

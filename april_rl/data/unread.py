@@ -16,7 +16,7 @@ _MEDIA_CLASSES = ("Image", "Video", "Audio")  # of `datasets`
 
 
 def placeholder(text: str) -> str | None:
-    """Return the mark in a question that stands for an image, video or audio; None without one."""
+    """Return the mark in a question that stands for an image, video or audio, or None."""
     found = _PLACEHOLDER.search(text)
     return found[0] if found else None
 

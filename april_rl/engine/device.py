@@ -31,7 +31,7 @@ class Device(Protocol):
         """Finish a core that was just built."""
 
     def with_seed(self, params: SamplingParams, request: Request) -> SamplingParams:
-        """Return `params` with all that the request's random draws depend on, such as its seed."""
+        """Return `params` with everything that random draws depend on, such as the seed."""
 
     def sleep(self, core: InprocClient) -> None:
         """Free the memory that the device can free."""

@@ -29,7 +29,7 @@ def engine_args(
     reports_experts: bool = False,
 ) -> EngineArgs:
     """Return arguments that keep the distribution of samples and their log-probabilities."""
-    assert config.dtype is not ComputeDtype.auto, "vLLM would take that of the checkpoint"
+    assert config.dtype is not ComputeDtype.auto, "vLLM would take the checkpoint's dtype"
     assert isinstance(config.async_scheduling, bool), "vLLM would choose"
     return EngineArgs(
         model=model_path,

@@ -1,4 +1,4 @@
-"""Find texts that end a turn, which vLLM does above the engine core, where it decodes."""
+"""Find texts that end a turn. vLLM does this only above its engine core, where it decodes tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class StopTexts:
         return AutoTokenizer.from_pretrained(self._model_path)
 
     def end(self, texts: Sequence[str], token_ids: Sequence[int], *, num_new: int) -> int | None:
-        """Return how many tokens end with a text, found in the last `num_new`; or None."""
+        """Return the number of tokens up to the end of the first text that ends within the last
+        `num_new` tokens, or None.
+        """
         # A token may be only a part of a character.
         num_read = num_new + max(len(text.encode()) for text in texts)
         first = max(0, len(token_ids) - num_read)

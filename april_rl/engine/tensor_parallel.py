@@ -39,7 +39,7 @@ def parallel_args(tensor_parallel_size: int) -> dict[str, Any]:
 
 
 def executor_class(config: VllmConfig) -> type[Executor]:
-    """Return the executor for the arguments above; a collective if there are several ranks."""
+    """Return the executor for the arguments above; with several ranks, all must call this."""
     if config.parallel_config.tensor_parallel_size == 1:
         found: type[Executor] = Executor.get_class(config)
         return found

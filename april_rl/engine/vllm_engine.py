@@ -64,7 +64,7 @@ class VllmEngine:
         may be 0. Log-probabilities are taken at `temperature`. With `keeps_parked`, aborted samples
         keep their KV cache while memory allows. With `sleeps`, an accelerator frees its memory in
         `sleep`, including that of parked samples. `stop_tokens` end a turn. With `lora` an
-        adapter of that form is applied once `load_adapter` has brought it. With `reports_experts`
+        adapter of that form is applied once `load_adapter` has read it. With `reports_experts`
         completions have the experts of their tokens. vLLM seeds the whole process with `seed`.
         Raise RunError when it does not fit into memory or cannot report experts.
         """
@@ -149,9 +149,9 @@ class VllmEngine:
         """Return a completion for every request that `advance` has not returned; the engine is
         empty afterwards.
 
-        First come those that finish in the step under way, whose work is in the counts of no tick.
+        First come requests that finish in the step under way; no tick counts the work of that step.
         The others have `finish_reason` None: running ones with the tokens they have, then queued
-        ones without tokens, each part in the order of submission. With `keeps_parked` a request
+        ones without tokens, each part in the order of submission. With `keeps_parked`, a request
         that continues such a sample exactly needs no prefill (`Completion.context_version` says
         so).
         """

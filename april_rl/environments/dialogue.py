@@ -88,8 +88,8 @@ class Dialogue:
         is_last: bool,
         num_context: int = 0,
     ) -> Turn:
-        """Return a turn of the policy as text, after `num_context` tokens, with the calls of tools
-        in it; a turn that was cut off has no calls. `logprobs` [R of the turn] are for agents.
+        """Return a turn of the policy, after `num_context` tokens, as text with its tool calls; a
+        turn that was cut off has no calls. `logprobs` [R of the turn] are for agents.
         """
         is_ended = bool(token_ids) and token_ids[-1] in self.stop_ids
         turn = Turn(

@@ -25,13 +25,14 @@ Outcome = Literal["returned", "error", "timeout"]
 class EpisodeRequest:
     """A request to an episode, to begin or to take a turn, as plain data."""
 
-    number: int  # the question that this answers
+    number: int  # number of the question, which the reply repeats
     sample_id: SampleId
-    # Begins the episode, or builds it again from all of `turns`; None: it lives in the process.
+    # Row for beginning the episode, or for building it again from all of `turns`; None: the episode
+    # is alive in the process.
     row: Mapping[str, Any] | None
     seed: int
     turns: tuple[Turn, ...]  # the turns that have no observation yet
-    calls_again: bool = False  # an episode that was lost begins again, and its calls are made again
+    calls_again: bool = False  # the episode was lost: begin it again, with all its calls
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class _TooSlowError(Exception):
 
 
 class Episode:
-    """An environment, once it is built, and the calls that it makes once."""
+    """An environment, once it is built, and its record of calls."""
 
     def __init__(
         self, build: Callable[[], Environment], calls: Calls, *, limit_s: float, max_tokens: int
@@ -70,7 +71,7 @@ class Episode:
             self._environment.end()
 
     async def reply_to(self, request: EpisodeRequest) -> EpisodeReply:
-        """Begin if asked to, take the turns, and return every result, also before a failure."""
+        """Begin if asked to, take the turns, and return all results, even after a failure."""
         results: list[StepResult] = []
         outcome: Outcome = "returned"
         began_s = time.monotonic()

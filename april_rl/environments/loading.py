@@ -91,8 +91,8 @@ def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:
     except (DocstringParsingException, TypeHintParsingException) as error:
         name = tool.__name__
         raise TypeError(
-            f"the tool {name} needs a type hint for each argument and a docstring whose Args: say "
-            f"what each is, since the policy is told so ({str(error).rstrip('!.')})"
+            f"the tool {name} needs a type hint for each argument and a docstring with an Args: "
+            f"section on each, because the policy reads them ({str(error).rstrip('!.')})"
         ) from None
 
 

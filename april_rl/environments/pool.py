@@ -56,7 +56,7 @@ class EnvironmentPool(Supervisor):
         folder: Path,
         num_saves: int = 1,
     ) -> None:
-        """Prepare without a process: they start with the first question. `rules` are by data
+        """Start no process yet: processes start with the first question. `rules` are by data
         set; events go to `mailbox`; `folder` holds the calls of samples, which are removed
         `num_saves` saves after the sample has ended.
         """
@@ -77,7 +77,7 @@ class EnvironmentPool(Supervisor):
         self._forget(sample_id)
 
     def metrics(self) -> Metrics:
-        """Return the calls, their time and their failures since the previous time."""
+        """Return the calls, their time and their failures since the last call of this method."""
         counts, self._counts = self._counts, Counter()
         values: dict[str, Metric] = {f"environment/{each}": Sum(counts[each]) for each in _COUNTS}
         if counts["steps"]:

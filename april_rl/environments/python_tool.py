@@ -10,7 +10,8 @@ from april_rl.environments.protocol import StepResult, Turn
 from april_rl.rewards.builtin.code import WALL_PER_CPU, open_sandbox
 from april_rl.rewards.code.sandbox import Level
 
-# The sandbox drops standard error; of the traceback the policy reads the part in its own program.
+# The sandbox drops standard error, so the traceback goes to standard output; its first frame, which
+# is not in the policy's program, is left out.
 _PROGRAM = """
 import sys, traceback
 try:

@@ -1,4 +1,6 @@
-"""A sample as its environment sees it (row, seed, turns as text), and the observations of it."""
+"""A sample as its environment sees it: row, seed and turns as text. Also the observations that the
+environment adds to it.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +89,8 @@ def observation_of(
     *,
     config: EnvironmentConfig,
 ) -> Observation:
-    """Return the last result; the others are repeated and must equal what the sample has. Raise
-    TokenizerError for messages that cannot be written as tokens.
+    """Return the observation of the last result; the results before it are repeated and must equal
+    what the sample has. Raise TokenizerError for messages that cannot be written as tokens.
     """
     before = [span for span in sample.spans if isinstance(span, Observation)]
     turns = [c for c in sample.completions if c.finish_reason is not None]

@@ -52,7 +52,7 @@ REFUSED = {
     "no user": ([CALLED, RESULT], "has no question"),
     "another role": ([message("human", "1 + 1?")], r"message 1 has the role 'human'.*assistant"),
     "an empty turn": ([ASKED, message("assistant", ""), ASKED], "message 2, of the assistant, is"),
-    "an empty question": ([message("user", " ")], "message 1, of the user, is empty"),
+    "an empty question": ([message("user", " ")], "message 1 (user) is empty"),
     "no content": (
         [ASKED, message("assistant", None), ASKED],
         "message 2 .*must have text as",
@@ -73,7 +73,7 @@ REFUSED = {
         [ASKED, {**CALLED, "tool_calls": [{"id": "c1"}]}, RESULT],
         "message 2: no function is named in the call",
     ),
-    "a calling user": ([{**ASKED, "tool_calls": [CALL]}], "only the assistant calls"),
+    "a calling user": ([{**ASKED, "tool_calls": [CALL]}], "only the assistant can call tools"),
 }
 
 

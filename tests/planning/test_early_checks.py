@@ -52,7 +52,10 @@ def start(command: str, folder: Path, *overrides: str) -> subprocess.CompletedPr
         ("data.path=rows.csv", "data.path=rows.csv: a data file must end in .jsonl, .json"),
         ("data.path=empty.jsonl", "data.path=empty.jsonl: the file is empty"),
         ("data.path=https://a.b/c.jsonl", "c.jsonl is an address: download the file and give its"),
-        ("evaluation.sets.test={path: absent.jsonl}", "evaluation.sets.test=null leaves it out"),
+        (
+            "evaluation.sets.test={path: absent.jsonl}",
+            "leave it out with evaluation.sets.test=null",
+        ),
         ("data.path=bad.jsonl", "data.path=bad.jsonl:2: not valid JSON: Expecting value"),
         ("data.path=folder", "data.path=folder is a folder without data files: give a file that"),
         ("model.path=folder", "folder is not a model: it has no config.json"),

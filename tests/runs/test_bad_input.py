@@ -47,7 +47,10 @@ def write(path: Path, *rows: object) -> Path:
             "+evaluation.sets.test={path: absent.jsonl}",
             "evaluation.sets.test.path=absent.jsonl: cannot be read",
         ),
-        ("+evaluation.sets.test={path: absent.jsonl}", "evaluation.sets.test=null leaves it out"),
+        (
+            "+evaluation.sets.test={path: absent.jsonl}",
+            "leave it out with evaluation.sets.test=null",
+        ),
         ("engine.max_model_len=100000", "context length: engine.max_model_len = 100000 exceeds"),
         ("data.template=chat", "chat template"),
         ("data.max_prompt_tokens=1", "data.max_prompt_tokens=1"),
