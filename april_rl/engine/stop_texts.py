@@ -1,4 +1,4 @@
-"""Find texts that end a turn. vLLM does this only above its engine core, where it decodes tokens."""
+"""Find texts that end a turn. vLLM itself does this above the engine core, where it decodes."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def start(command: str, folder: Path, *overrides: str) -> subprocess.CompletedPr
         ("data.path=https://a.b/c.jsonl", "c.jsonl is an address: download the file and give its"),
         (
             "evaluation.sets.test={path: absent.jsonl}",
-            "leave it out with evaluation.sets.test=null",
+            "out with evaluation.sets.test=null",
         ),
         ("data.path=bad.jsonl", "data.path=bad.jsonl:2: not valid JSON: Expecting value"),
         ("data.path=folder", "data.path=folder is a folder without data files: give a file that"),

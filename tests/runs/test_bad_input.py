@@ -49,7 +49,7 @@ def write(path: Path, *rows: object) -> Path:
         ),
         (
             "+evaluation.sets.test={path: absent.jsonl}",
-            "leave it out with evaluation.sets.test=null",
+            "out with evaluation.sets.test=null",
         ),
         ("engine.max_model_len=100000", "context length: engine.max_model_len = 100000 exceeds"),
         ("data.template=chat", "chat template"),
