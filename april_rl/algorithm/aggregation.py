@@ -1,5 +1,5 @@
-"""How per-token losses become one number: a loss weight for every token, computed from lengths and
-token weights alone.
+"""How per-token losses become one number: a loss weight for every token, computed only from
+lengths and token weights.
 
 Legend: [R] response tokens of a sample; m the token weights, of every response of a global
 minibatch, over all ranks. m is 0 for a masked token, otherwise its age weight. The loss is Σ loss

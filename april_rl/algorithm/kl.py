@@ -75,7 +75,7 @@ def sampled_negative_entropy(logprobs: Tensor) -> Tensor:
     -H, its value does not estimate -H.
 
     ∇(-H) = E[(log π + 1) ∇log π] over tokens of π, and E[∇log π] = 0. It equals `k2` against a
-    uniform reference, up to a constant in the factor. It needs the log-probability alone; tokens of
+    uniform reference, up to a constant in the factor. It needs only the log-probability; tokens of
     an older policy need their importance weight.
     """
     return logprobs.square() / 2

@@ -109,7 +109,7 @@ def open_files_line(config: TrainConfig, *, num_episodes: int) -> Iterator[str]:
 
 
 def description_of(config: TrainConfig, tokenizer: Tokenizer) -> Description:
-    """Return the description of the environment; it is empty without one. Raise
+    """Return the description of the environment, empty if there is none. Raise
     EnvironmentFailedError when it cannot be loaded, TokenizerError when the model cannot call
     its tools.
     """

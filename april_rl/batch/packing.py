@@ -51,7 +51,7 @@ class MicroBatch:
     ages: NDArray[np.int32]  # [T], policy versions between sampling and this update; 0 elsewhere
     is_comparable: NDArray[np.bool_]  # [T], whether age is 0 and the KV cache is of this version
     loss_weights: NDArray[np.float32]  # [T], weight of a token in the loss of its minibatch
-    # [T], nats, from a teacher on a server; None without one
+    # [T], nats, from a teacher on a server; None if there is none
     teacher_logprobs: NDArray[np.float32] | None = None
     experts: NDArray[np.uint8 | np.uint16] | None = None  # [T, layers, experts of a token]
     is_routed: NDArray[np.bool_] | None = None  # [T], whether `experts` knows this token

@@ -1,4 +1,4 @@
-"""The mode of files that a library makes readable for their owner alone."""
+"""Set the mode of files that a library makes readable only for their owner."""
 
 from __future__ import annotations
 

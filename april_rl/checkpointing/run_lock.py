@@ -1,6 +1,6 @@
 """A run owns its directory: a lock file that says who writes there, since when and on which host.
 
-The owner holds the file's kernel lock (flock), which ends with its process, however that ends.
+The owner holds the file's kernel lock (flock), which ends with its process, even if that is killed.
 Every process that reaches the file through the same mount of the same kernel sees that lock, in
 other containers too. An owner elsewhere, or on a file system without such locks, shows that it
 is alive by renewing the file's time. A process that wants the directory watches that time for

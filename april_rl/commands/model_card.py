@@ -31,8 +31,8 @@ CONFIG = "config.yaml"
 _EXPORTS, _STEP = "exports", "step_"
 
 
-# Files that an export contains besides the weights: settings, tokenizer, adapter and the user's own
-# card.
+# Files that an export contains in addition to the weights: settings, tokenizer, adapter and the
+# user's own card.
 _NAMES = {
     SAFETENSORS_INDEX_FILE,
     "README.md",

@@ -39,7 +39,7 @@ def require_function(
     near = longer or get_close_matches(value, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     if not near and name.isidentifier():
-        hint = f"; write {module}{'.' if module else ''}{name}:NAME for one of yours"
+        hint = f"; write {module}{'.' if module else ''}{name}:NAME for your own function"
     raise ValueError(f"{key} must be {choices}, got {value}{hint}")
 
 

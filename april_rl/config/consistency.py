@@ -220,7 +220,7 @@ def _check_evaluation(config: TrainConfig) -> None:
     known = [f"eval/{key}/{one}" for key in config.evaluation.sets for one in _ESTIMATES]
     require(
         not metric or metric in known,
-        f"checkpoint.best_metric={metric} is not measured; there are: {', '.join(known) or 'none'} "
+        f"checkpoint.best_metric={metric} is not measured; choices: {', '.join(known) or 'none'} "
         "(evaluation.sets)",
     )
 
@@ -317,7 +317,7 @@ def _check_reward_sources(config: TrainConfig) -> None:
     functions = config.reward.functions
     require(
         len(functions) >= 2 or config.algorithm.advantage != Advantage.gdpo,
-        "algorithm.advantage=gdpo scales each of reward.functions alone and needs two or more, got "
+        "algorithm.advantage=gdpo scales reward.functions one by one and needs two or more, got "
         f"{len(functions)}: add one, or take algorithm.advantage=grpo",
     )
     known = {*config.data.sources, *config.evaluation.sets}
@@ -382,7 +382,7 @@ def _check_reference(config: TrainConfig) -> None:
 
 
 def _check_critic(config: TrainConfig) -> None:
-    """Check that a critic is used where there is one, and that the policy is trained, too."""
+    """Check that a critic is used where there is one, and that the policy is trained."""
     critic, algorithm = config.critic, config.algorithm
     if algorithm.advantage != Advantage.gae:
         for entry in fields(critic):

@@ -9,8 +9,8 @@ from april_rl.config.checks import check_bounds, within
 
 @dataclass(slots=True, kw_only=True)
 class CriticConfig:
-    """PPO's value model: it is trained in full, beside the policy, with the settings of `optimizer`
-    except for the learning rate.
+    """PPO's value model: it is trained in full, in addition to the policy, with the settings of
+    `optimizer` except for the learning rate.
     """
 
     path: str = ""  # model whose backbone the critic starts from; empty: model.path

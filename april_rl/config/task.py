@@ -129,7 +129,7 @@ class DataConfig(PromptSetConfig):
         )
         require(
             self.path in ("", MISSING) or not self.sources,
-            f"data.path={self.path} has no effect beside data.sources: write it into the mixture, "
+            f"data.path={self.path} has no effect with data.sources: write it into the mixture, "
             "or leave one of them out",
         )
 
@@ -173,7 +173,7 @@ class RewardConfig:
         check_bounds("reward", self)
         require(
             not self.functions or (self.function == "math_verify" and not self.args),
-            f"reward.function={self.function} has no effect beside reward.functions: write it into "
+            f"reward.function={self.function} has no effect with reward.functions: write it into "
             "reward.functions",
         )
         _check_function("reward.function", self.function)

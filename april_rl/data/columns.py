@@ -74,7 +74,7 @@ def column_of(where: str, setting: str, features: Mapping[str, Any]) -> Column:
             )
         if isinstance(inner, Mapping) and name not in inner:
             raise DataError(
-                f"{where} has no column {setting}: no {name!r}; there are {', '.join(inner)}"
+                f"{where} has no column {setting}: no {name!r}; the fields are {', '.join(inner)}"
             )
         inner = inner[name] if isinstance(inner, Mapping) else None
     return Column(setting, path)

@@ -48,7 +48,7 @@ def of_held_out(error: DataError, name: str) -> DataError:
 
 
 def no_column(where: str, setting: str, names: Iterable[str]) -> DataError:
-    return DataError(f"{where} has no column {setting}; there are {', '.join(names)}")
+    return DataError(f"{where} has no column {setting}; the columns are {', '.join(names)}")
 
 
 def _check(chosen: PromptSetConfig, *, key: str) -> None:

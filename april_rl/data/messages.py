@@ -23,7 +23,7 @@ def conversation(items: list[Any]) -> tuple[Message, ...]:
     if last == "assistant":
         raise ValueError(
             "ends with a message of the assistant, so the prompt would hold the answer; "
-            "name the column of the question alone, or leave that message out"
+            "name the column with only the question, or leave that message out"
         )
     if last not in _ROLES_OF_QUESTIONS or not any(m["role"] == "user" for m in messages):
         raise ValueError(
@@ -50,7 +50,7 @@ def _message(item: Mapping[str, Any], name: str) -> Message:
     if not isinstance(content, str):
         raise ValueError(
             f"{name} ({role}) must have text as its content, got {type(content).__name__} "
-            f"{str(content)[:60]}; images and other parts are not supported: write the text alone"
+            f"{str(content)[:60]}; images and other parts are not supported: write only the text"
         )
     if role in ("user", "assistant") and not (content.strip() or calls):
         raise ValueError(f"{name} ({role}) is empty")

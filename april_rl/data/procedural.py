@@ -95,7 +95,7 @@ def _draw(
     library = _library(where)
     names = sorted(library.factory.DATASETS.keys() - {"composite"})
     if task not in names:
-        raise DataError(f"{where}: there is no such task; there are {', '.join(names)}")
+        raise DataError(f"{where}: there is no such task; the tasks are {', '.join(names)}")
     is_test = split == "test"
     share = _TEST_SHARE if is_test else _TEST_SHARE / (_TEST_SHARE - 1)
     args |= {"size": round(size * share * 1.25) + 20, "seed": _TEST_SEED if is_test else seed}

@@ -45,13 +45,13 @@ class RowReader:
         for column in sorted(columns):
             if column not in features:
                 raise DataError(
-                    f"{raw.where} has no column {column}, which the reward asks for; there are "
+                    f"{raw.where} has no column {column}, which the reward needs; the columns are "
                     f"{', '.join(features)}"
                 )
             kind = unsaved_type(raw.table.data.schema.field(column).type)
             if kind is not None:
                 raise DataError(
-                    f"{raw.where}: the reward asks for column {column}, whose values are {kind}; "
+                    f"{raw.where}: the reward needs column {column}, whose values are {kind}; "
                     "a checkpoint holds text, numbers, booleans, lists and mappings of these: "
                     "write it as text"
                 )

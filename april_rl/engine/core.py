@@ -74,7 +74,7 @@ def _check_experts(config: VllmConfig) -> None:
     if config.lora_config and config.model_config.is_moe and current_platform.is_cpu():
         raise RunError(
             "lora.sync=adapter: this model has experts, which vLLM's build for CPUs cannot compute "
-            "beside LoRA layers; set lora.sync=merged"
+            "together with LoRA layers; set lora.sync=merged"
         )
 
 

@@ -63,7 +63,7 @@ class VllmEngine:
         `max_model_len` (tokens) and `max_num_seqs` replace the settings of the same names, which
         may be 0. Log-probabilities are taken at `temperature`. With `keeps_parked`, aborted samples
         keep their KV cache while memory allows. With `sleeps`, an accelerator frees its memory in
-        `sleep`, including that of parked samples. `stop_tokens` end a turn. With `lora` an
+        `sleep`, including the memory of parked samples. `stop_tokens` end a turn. With `lora` an
         adapter of that form is applied once `load_adapter` has read it. With `reports_experts`
         completions have the experts of their tokens. vLLM seeds the whole process with `seed`.
         Raise RunError when it does not fit into memory or cannot report experts.
@@ -244,7 +244,7 @@ class VllmEngine:
             )
 
     def _cache_salt(self, sample_id: SampleId) -> str:
-        """Return what the keys of the prefix cache depend on besides the tokens. A second
+        """Return what the keys of the prefix cache depend on in addition to the tokens. A second
         attempt does not use cache entries that may have caused the first failure.
         """
         failures = self._failures[sample_id]

@@ -193,7 +193,7 @@ SOURCES = (
         ),
         (
             ["checkpoint.keep_best=2", "checkpoint.best_metric=eval/helt_out/avg_at_k"],
-            "eval/helt_out/avg_at_k is not measured; there are: eval/held_out/avg_at_k",
+            "eval/helt_out/avg_at_k is not measured; choices: eval/held_out/avg_at_k",
         ),
         (["lora.rank=4", "lora.alpha=0"], "lora.alpha must be > 0, got 0"),
         (["lora.rank=4", "lora.alpha=inf"], "lora.alpha must be a finite number"),

@@ -133,7 +133,7 @@ WRONG = [
     ("environment.agent=./agents/mine.py:run", "environment.agent must be module:function, got "
      "./agents/mine.py:run; did you mean agents.mine:run?"),
     ("learner.age_weight=ages.py", "learner.age_weight must be null or module:function, got "
-     "ages.py; write ages:NAME for one of yours"),
+     "ages.py; write ages:NAME for your own function"),
     ("tracking.backends=[trackio,wandbb]", "tracking.backends[1] must be wandb or trackio or "
      "tensorboard, got wandbb"),
     ("algorithm.loss=grpo", "algorithm.loss takes a part of an algorithm, got grpo: write "

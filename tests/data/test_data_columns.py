@@ -33,7 +33,7 @@ BAD_PATHS = {
     "a number in text": ("42", r":1: .*through extra, which is int 42, not a struct"),
     "a list": ([{"answer": 1}], "through extra, which is a list; a path"),
     "a list in text": ("[1]", r":1: .*through extra, which is list \[1\], not a struct"),
-    "another struct": ({"answer": 1}, "no 'gold'; there are answer"),
+    "another struct": ({"answer": 1}, "no 'gold'; the fields are answer"),
     "no such field": ("{}", r":1: .*extra.gold.answer is missing"),
 }
 

@@ -44,7 +44,7 @@ REFUSED = {
     "gold does not survive JSON": ("rearc", {}, "to its own answer"),
     "garbage scores 1": ("game_of_life_halting", {}, "gives 1 to the wrong answer 'this is not"),
     "zero scores 1": ("coin_flip", {}, "gives 1 to the wrong answer '0'"),
-    "no such task": ("sums", {}, "no such task; there are ab, acre"),
+    "no such task": ("sums", {}, "no such task; the tasks are ab, acre"),
     "a mixture": ("composite", {}, "no such task"),
     "no such setting": ("products", {"digits": 3}, "rejects its settings.*digits"),
     "bad value": ("products", {"max_digits": -1}, "rejects its settings.*max_digits"),

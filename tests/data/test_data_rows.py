@@ -117,7 +117,7 @@ def test_the_prompt_pattern_takes_the_question_out_of_text_and_of_the_last_messa
 def test_a_missing_extra_column_is_named(tmp_path):
     path = write(tmp_path, '{"prompt": "a", "answer": "1", "level": 3}')
     load(path, columns=["level"])
-    with pytest.raises(DataError, match=r"no column tests, which the reward asks for; there are "):
+    with pytest.raises(DataError, match="no column tests, which the reward needs; the columns "):
         load(path, columns=["level", "tests"])
 
 
@@ -197,7 +197,7 @@ def test_a_column_that_no_checkpoint_can_hold_is_refused_by_name(tmp_path, value
     table = pyarrow.table({"prompt": ["a", "b"], "answer": ["1", "2"], "extra": values})
     pyarrow.parquet.write_table(table, tmp_path / "data.parquet")
     load(tmp_path / "data.parquet")
-    with pytest.raises(DataError, match=r"asks for column extra, whose values are .*as text"):
+    with pytest.raises(DataError, match=r"needs column extra, whose values are .*as text"):
         load(tmp_path / "data.parquet", columns=("extra",))
 
 

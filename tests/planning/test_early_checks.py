@@ -206,7 +206,7 @@ def test_a_column_that_no_row_has_is_refused(tmp_path: Path, name: str) -> None:
     else:
         path.write_text(json.dumps([ROW] if path.suffix == ".json" else ROW))
     check_columns(str(path), answer="extra.gold")
-    with pytest.raises(DataError, match=r"no column data.answer_column=answer; there are prompt"):
+    with pytest.raises(DataError, match=r"answer_column=answer; the columns are prompt"):
         check_columns(str(path))
 
 

@@ -36,7 +36,7 @@ def keep_plain_weights() -> None:
 def _set_up_and_pack_experts(
     method: UnquantizedFusedMoEMethod, layer: RoutedExperts, w13: torch.Tensor, w2: torch.Tensor
 ) -> None:
-    """Do vLLM's set-up, and pack again after a reload, which vLLM does not."""
+    """Do vLLM's set-up, and pack again after a reload, which vLLM does not do."""
     is_reload = method.moe_kernel is not None
     _set_up_experts(method, layer=layer, w13=w13, w2=w2)
     if is_reload:

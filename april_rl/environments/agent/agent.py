@@ -28,7 +28,7 @@ _OVER = (
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request of the program, and its response to come."""
+    """A request of the program, and the future that will have its response."""
 
     asked: CompletionRequest
     response: asyncio.Future[ApiResponse]
@@ -47,7 +47,7 @@ class Agent:
     def __init__(
         self, program: Program, endpoint: Endpoint, *, name: str, patience_s: float
     ) -> None:
-        """Start nothing yet. A replay waits `patience_s` for each request made before."""
+        """Start nothing yet. A replay waits `patience_s` for each request that it repeats."""
         self._program, self._endpoint, self._name = program, endpoint, name
         self._patience_s = patience_s
         self._access: Access | None = None
@@ -204,6 +204,6 @@ def _observe(asked: CompletionRequest) -> StepResult:
 
 
 def _forget_failure(running: asyncio.Task[object]) -> None:
-    """Read the exception of a program that no one awaits, since asyncio reports unread ones."""
+    """Read the exception of a program that no one awaits, because asyncio reports unread ones."""
     if not running.cancelled():
         running.exception()

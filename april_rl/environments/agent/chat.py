@@ -1,5 +1,5 @@
-"""Requests for completions in OpenAI's API (v1), of chats and of texts, in the part of the API that
-a policy in training can answer.
+"""Requests for chat and text completions in OpenAI's API (v1), limited to what a policy in training
+can answer.
 
 Source: the API reference, https://platform.openai.com/docs/api-reference/chat.
 """
@@ -17,7 +17,8 @@ from april_rl.environments.door import MAX_DEPTH, MAX_STOP_CHARACTERS, MAX_STOPS
 from april_rl.environments.protocol import TEXT
 from april_rl.types import Message
 
-# Ignored parameters: they would change the distribution that is trained, or not the response.
+# Parameters that are ignored, because they would change the distribution that is trained, or do not
+# change the response.
 _IGNORED = frozenset(
     (
         *("model", "temperature", "top_p", "seed", "user", "store", "metadata"),
@@ -46,7 +47,7 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """A request, checked. The prompt of a text is one message of the role TEXT."""
+    """A checked request. The prompt of a text completion is one message with the role TEXT."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -139,7 +140,7 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
         "max_tokens": limit or 0,
         "is_streamed": bool(body.get("stream")),
         "wants_usage": isinstance(options, Mapping) and bool(options.get("include_usage")),
-        # In the API of texts, 0 asks for the log-probabilities of the sampled tokens alone.
+        # For text completions, 0 asks for the log-probabilities of only the sampled tokens.
         "wants_logprobs": body.get("logprobs") is not None and body["logprobs"] is not False,
     }
 

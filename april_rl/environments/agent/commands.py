@@ -1,4 +1,4 @@
-"""Runs the commands of agents, each in a session that is killed with all that it has started."""
+"""Run the commands of agents, each in a session that is killed with everything it has started."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ class _Command(asyncio.SubprocessProtocol):
 async def _start(
     words: Sequence[str], variables: Mapping[str, str]
 ) -> tuple[_Command, asyncio.SubprocessTransport]:
-    # A copy of the end of a pipe that hangs up when this process ends.
+    # The command inherits one end of a pipe. When this process ends, the pipe sends SIGKILL to the
+    # command's session.
     with open(f"/proc/self/fd/{_pipe()[0]}", "rb", buffering=0) as lifeline:
         fd = lifeline.fileno()
         transport, command = await asyncio.get_running_loop().subprocess_exec(

@@ -1,9 +1,9 @@
-"""The HTTP server of a process with agents: completions, of chats and of texts, that the policy
+"""The HTTP server of a process with agents: it serves chat and text completions that the policy
 samples.
 
-It listens at environment.address. Each episode has a key of its own, which ends with it. A request
-waits on its connection until the policy has taken a turn, over weight syncs and while its sample is
-parked.
+It listens at environment.address. Each episode has a key of its own, which is valid until the
+episode ends. A request waits on its connection until the policy has taken a turn, even across
+weight syncs and while the sample is parked.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def check_address(address: str) -> None:
     if address in ("0.0.0.0", "::"):
         raise ValueError(
             f"environment.address={address} is not an address that an agent can reach: give "
-            "the one of this machine in the agents' network"
+            "this machine's address in the agents' network"
         )
     try:
         socket.create_server((address, 0)).close()

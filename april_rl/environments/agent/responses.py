@@ -1,4 +1,4 @@
-"""Turns of the policy as responses of OpenAI's API (v1): of chats and of texts, streamed or not.
+"""Write the policy's turns as responses of OpenAI's API (v1), to chats and texts, streamed or not.
 
 Source: the API reference, https://platform.openai.com/docs/api-reference/chat.
 """
@@ -52,7 +52,7 @@ def _message(turn: Turn, request: CompletionRequest, *, number: int) -> Message:
 def added_messages(
     before: CompletionRequest, response: ApiResponse, asked: CompletionRequest
 ) -> tuple[Message, ...] | None:
-    """Return the messages that a request adds to the last exchange; None if it has another."""
+    """Return the messages that a request adds to the last exchange; None if it changes that."""
     if asked.is_text != before.is_text or asked.tools != before.tools:
         return None
     if asked.is_text:
