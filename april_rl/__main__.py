@@ -50,7 +50,7 @@ def _command_list() -> str:
     summaries = {_TRAIN: _TRAINING, **{name: COMMANDS[name].summary for name in COMMANDS}}
     width = max(map(len, summaries))
     lines = (f"  {name:<{width}}  {summary}" for name, summary in summaries.items())
-    return "\n".join((_USAGE, "", *lines, "", f"{_VERSION} prints what a run computes with."))
+    return "\n".join((_USAGE, "", *lines, "", f"{_VERSION} prints the versions that a run uses."))
 
 
 def _unknown(name: str) -> str:

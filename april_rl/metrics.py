@@ -138,7 +138,7 @@ class Metrics(Mapping[str, Metric]):
 
 
 def merge(parts: Iterable[Metrics]) -> Metrics:
-    """Reduce all parts key by key. Raise ValueError when a key has two kinds of value."""
+    """Reduce all parts key by key. Raise ValueError when a key has values of two kinds."""
     merged: dict[str, Metric] = {}
     for part in parts:
         for key, value in part.items():

@@ -10,7 +10,7 @@ from stat import S_IMODE
 
 @contextmanager
 def mode_of_new_files(path: Path) -> Iterator[None]:
-    """Give the file that the body writes the mode of any new file, which the umask decides.
+    """Give a file that is written in the `with` block the mode of any new file, set by the umask.
 
     safetensors 0.8 writes 0600, so that no one else could serve an export. The mode is read from
     a new file, because the umask can be read only by changing it for all threads.

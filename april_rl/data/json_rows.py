@@ -28,7 +28,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass
 class MixedJson(datasets.Json):  # type: ignore[misc]  # untyped library
-    """A column of values of several kinds as JSON text, since the library's class changes them."""
+    """A column with several kinds of values as JSON text; the library's own class changes them."""
 
     _type: str = field(default="MixedJson", init=False, repr=False)
 

@@ -151,7 +151,7 @@ class RowReader:
 
 
 class UnansweredError(DataError):
-    """Raised for a row without an answer; the caller adds the number of such rows."""
+    """Raised for a row without an answer; the caller appends the number of such rows."""
 
 
 def check_rows(raw: RawTable, reader: RowReader) -> NDArray[np.uint64]:

@@ -37,7 +37,7 @@ _REMEDY = (
 
 
 class PromptStream:
-    """A `rollout.ports.PromptSource` over one set, whose sampler chooses."""
+    """A `rollout.ports.PromptSource` over one set, in the order that a sampler chooses."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class Device(Protocol):
 
 
 class CpuDevice:
-    """The CPU: nothing sleeps; linear layers, experts, norms and samplers are replaced."""
+    """The CPU: nothing sleeps; vLLM's linear layers, experts, norms and samplers are replaced."""
 
     keeps_kv_cache = True
 
@@ -77,7 +77,7 @@ class CpuDevice:
         return params
 
     def sleep(self, core: InprocClient) -> None:
-        """Do nothing: main memory is not shared in turns by learner and engine."""
+        """Do nothing: learner and engine do not take turns in using main memory."""
 
     def wake(self, core: InprocClient, tag: str) -> None:
         """Do nothing, because nothing slept."""

@@ -41,7 +41,7 @@ class Description(NamedTuple):
 
     tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of the tools, for the chat template
     columns: tuple[str, ...] = ()  # data columns that its `reset` names
-    has_reward: bool = True  # False: it is a tool, or a list of them
+    has_reward: bool = True  # False: the setting names a tool or a list of tools
 
 
 def limits_of(config: EnvironmentConfig) -> Limits:

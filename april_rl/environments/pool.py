@@ -57,7 +57,7 @@ class EnvironmentPool(Supervisor):
         num_saves: int = 1,
     ) -> None:
         """Start no process yet: processes start with the first question. `rules` are by data
-        set; events go to `mailbox`; `folder` holds the calls of samples, which are removed
+        set; events go to `mailbox`; `folder` holds the calls of each sample, which are removed
         `num_saves` saves after the sample has ended.
         """
         super().__init__(config.num_processes)

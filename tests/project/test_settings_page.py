@@ -40,7 +40,7 @@ def test_every_setting_has_a_row_and_a_meaning() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "| `rollout.max_staleness` | `8` | policy versions between a token's sampling and its "
+        "| `rollout.max_staleness` | `8` | most policy versions between a token's sampling and its "
         "training (int, >= 0) |\n",
         "| `data.path` | required | .jsonl, .json or .parquet file, Hugging Face data set id ",
         "builtin:arithmetic; leave unset with `sources` (text) |\n",  # from class and base class

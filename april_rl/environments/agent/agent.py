@@ -116,8 +116,8 @@ class Agent:
             request.response.cancel()
 
     def ask(self, request: CompletionRequest, client: Client) -> asyncio.Future[ApiResponse]:
-        """Accept a request of the program. If a client has lost patience or its connection, the
-        same request gets the response that no client has read.
+        """Accept a request of the program. If an earlier client gave up or lost its connection,
+        the same request gets the response that no client has read.
         """
         if self._has_ended:
             raise RefusedError("the episode has ended")
