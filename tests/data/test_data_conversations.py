@@ -51,8 +51,8 @@ REFUSED = {
     "a system last": ([ASKED, message("system", "Be brief.")], "here the last is from the system"),
     "no user": ([CALLED, RESULT], "has no question"),
     "another role": ([message("human", "1 + 1?")], r"message 1 has the role 'human'.*assistant"),
-    "an empty turn": ([ASKED, message("assistant", ""), ASKED], "message 2, of the assistant, is"),
-    "an empty question": ([message("user", " ")], "message 1 (user) is empty"),
+    "an empty turn": ([ASKED, message("assistant", ""), ASKED], r"message 2 \(assistant\) is"),
+    "an empty question": ([message("user", " ")], r"message 1 \(user\) is empty"),
     "no content": (
         [ASKED, message("assistant", None), ASKED],
         "message 2 .*must have text as",

@@ -151,7 +151,7 @@ SENTENCES = {
     "reward.function=rewards:exac": "reward.function=rewards:exac cannot be loaded: module rewards "
     "has no function 'exac'; did you mean exact?",
     "data.answer_column=gold": "/problems/{file}.jsonl has no column data.answer_column=gold; "
-    "there are prompt, answer",
+    "the columns are prompt, answer",
 }
 
 
