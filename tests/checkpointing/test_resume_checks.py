@@ -120,5 +120,5 @@ def test_a_run_that_began_elsewhere_is_neither_restarted_nor_mixed_with_another(
     with pytest.raises(CheckpointError, match=rf"give resume={origin} again"):
         load("auto", run_dir)
     write(run_dir / "checkpoints", 53)
-    with pytest.raises(CheckpointError, match=r"of another run, but .* a new hydra\.run\.dir"):
+    with pytest.raises(CheckpointError, match=r"is another run's, but .* a new hydra\.run\.dir"):
         load(str(origin), run_dir)

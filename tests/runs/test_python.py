@@ -180,7 +180,7 @@ def print_sum(value: str) -> str:
         ({"data": {"template": "odd"}}, "data.template must be chat or plain, got odd"),
         (
             {"reward": {"functoin": "exact"}},
-            r"dict as reward is settings .* reward=FUNCTION",
+            r"dict as reward holds settings .* reward=FUNCTION",
         ),
         ({"reward_funcs": [len]}, r"functions are given .* TRL's reward_funcs is"),
         (
