@@ -1,4 +1,6 @@
-"""Compares the memory plan with what workers have: what does not fit, and which settings help."""
+"""Compares the memory plan with the memory of the workers: what does not fit, and which settings
+help.
+"""
 
 from __future__ import annotations
 

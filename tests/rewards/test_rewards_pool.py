@@ -252,7 +252,7 @@ def test_a_good_function_passes_the_check_with_its_own_value(function, value):
 
 
 def test_a_function_that_never_answers_fails_the_check():
-    message = "did not answer within 7 s, of which it may take reward.start_timeout_s=3 to start"
+    message = "did not answer within 7 s (this includes reward.start_timeout_s=3 for its start)"
     with pytest.raises(RewardError, match=message):
         check("reward_functions:hangs", hard_timeout_s=2.0, start_timeout_s=3.0)
 

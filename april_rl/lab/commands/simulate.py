@@ -61,7 +61,7 @@ class Source:
     refill: bool
     title: str
     kv_bytes_per_token: int | None  # None: the recorded run does not say it
-    doubt: str = ""  # what the scenario does not know
+    doubt: str = ""  # a caveat about the scenario, for the user
 
 
 def main(arguments: Sequence[str]) -> int:

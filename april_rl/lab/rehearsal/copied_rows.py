@@ -17,7 +17,7 @@ from april_rl.data.sources import open_source, quiet
 
 
 class UnwritableError(DataError):
-    """Raised for rows that a JSON file would not give back as they are; Parquet keeps types."""
+    """Rows would change when written as JSON; Parquet keeps their types."""
 
 
 def copy_rows(

@@ -11,15 +11,15 @@ from april_rl.config.choices import Ratio
 from april_rl.lab.simulator.length_distributions import median_for
 
 # Assumptions about lengths; docs/simulator.md says where they come from.
-SIGMA = 0.6  # of the logarithm of a response's length
-_MAX_OVERLONG_FRAC = 0.25  # of the responses in the zone of the overlong penalty
-_MAX_LEFT_OUT_FRAC = 0.05  # of the prompts, longer than data.max_prompt_tokens
-_MAX_DUPLICATE_FRAC = 0.01  # of the rows
+SIGMA = 0.6  # deviation of the logarithm of a response's length
+_MAX_OVERLONG_FRAC = 0.25  # share of the responses in the zone of the overlong penalty
+_MAX_LEFT_OUT_FRAC = 0.05  # share of the prompts that are longer than data.max_prompt_tokens
+_MAX_DUPLICATE_FRAC = 0.01  # share of the rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem to mend, or to accept by its name: accept=NAME."""
+    """A problem to fix, or to accept by its name: accept=NAME."""
 
     name: str
     message: str

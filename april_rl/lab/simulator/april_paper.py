@@ -30,7 +30,7 @@ class PaperCase:
     """One cell of the table, with the length distribution it is simulated with."""
 
     data_set: str
-    # Mean length of responses within the budget: harder data sets have longer ones.
+    # Mean length of responses within the budget; it is longer for harder data sets.
     mean_tokens: float
     model: str
     is_filtered: bool

@@ -114,7 +114,7 @@ class Code:
         value = share if self.value == "share" else float(share == 1.0)
         if value > 0.0 and program.strip() in IDLE_PROGRAMS:
             raise ValueError(
-                f"the program {program.strip()!r} passes {passed[0]}, so it is not a test: mend "
+                f"the program {program.strip()!r} passes {passed[0]}, so it is not a test: fix "
                 "the row, or leave it out"
             )
         return value

@@ -24,7 +24,7 @@ def split_source(source: str, entry: str = "") -> list[Check]:
     of each test function and method that they do not call themselves.
 
     `entry` is what `check(candidate)` gets. Raise ValueError when nothing is a test, and for source
-    that is invalid or needs what is not known here.
+    that is invalid or needs fixtures.
     """
     module = _Source(source)
     checks = [Check(source=ast.unparse(s), counts=module.counts(s)) for s in module.statements]

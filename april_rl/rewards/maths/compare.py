@@ -145,7 +145,9 @@ def _is_percentage(plain: Answer, percentage: Answer, *, may_be_small: bool) -> 
 
 
 def _are_equal_lists(gold: kinds.Listing, other: kinds.Listing) -> bool:
-    """Compare members: in any order in sets and lists without brackets, else in theirs."""
+    """Compare members: in any order in sets and in lists without brackets, otherwise in the given
+    order.
+    """
     loose = ("", r"\{")
     if gold.opening in loose and other.opening in loose:
         expected = _without_repeats(gold.members)
