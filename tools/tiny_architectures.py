@@ -1,7 +1,8 @@
 """Tiny random models of every architecture that transformers has a causal language model for.
 
 Sizes are set by the names of a configuration's keys. Everything that a learner could overlook gets
-a value that shows: logit scales, soft caps, multipliers, and windows shorter than the sequences.
+a value that makes a difference: logit scales, soft caps, multipliers, and windows shorter than the
+sequences.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trackers beside metrics.jsonl: W&B, trackio, TensorBoard. One that fails never ends a run."""
+"""Trackers other than metrics.jsonl: W&B, trackio, TensorBoard. Their failures never end a run."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def modes_of(args: argparse.Namespace, engine: KeepingEngine) -> list[Mode]:
 
 
 def automatic(args: argparse.Namespace, *, kv_cache_tokens: int) -> AutoFactor:
-    """rollout.over_sampling_factor=auto, whose simulations between two steps are not timed."""
+    """Return rollout.over_sampling_factor=auto, without timing its simulations between steps."""
 
     def at_once(comparison: Comparison) -> Future[list[Prediction]]:
         predictions: Future[list[Prediction]] = Future()

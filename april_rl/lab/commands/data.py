@@ -25,7 +25,7 @@ as the model sees them, what the reward gives right and wrong answers in each fo
 prompts share 13 consecutive words with an evaluation set. With the reward code, it tries the tests
 of every row on programs that do nothing, and names rows that one of them passes. write=FILE (.jsonl
 or .parquet) writes the rows of the prompts that a run would train on, with all columns and
-unrendered, and leaves out prompts that share words: train with the same settings and data.path=FILE.
+unrendered, without prompts that share words: train with the same settings and data.path=FILE.
 Each source of a mixture gets its own file. Settings are those of training; without model.path
 lengths are in tokens of Qwen3."""
 _WRITE, _WRITABLE = "write=", (".jsonl", ".parquet")
