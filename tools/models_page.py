@@ -149,8 +149,8 @@ The third column is vLLM's build for CPUs, in float32 (`--engine`): *right* afte
 weights of the learner, and after an interruption with kept caches, to 1e-4 nats. A type that is
 *wrong* or does not run there may be right on a GPU, or at the sizes of published models; the
 mismatch check of every step (`mismatch/logprob_abs_mean`) compares both, and skips the step where
-they disagree. The fourth column is the same with `lora.sync=adapter`, for adapters on every linear layer, where the third is
-right.
+they disagree. The fourth column is the same with `lora.sync=adapter`, for adapters on every linear
+layer, where the third is right.
 
 Not in this table: `phimoe` and `qwen2_moe` with a sliding window shorter than their context are
 refused, because their code applies it by its mask alone; the published ones have none. Routers stay

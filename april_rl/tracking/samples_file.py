@@ -1,4 +1,4 @@
-"""samples/step_00010.jsonl and samples/eval_NAME_step_10.jsonl: samples in readable form."""
+"""samples/step_00010.jsonl and samples/eval_NAME_step_10.jsonl: all samples, to read."""
 
 from __future__ import annotations
 
