@@ -114,7 +114,7 @@ def tiny_config(model_type: str, **changes: object) -> PreTrainedConfig:
 
 
 def _is_tower(value: object, text: PreTrainedConfig) -> bool:
-    """Return whether a value of a configuration is that of a model beside the text model."""
+    """Return whether a value of a configuration belongs to a model other than the text model."""
     return isinstance(value, PreTrainedConfig) and value is not text
 
 

@@ -27,7 +27,7 @@ _EPS = 1e-8  # keeps the advantages of a batch without spread finite
 
 
 class Targets(NamedTuple):
-    """What the value loss of one row is computed from; both [N]."""
+    """Inputs of the value loss of one row; both [N]."""
 
     old_values: Tensor  # before the update
     returns: Tensor

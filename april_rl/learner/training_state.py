@@ -44,7 +44,7 @@ class Shard(NamedTuple):
 
     values: Tensor
     box: Box  # position in the whole tensor
-    shape: torch.Size  # of the whole tensor
+    shape: torch.Size  # shape of the whole tensor
 
 
 class Snapshot(NamedTuple):

@@ -179,7 +179,7 @@ class Caught:
                 error, RunError | TypeError | ModuleNotFoundError | RuntimeError
             )
             if not place and is_sentence:
-                last_line = str(error)  # of this package
+                last_line = str(error)  # raised by this package
             hint = hint_at_forgotten(last_line)
             self.message = f"{last_line}{place}{_limit(error)}{hint}"
         return True

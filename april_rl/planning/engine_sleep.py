@@ -69,7 +69,7 @@ class Decided(NamedTuple):
     """
 
     config: TrainConfig
-    inputs: MemoryInputs  # of the memory plan, with the decided engine and learner
+    inputs: MemoryInputs  # inputs of the memory plan, with the decided engine and learner
     reasons: tuple[str, ...]  # shown to the user, one for each auto
 
 

@@ -62,7 +62,7 @@ def _ignored_on_gpu(config: TrainConfig) -> Iterator[str]:
     if cache_gib != EngineConfig().kv_cache_gib:
         yield (
             f"engine.kv_cache_gib={cache_gib:g} has no effect on a GPU, where the KV cache gets "
-            "what engine.gpu_memory_utilization leaves beside the weights; remove it"
+            "what engine.gpu_memory_utilization leaves after the weights; remove it"
         )
 
 

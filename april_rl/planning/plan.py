@@ -31,7 +31,7 @@ class Draft:
     layout: Layout
     model: ModelSizes
     beside: Beside
-    lines: tuple[str, ...]  # to be shown
+    lines: tuple[str, ...]  # shown to the user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Plan:
     config: TrainConfig
     layout: Layout
     engines_sleep: bool  # during updates
-    lines: tuple[str, ...]  # to be shown, the memory plan first
+    lines: tuple[str, ...]  # shown to the user, the memory plan first
 
 
 def draft(requested: TrainConfig, machine: Machine, *, is_training: bool = True) -> Draft:

@@ -192,8 +192,8 @@ class RewardPool:
     def _new_pool(self) -> ProcessPool:
         """Return processes that start with the first job, and continue from the current states.
 
-        They come from a fork server: that is safe beside threads, and a replacement has math-verify
-        loaded already. The server is shared by the whole program and ends with it.
+        They come from a fork server: that is safe in a program with threads, and a replacement has
+        math-verify loaded already. The server is shared by the whole program and ends with it.
         """
         context = multiprocessing.get_context("forkserver")
         if any(function.function == MATH_VERIFY for function in self.functions):

@@ -206,7 +206,7 @@ def _read(table: str) -> Iterator[Key]:
 KEYS = tuple(_read(_TABLE))
 FROZEN_KEYS = tuple(key.key for key in KEYS if key.is_frozen)
 
-TRAINED_TOKENS, RUN_TIME = "throughput/trained_tokens_total", "time/run_s"  # axes besides the step
+TRAINED_TOKENS, RUN_TIME = "throughput/trained_tokens_total", "time/run_s"  # axes of charts
 FIRST_LOOK = (  # what a dashboard shows first
     *("reward/mean", "eval/*/avg_at_k", "rollout/response_tokens_mean"),
     *("rollout/generated_tokens_per_s", "staleness/off_policy_token_frac"),

@@ -14,7 +14,7 @@ from acceptance.runs import mismatch_row, smoke_settings
 from acceptance.session import Measured, Row, Session, SkippedError
 from april_rl.tracking.metrics_file import read_metrics
 
-_NUM_GPUS = 4  # at least
+_NUM_GPUS = 4  # fewest GPUs for this part
 _SIZES = (2, 4)  # engine.tensor_parallel_size
 _NUM_STEPS = 5  # there are four weight syncs between them
 _MISMATCH = "mismatch/logprob_abs_mean"

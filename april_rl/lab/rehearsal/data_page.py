@@ -78,7 +78,7 @@ class DataPage:
                 check_tests(rewards, table)
 
     def write(self, path: Path) -> None:
-        """Write the rows of the prompts that a run would train on, without those that overlap with
+        """Write the rows of the prompts that a run would train on, except prompts that overlap with
         an evaluation set; each source of a mixture to a file of its own. Raise DataError for rows
         that would change in the file, and OSError.
         """

@@ -129,7 +129,7 @@ def _rest_line(
     update_s = flops * model.num_parameters * tokens
     update_s /= measured.update_flops_per_s * layout.num_workers
     sync_s = 2 * model.num_parameters / measured.sync_bytes_per_s
-    return f"beside the rollout, a step: update {update_s:.1f} s, weight sync {sync_s:.1f} s"
+    return f"a step after its rollout: update {update_s:.1f} s, weight sync {sync_s:.1f} s"
 
 
 def kv_bytes_per_token(model: ModelSizes) -> int:

@@ -77,8 +77,8 @@ class Rehearsal:
     held_out: dict[str, Path] = field(default_factory=dict)  # the same for each evaluation set
 
     def run(self, *, is_quick: bool = False) -> bool:
-        """Go through every stage; with `is_quick` only those that need neither the simulator nor an
-        engine. Return whether nothing is flagged.
+        """Go through every stage; with `is_quick` only the stages that need neither the simulator
+        nor an engine. Return whether nothing is flagged.
         """
         started = time.perf_counter()
         without_network_go_offline()

@@ -72,7 +72,7 @@ def small_run(
             max_model_len=0,
             max_num_seqs=0,
             kv_cache_gib=0.5,
-            gpu_memory_utilization=EngineConfig().gpu_memory_utilization,  # of a GPU
+            gpu_memory_utilization=EngineConfig().gpu_memory_utilization,  # unused on CPU
             sleep=Sleep.auto,
             tensor_parallel_size=1,
             kv_cache_dtype=KvCacheDtype.auto,

@@ -34,7 +34,7 @@ class PaperCase:
     mean_tokens: float
     model: str
     is_filtered: bool
-    paper_gain: float  # over synchronous
+    paper_gain: float  # over the synchronous loop
     num_engines: int = 8  # each with four of the prompts
 
     def scenario(self) -> Scenario:

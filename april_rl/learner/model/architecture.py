@@ -108,7 +108,7 @@ def _objections(causal_lm: PreTrainedModel) -> Iterator[str]:
         )
     if not (causal_lm._supports_attention_backend or has_known_mixers(causal_lm)):
         yield "its attention cannot be replaced by the one that separates samples in a packed row"
-    if text.get("use_bidirectional_attention") not in (None, False, "vision"):  # of images only
+    if text.get("use_bidirectional_attention") not in (None, False, "vision"):  # vision: in images
         yield "its attention is not causal (use_bidirectional_attention)"
     window = text.get("sliding_window") or 0
     if config.model_type in _WINDOW_IN_MASK and 0 < window < text["max_position_embeddings"]:

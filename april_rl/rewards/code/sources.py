@@ -32,8 +32,8 @@ def split_source(source: str, entry: str = "") -> list[Check]:
 
 
 def split_sources(sources: Sequence[str], entry: str = "") -> list[Check]:
-    """Return one test for each source; one that asserts nothing prepares those after it. Raise
-    ValueError when none is a test, or as `split_source` does.
+    """Return one test for each source; a source that asserts nothing is set-up for the later ones.
+    Raise ValueError when none is a test, and in the cases of `split_source`.
     """
     checks = []
     for source in sources:
@@ -188,7 +188,7 @@ def _is_runner(node: ast.stmt) -> bool:
 
 
 def _test_classes(body: Iterable[ast.stmt]) -> Iterator[_TestClass]:
-    """Yield each class with tests, and whether it is one of unittest."""
+    """Yield each class with tests, and whether it belongs to unittest."""
     known = set[str]()
     for node in body:
         if not isinstance(node, ast.ClassDef):
