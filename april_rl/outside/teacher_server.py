@@ -1,4 +1,4 @@
-"""A teacher on a server with OpenAI's API: log-probabilities of what the policy has sampled."""
+"""A teacher on a server with OpenAI's API: log-probabilities of the policy's tokens."""
 
 from __future__ import annotations
 

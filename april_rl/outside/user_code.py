@@ -83,7 +83,7 @@ def check_named(path: str) -> None:
 
 
 def _spec_of(module: str) -> ModuleSpec | None:
-    """Return where a module is without importing its packages; None if a package finds its own."""
+    """Return where a module is, without importing its packages; None if that is unknown."""
     first, *parts = module.split(".")
     found, name = importlib.util.find_spec(first), first
     for part in parts:

@@ -1,4 +1,4 @@
-"""Errors of planning, which the user can act on."""
+"""Errors of planning that the user can fix."""
 
 from __future__ import annotations
 

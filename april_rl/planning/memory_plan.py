@@ -113,7 +113,7 @@ def engine_workspace(inputs: MemoryInputs) -> float:
 
 
 class _Sizes:
-    """The sizes that phases are made of."""
+    """The sizes from which the phases are computed."""
 
     def __init__(self, model: ModelSizes, inputs: MemoryInputs, *, share: float) -> None:
         """`share`: bytes of the device for vLLM."""

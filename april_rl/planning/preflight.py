@@ -66,8 +66,8 @@ def _cannot_start(missing: list[str]) -> PreflightError:
 
 
 def _too_small(layout: Layout, machine: Machine) -> Iterator[str]:
-    """Yield a message when there are more workers than GPUs, or than cores, which they would only
-    share.
+    """Yield a message when there are more workers than GPUs, or more than cores, because workers
+    would have to share a core.
     """
     workers = layout.num_workers
     if layout.device == "cuda" and machine.num_gpus < workers:

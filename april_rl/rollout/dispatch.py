@@ -67,7 +67,7 @@ class RequestRules:
 
 
 class Dispatch:
-    """Requests of one step: takes groups with waiting samples (`add`), gives ticks (`wait`)."""
+    """Requests of one step: gets groups with waiting samples (`add`), returns ticks (`wait`)."""
 
     def __init__(
         self,

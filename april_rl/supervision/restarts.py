@@ -15,7 +15,7 @@ from april_rl.supervision.failures import WorkerDiedError, WorkerMemoryError
 
 
 class Run(Protocol):
-    """A run, as a restart needs it."""
+    """The facts about a run that a restart needs."""
 
     @property
     def version(self) -> int:

@@ -50,7 +50,7 @@ class SampleRecord:
         ends: tuple[int, ...] = (),
         conversation: tuple[tuple[str, str], ...] = (),
     ) -> Self:
-        """Return the record of a finished sample; `policy_version` trains it."""
+        """Return the record of a finished sample that is trained by `policy_version`."""
         assert sample.finish_reason is not None, sample.id
         return cls(
             prompt_id=sample.prompt.id,

@@ -64,12 +64,12 @@ def mismatch_of(steps: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def rows_of_run(size: int, steps: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Return what a run with engines of `size` GPUs says."""
+    """Return the lines about a run with engines of `size` GPUs."""
     name = f"engines of {size} GPUs"
     return [
         Row(
             f"{name}: steps",
-            f"{len(steps)}, the last one of {steps[-1]['time/step_s']:.2f} s",
+            f"{len(steps)}, the last one took {steps[-1]['time/step_s']:.2f} s",
             f"{_NUM_STEPS}",
             len(steps) == _NUM_STEPS,
             "ranks that drift apart end the run",

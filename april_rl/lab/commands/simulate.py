@@ -60,7 +60,7 @@ class Source:
     scenario: Scenario
     refill: bool
     title: str
-    kv_bytes_per_token: int | None  # None: the recorded run does not say it
+    kv_bytes_per_token: int | None  # None: unknown for a recorded run
     doubt: str = ""  # a caveat about the scenario, for the user
 
 

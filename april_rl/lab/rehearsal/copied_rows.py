@@ -1,4 +1,4 @@
-"""Copy rows of a source to a file, which the same settings read as the same prompts."""
+"""Copy rows of a source to a file from which the same settings read the same prompts."""
 
 from __future__ import annotations
 

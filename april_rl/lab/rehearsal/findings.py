@@ -40,7 +40,7 @@ def share_longer_than(tokens: float, config: TrainConfig, *, mean_tokens: float)
 
 
 def check_overlong_zone(config: TrainConfig, *, mean_tokens: float) -> Finding | None:
-    """Find an overlong penalty whose zone includes lengths of a distribution of this mean."""
+    """Find an overlong penalty that would affect many responses of this mean length."""
     share = config.algorithm.overlong_buffer_frac
     if not share:
         return None
@@ -53,8 +53,8 @@ def check_overlong_zone(config: TrainConfig, *, mean_tokens: float) -> Finding |
         name="overlong_zone",
         message=f"{inside:.0%} of the responses are expected in the zone of the overlong penalty, "
         f"which begins at {begin:,.0f} tokens (mean {mean_tokens:,.0f}, mean_response_tokens): "
-        f"raise rollout.max_response_tokens={budget}, so that the zone lies behind the expected "
-        f"maximum, or lower algorithm.overlong_buffer_frac={share:g}",
+        f"raise rollout.max_response_tokens={budget}, so that the zone begins above most "
+        f"responses, or lower algorithm.overlong_buffer_frac={share:g}",
     )
 
 

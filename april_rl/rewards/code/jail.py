@@ -145,8 +145,8 @@ def run_program(code: str, main_module: dict[str, Any]) -> None:
 
 
 def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, Any]:
-    """Wait until a child has ended or exceeds a limit, both from when its sandbox is closed; end it
-    and return the reply.
+    """Wait until a child has ended or exceeds a limit, counted from the moment its sandbox is
+    closed; end it and return the reply.
     """
     with open(ready, "rb") as file:
         is_closed = file.read(1) == b"r"

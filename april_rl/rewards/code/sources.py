@@ -1,7 +1,7 @@
 """Tests that are Python source: what in it is a test, and how it is run.
 
 A test is a statement that asserts or raises, itself or in functions of the source that it calls; a
-function or method whose name begins with `test`; and `check(candidate)`. Everything else prepares.
+function or method whose name begins with `test`; and `check(candidate)`. Everything else is set-up.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from april_rl.rewards.maths.reading import is_name, read
 from april_rl.rewards.maths.units import PERCENT
 
 MOST_PLACES = 6  # decimal places that are compared
-LONGEST = 1000  # longest answer, in characters, that is read as more than text
+LONGEST = 1000  # longer answers, in characters, are compared as text only
 
 
 def are_equal_answers(gold: str, text: str) -> bool:
