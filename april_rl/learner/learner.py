@@ -80,9 +80,8 @@ class Learner:
 
         `temperature` is the sampling temperature; `seed` initialises adapters. A run has
         `num_optimizer_steps`; the first `num_critic_only_steps` train the critic alone. With
-        `lora.rank` > 0 only adapters are trained, and the model is frozen in `compute_dtype`. With
-        a `critic`, the batch has token rewards in place of advantages. `on_forward` is called after
-        each forward pass.
+        `lora.rank` > 0 only adapters are trained; the model is frozen in `compute_dtype`. With a
+        `critic`, batches have token rewards as advantages. `on_forward` follows each forward pass.
         """
         self._device = torch.device(device)
         self._folder = local_folder(model_path)
