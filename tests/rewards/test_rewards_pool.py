@@ -283,7 +283,7 @@ def test_start_timeout_s_lets_a_slow_function_load(slow_to_load):
         assert scorer.collect(None)[0].value == 0.25
     with pool(slow_to_load, **settings, start_timeout_s=0.3) as scorer:
         scorer.submit(sample(1, "fine"), group_size=1)
-        with pytest.raises(RewardError, match=r"reward\.start_timeout_s=0\.3 to start"):
+        with pytest.raises(RewardError, match=r"reward\.start_timeout_s=0\.3 for the start"):
             scorer.collect(None)
 
 
