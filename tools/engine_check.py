@@ -60,7 +60,7 @@ _SIZES = {
     "swa_v_head_dim": 32,
     "max_position_embeddings": 128,
 }
-# vLLM needs head_dim in config.json, as in published ones.
+# vLLM needs head_dim in config.json, which published models have.
 _HEADS_BY_NAME = ("glm4_moe", "minimax_m2", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")
 # Keys of a published config.json that the class in transformers does not know.
 _PUBLISHED: dict[str, dict[str, object]] = {
@@ -98,7 +98,7 @@ def engine_of(folder: Path, lora: LoraConfig | None = None) -> VllmEngine:
 
 
 def requests() -> list[Request]:
-    """Return requests of as many different prompts."""
+    """Return requests, each with a different prompt."""
     return [
         Request(
             sample_id=SampleId(index, 0),
@@ -154,7 +154,7 @@ def difference(model: PreTrainedModel, samples: list[tuple[list[int], list[float
 
 
 def config_of(model_type: str) -> PreTrainedConfig:
-    """Return a small configuration that vLLM's kernels take."""
+    """Return a small configuration that vLLM's kernels support."""
     default = transformers.AutoConfig.for_model(model_type).get_text_config().to_dict()
     sizes: dict[str, object] = {k: size for k, size in _SIZES.items() if default.get(k) is not None}
     if model_type in _HEADS_BY_NAME:

@@ -28,7 +28,7 @@ from acceptance.page import Outcome, Results
 from acceptance.session import NO_MACHINE, FailedError, Machine, Part, Session, SkippedError
 from acceptance.tensor_parallel import tensor_parallel
 
-# For the commands that are started: their logs have only their own lines.
+# Settings for the commands that are started, so that their logs have only their own lines.
 os.environ |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
 
 PARTS: tuple[Part, ...] = (  # the most valuable part comes first

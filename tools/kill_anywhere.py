@@ -2,12 +2,12 @@
 
     python tools/kill_anywhere.py --kills 50 --seed 7 [--output FOLDER] [key=value ...]
 
-The run is the tiny recipe: real Ray, vLLM and FSDP2, a checkpoint after every step. A life ends
+The run is the tiny recipe: real Ray, vLLM and FSDP2, a checkpoint after every step. A life may end
 with SIGKILL while it starts, in a step, in a save, between the renames of a save or after a polite
-signal; begins with an earlier checkpoint, in another directory, or twice at once; cannot write a
-checkpoint, or is refused for one of nine reasons (tools/kills/kinds.py, refusals.py). The last one
-runs to the end. Prints a line for each; the exit status is 1, and the reasons are named, when a
-check fails. The same seed gives the same choices; moments depend on the machine.
+signal; it may begin with an earlier checkpoint, in another directory, or twice at once; it may fail
+to write a checkpoint, or be refused for one of nine reasons (tools/kills/kinds.py, refusals.py).
+The last one runs to the end. Prints a line for each; the exit status is 1, and the reasons are
+named, when a check fails. The same seed gives the same choices; moments depend on the machine.
 
 With environments, every call of a slow tool is made once, or marked as a further attempt:
 
@@ -39,7 +39,7 @@ _FOR_EVER, _LAST_STEPS = 10**6, 2
 
 
 def live(run: Run, random: Random, *, kills: int) -> None:
-    """Live as often as the arguments say, then to the end, and check everything."""
+    """Run as many lives as the arguments say, then one to the end, and check everything."""
     with ThreadPoolExecutor(max_workers=kills + 1) as threads:
         lives = _lives(run, random, kills=kills)
         ended = [threads.submit(checks.check_processes, run, life) for life in lives]
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="keep the run here")
-    parser.add_argument("settings", nargs="*", help="key=value, beside those of the tiny recipe")
+    parser.add_argument("settings", nargs="*", help="key=value, added to the tiny recipe")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         output = (args.output or Path(folder)).resolve()

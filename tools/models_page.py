@@ -118,8 +118,8 @@ On a CPU, at tiny sizes, learner and engine were found right for {num_works} kin
 
 {works}.
 
-What the others lack is in the table, where these come first. An architecture that cannot be trained
-is refused at the start, with the reason.
+The table lists these first; it also says what the others lack. An architecture that cannot be
+trained is refused at the start, with the reason.
 
 ## How this was tried
 
@@ -131,13 +131,13 @@ Written by `python tools/models_table.py`; do not edit. Every architecture that 
   time, to 1e-5 nats in float32, and so do their gradients, to 1e-4 of a tensor's largest entry.
   Windows are 4 tokens and sequences up to 24; scales, multipliers and soft caps differ from 1;
   dropouts are 0.3 in `config.json`. *Frozen* tensors are loaded, sent to the engine and exported as
-  they are, and never trained; the bias by which a router chooses its experts is one, which the
-  published recipes update from the experts' load. Layers *with a state* (gated delta nets, Mamba,
+  they are, and never trained. One of them is the bias by which a router chooses its experts, which
+  the published recipes update from their load. Layers *with a state* (gated delta nets, Mamba, and
   short convolutions) get the sequences of a row one by one, and need `engine.prefix_caching=false`
   and, on a GPU, the packages flash-linear-attention and causal-conv1d, or mamba-ssm: transformers'
   own code for them is slow, and a warning says so.
-  Where it says *CPUs only*, a run on GPUs ends at its start, for the kernel there has no sinks or
-  soft caps with gradients. `gpt_oss` is only evaluated: vLLM 0.32 does not take its new weights.
+  Where it says *CPUs only*, a run on GPUs ends at its start, because the kernel there has no sinks
+  or soft caps with gradients. `gpt_oss` is only evaluated: vLLM 0.32 does not take its new weights.
 - *Text model of a multimodal one*: prompts are text alone, the encoders stay in the export as they
   are in `model.path`, and vLLM does not load them.
 - **refused**: the run ends when the learner is built, before weights are loaded or anything is
@@ -146,15 +146,15 @@ Written by `python tools/models_table.py`; do not edit. Every architecture that 
   the shape of the logits and the names of the checkpoint's tensors.
 
 The third column is vLLM's build for CPUs, in float32 (`--engine`): *right* after loading, after new
-weights of the learner, and going on with kept caches, to 1e-4 nats. What is *wrong* or does not run
-there may be right on a GPU, or at the sizes of published models; the mismatch check of every step
-(`mismatch/logprob_abs_mean`) compares both, and skips the step where they disagree. The fourth
-column is the same with `lora.sync=adapter`, for adapters on every linear layer, where the third is
-right.
+weights of the learner, and after an interruption with kept caches, to 1e-4 nats. A type that is
+*wrong* or does not run there may be right on a GPU, or at the sizes of published models; the
+mismatch check of every step (`mismatch/logprob_abs_mean`) compares both, and skips the step where
+they disagree. The fourth column is the same with `lora.sync=adapter`, for adapters on every linear
+layer, where the third is right.
 
-Beside this table: `phimoe` and `qwen2_moe` with a sliding window shorter than their context are
-refused, for their code applies it by its mask alone; the published ones have none. Routers stay in
-evaluation mode: some sample their experts in training mode (`phimoe`).
+Not in this table: `phimoe` and `qwen2_moe` with a sliding window shorter than their context are
+refused, because their code applies it by its mask alone; the published ones have none. Routers stay
+in evaluation mode, because some sample their experts in training mode (`phimoe`).
 
 ## Every architecture
 

@@ -138,7 +138,7 @@ class _Difference:
     """The largest differences between the learner and transformers."""
 
     logprobs: float  # nats
-    gradient: float  # as GRADIENT_TOLERANCE
+    gradient: float  # relative, as GRADIENT_TOLERANCE is
     parameter: str  # name of the parameter with that gradient
 
 
@@ -182,7 +182,7 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _distance(found: Tensor | None, expected: Tensor | None, *, least: float) -> float:
-    """Return the largest difference of two gradients, as GRADIENT_TOLERANCE; None is all zeros."""
+    """Return the largest difference of two gradients, relative as GRADIENT_TOLERANCE; None is 0."""
     if found is None or expected is None:
         given = found if expected is None else expected
         assert given is not None

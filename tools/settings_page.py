@@ -88,7 +88,7 @@ def own_settings(of: type) -> list[dataclasses.Field[Any]]:
 
 
 def _inherited_lines(section: str, of: type) -> Iterator[str]:
-    """Yield a line for the settings of a user's prompt set that are as in a section above."""
+    """Yield a line for the settings of a user's prompt set that have the same meaning as above."""
     own = {field.name for field in own_settings(of)}
     left = [field.name for field in dataclasses.fields(of) if field.name not in own]
     if not issubclass(of, PromptSetOverrides):

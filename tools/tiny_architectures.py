@@ -1,7 +1,8 @@
 """Tiny random models of every architecture that transformers has a causal language model for.
 
 Sizes are set by the names of a configuration's keys. Everything that a learner could overlook gets
-a value that shows: logit scales, soft caps, multipliers, and windows shorter than the sequences.
+a value that makes a difference: logit scales, soft caps, multipliers, and windows shorter than the
+sequences.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def tiny_config(model_type: str, **changes: object) -> PreTrainedConfig:
 
 
 def _is_tower(value: object, text: PreTrainedConfig) -> bool:
-    """Return whether a value of a configuration is that of a model beside the text model."""
+    """Return whether a value of a configuration belongs to a model other than the text model."""
     return isinstance(value, PreTrainedConfig) and value is not text
 
 

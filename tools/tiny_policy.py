@@ -1,6 +1,6 @@
-"""Make the tiny policy, its teacher and the problem files again, as the package has them.
+"""Rebuild the tiny policy, its teacher and the problem files that the package contains.
 
-`python tools/tiny_policy.py april_rl/tiny` replaces those of a checkout; it takes some minutes.
+`python tools/tiny_policy.py april_rl/tiny` replaces the files of a checkout; it takes some minutes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
     for name, settings in (("policy", {}), ("teacher", TEACHER)):
         build_model(folder / name, settings, description=f"warm start of the {name}")
     made = "builtin:tiny, builtin:tiny_teacher and builtin:arithmetic"
-    print(f"{made}, made again: {folder}", file=sys.stderr)
+    print(f"rebuilt {made}: {folder}", file=sys.stderr)
 
 
 def write_problems(path: Path, problems: list[Problem]) -> None:

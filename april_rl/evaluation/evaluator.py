@@ -34,8 +34,8 @@ class CountingOutside(Outside, Protocol):
 
 
 class Evaluator:
-    """Samples k responses to every prompt of a held-out set and scores them, as a step does that
-    trains all prompts of the set.
+    """Samples k responses to every prompt of a held-out set and scores them, as a training step
+    would if it trained the whole set.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Evaluator:
     ) -> None:
         """Store the settings.
 
-        `temperature` is the engines' own; `num_slots` is the number of requests computed together
-        over all engines. Engines and `outside` must be idle at each call, and its counts already
-        taken.
+        `temperature` is the one that the engines sample at; `num_slots` is the number of requests
+        computed together over all engines. At each call, the engines and `outside` must be idle,
+        and the counts of `outside` must have been read.
         """
         self._engines, self._outside = engines, outside
         self._temperature = temperature
@@ -66,9 +66,9 @@ class Evaluator:
         """Return every response with its reward; call `on_progress` with the number of samples of
         complete and scored groups.
 
-        Seeds are the same every time, so two evaluations differ only by the policy. A reward is
-        NaN if it or the engine failed. The next training step counts none of this. Raises
-        EvaluationError when samples are missing.
+        Seeds are the same every time, so two evaluations differ only by the policy. A reward is NaN
+        if it or the engine failed. None of this counts in the metrics of the next training step.
+        Raises EvaluationError when samples are missing.
         """
         groups = self._groups(held_out, on_progress)
         self._outside.metrics()  # discarded, so that they do not count in the next step
@@ -131,7 +131,7 @@ class Evaluator:
 
 
 class _InOrder:
-    """Prompts of a set, each once."""
+    """The prompts of a set, in order, each taken once."""
 
     def __init__(self, prompts: Iterable[Prompt]) -> None:
         self._prompts = iter(prompts)
@@ -141,7 +141,7 @@ class _InOrder:
 
 
 def _deciding_rewards(scored: ScoredGroup, function: str) -> list[float]:
-    """Return the rewards of a group [k] from the deciding function; NaN for failed samples."""
+    """Return a group's rewards [k] from the function that decides; NaN for failed samples."""
     if not scored.parts:  # there is only one reward function
         return list(scored.rewards)
     return [

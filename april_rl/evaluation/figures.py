@@ -21,8 +21,8 @@ Values = NDArray[np.float64]  # [S], one value for each prompt with k rewards
 class Figures:
     """The figures of an evaluated set.
 
-    Prompts with a sample without a reward are left out, because a failed reward says nothing about
-    the model.
+    A prompt is left out if any of its samples has no reward, because a failed reward says nothing
+    about the model.
     """
 
     scored: tuple[int, ...]  # [S], indices of the prompts with k rewards

@@ -40,9 +40,10 @@ class Estimate(NamedTuple):
 def estimate(values: ArrayLike) -> Estimate:
     """Return the mean of the prompts' values [P] with its interval.
 
-    Values between 0 and 1 get Wilson's interval for the effective number of prompts. It has a width
-    where resampling has none, as at the ends (Bowyer et al. 2025, arXiv 2503.01747), and with one
-    sample a prompt it is Wilson's own. Other rewards have no known ends: they get the bootstrap.
+    Values between 0 and 1 get Wilson's interval for the effective number of prompts. Unlike
+    resampling, it still has a width when all values are equal, such as all 0 (Bowyer et al. 2025,
+    arXiv 2503.01747). With one sample per prompt it is the ordinary Wilson interval. Other rewards
+    have no known bounds, so they get the bootstrap.
     """
     found = np.asarray(values, dtype=np.float64)
     mean = float(found.mean())
@@ -57,8 +58,8 @@ def paired_difference(first: ArrayLike, second: ArrayLike) -> Estimate:
 
     The difficulty of a prompt cancels, so this detects smaller differences than a comparison of two
     intervals (Miller 2024). Values between 0 and 1 get Tango's interval of two paired proportions,
-    for the effective number of prompts; a difference of 0.25 is a quarter of a prompt gained.
-    All others get the bootstrap over prompts.
+    for the effective number of prompts; a difference of 0.25 counts as a quarter of a prompt
+    gained. Other values get the bootstrap over prompts.
     """
     before, after = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     found = after - before
@@ -71,14 +72,14 @@ def paired_difference(first: ArrayLike, second: ArrayLike) -> Estimate:
 
 
 def effective_prompts(values: NDArray[np.float64], *, ends: tuple[float, float]) -> float:
-    """Return how many whole prompts carry as much information as `values` [P]; a whole prompt is at
-    0 or at an end.
+    """Return how many whole prompts carry as much information as `values` [P]; a whole prompt is
+    one whose value is exactly 0 or one of `ends`.
 
-    That is P × the variance of whole prompts with this mean ÷ the variance of the values (Korn and
-    Graubard 1998, "Confidence intervals for proportions with small expected number of positive
-    counts estimated from survey data"). Both variances include _ADDED_PROMPTS, half of them at each
-    end: a spread that is seen on few prompts is an uncertain one, and equal values have none. P is
-    the smallest result: what all prompts have when they are whole.
+    The result is P × the variance that whole prompts with this mean would have ÷ the variance of
+    the values (Korn and Graubard 1998, "Confidence intervals for proportions with small expected
+    number of positive counts estimated from survey data"). Both variances include _ADDED_PROMPTS,
+    half of them at each end, because a spread measured on few prompts is uncertain, and equal
+    values have no spread at all. The result is at least P, and is P when all prompts are whole.
     """
     all_values = np.array([*values, *ends])
     weights = np.array([*np.ones(len(values)), *np.full(2, _ADDED_PROMPTS / 2)])
@@ -96,9 +97,9 @@ def tango(gained: float, lost: float, pairs: float) -> tuple[float, float]:
     """Return the score interval of the difference of two paired proportions (Tango 1998, Statistics
     in Medicine 17: 891-908). It is valid for few pairs, and if none of them differs.
 
-    `gained` and `lost` count the pairs with only the second or only the first a success. For few
-    pairs it is not an exact test: 4 lost and none gained of 200 exclude 0, where McNemar's exact
-    test has p = 0.125.
+    `gained` and `lost` count the pairs in which only the second, or only the first, is a success.
+    For few pairs it is not an exact test: 4 lost and none gained of 200 exclude 0, where McNemar's
+    exact test has p = 0.125.
     """
     found = (gained - lost) / pairs
     high = _farthest(found, 1.0, gained, lost, pairs)
@@ -116,7 +117,7 @@ def _farthest(near: float, far: float, gained: float, lost: float, pairs: float)
 
 
 def _is_kept(difference: float, gained: float, lost: float, pairs: float) -> bool:
-    """Return whether the score test keeps the hypothesis of this difference at CONFIDENCE."""
+    """Return whether the score test does not reject this difference at CONFIDENCE."""
     # The likeliest share of pairs lost under the hypothesis solves a·x² + b·x + c = 0.
     a = 2 * pairs
     b = (2 * pairs - gained + lost) * difference - gained - lost

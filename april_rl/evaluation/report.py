@@ -16,7 +16,7 @@ from april_rl.evaluation.settings import SetSampling
 FILE_NAME = "evaluation.json"
 _COMPARISON_NAME = "comparison.json"
 _FORMAT = 1
-# They depend on k and are compared only between evaluations with equally many samples.
+# These values depend on k, so they are compared only if both evaluations have the same k.
 _OF_K = ("pass_at_k", "maj_at_k")
 
 
@@ -158,8 +158,8 @@ def difference(first: SetReport, second: SetReport) -> Difference:
     common = [identity for identity in before if identity in after]
     if not common:
         raise EvaluationError(
-            f"{first.path} and {second.path} have no prompt in common: rows are compared by file "
-            "name, place and answer"
+            f"{first.path} and {second.path} have no prompt in common: prompts are matched by "
+            "file name, row and answer"
         )
     is_same_k = first.sampling.num_samples == second.sampling.num_samples
     keys = [

@@ -19,12 +19,12 @@ from april_rl.learner.row import PackedRow
 
 
 class Anchor(NamedTuple):
-    """The anchor of a row, under the weights before the update."""
+    """Log-probabilities of a row under the weights before the update."""
 
     proximal: Tensor | None = None  # log-probabilities [N]; None: taken from the row's own pass
     reference: Tensor | None = None  # log-probabilities [N]; None: the loss needs none
     teacher: Tensor | None = None  # log-probabilities [N]; None: there is no teacher
-    choices: Choices | None = None  # of experts, in the pass of `proximal`; None: there was none
+    choices: Choices | None = None  # experts chosen in the pass of `proximal`; None: no pass
 
 
 class Anchors:
@@ -48,8 +48,8 @@ class Anchors:
     def of(self, rows: Sequence[Sequence[PackedRow]], mismatch: Mismatch) -> list[list[Anchor]]:
         """Return the anchor of every row of each minibatch; add log-probabilities to `mismatch`.
 
-        The own forward pass of the first minibatch gives its proximal log-probabilities, unless
-        there is a second pass over the rows. A collective.
+        The first minibatch gets its proximal log-probabilities from its own forward pass in the
+        update, unless there is a second pass over the rows. A collective.
         """
         anchors = [[Anchor() for _ in part] for part in rows]
         first = 0 if self._num_passes > 1 else 1
@@ -78,5 +78,5 @@ class Anchors:
 def _logprobs(
     model: FrozenModel | OwnReference | None, rows: Sequence[Sequence[PackedRow]]
 ) -> Sequence[Sequence[Tensor | None]]:
-    """Return the log-probabilities of every row by a frozen model; None without one."""
+    """Return the log-probabilities of every row by a frozen model; None if there is none."""
     return [[None] * len(part) for part in rows] if model is None else model.logprobs(rows)

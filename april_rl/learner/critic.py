@@ -27,14 +27,14 @@ _EPS = 1e-8  # keeps the advantages of a batch without spread finite
 
 
 class Targets(NamedTuple):
-    """What the value loss of one row is computed from; both [N]."""
+    """Inputs of the value loss of one row; both [N]."""
 
     old_values: Tensor  # before the update
     returns: Tensor
 
 
 class Judged(NamedTuple):
-    """The rows of an update with advantages in place of rewards, by minibatch."""
+    """The rows of an update, by minibatch, with advantages in place of rewards."""
 
     rows: list[list[PackedRow]]
     targets: list[list[Targets]]
@@ -56,7 +56,7 @@ class Critic:
         num_steps_alone: int,
     ) -> None:
         """Load this rank's shard of the model in `folder`; a collective. `num_optimizer_steps`
-        counts the whole run, `num_steps_alone` those before the policy is trained.
+        counts the whole run, `num_steps_alone` only the steps before the policy is trained.
         """
         self._config, self._device = config, site.device
         self._num_steps_alone = num_steps_alone
@@ -87,9 +87,9 @@ class Critic:
 
     @torch.no_grad()
     def judge(self, rows: Sequence[Sequence[PackedRow]]) -> Judged:
-        """Return `rows`, whose advantages are rewards of single tokens, with advantages that have
-        mean 0 and standard deviation 1 over the trained tokens of all ranks, and what the critic
-        learns of them. A collective; `rows` has one sequence per minibatch.
+        """Turn the token rewards in `rows` into advantages, with mean 0 and standard deviation 1
+        over the trained tokens of all ranks, and return them with the targets of the critic. A
+        collective; `rows` has one sequence per minibatch.
         """
         config = self._config
         judged: list[list[PackedRow]] = []
@@ -137,7 +137,7 @@ def _gae(row: PackedRow, values: Tensor, decay: float) -> Tensor:
 def _standardised(
     rows: Sequence[Sequence[PackedRow]], *, device: torch.device
 ) -> list[list[PackedRow]]:
-    """Return the rows with advantages less their mean, over their standard deviation."""
+    """Return the rows with advantages shifted to mean 0 and scaled to standard deviation 1."""
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for row in (row for part in rows for row in part):
         advantages = row.advantages[row.loss_weights > 0].double()
@@ -184,7 +184,7 @@ def _quality(
     if num_old:
         found["critic/error_old"] = Mean(old_total, num_old)
     variance = squares * count - total**2
-    if variance > _EPS * squares * count:  # else all returns are equal but for rounding
+    if variance > _EPS * squares * count:  # otherwise the returns differ only by rounding
         unexplained = error_squares * count - error_total**2
         found["critic/explained_variance"] = 1 - unexplained / variance
     return Metrics(found)

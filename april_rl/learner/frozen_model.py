@@ -44,7 +44,7 @@ class FrozenModel:
 
     @torch.no_grad()
     def become(self, policy: Policy) -> None:
-        """Take over the weights that `policy`, of the same model and mesh, has now."""
+        """Copy the current weights of `policy`, which has the same model and mesh."""
         policy.reshard_all()
         for own, its in zip(self._policy.parameters(), policy.parameters(), strict=True):
             local_shard(own)[0].copy_(local_shard(its)[0])

@@ -78,10 +78,10 @@ class Learner:
     ) -> None:
         """Load this rank's shard; a collective. Raise CheckpointError if a model cannot be loaded.
 
-        `temperature` is that of sampling, `seed` initialises adapters. A run has
+        `temperature` is the sampling temperature; `seed` initialises adapters. A run has
         `num_optimizer_steps`; the first `num_critic_only_steps` train the critic alone. With
-        `lora.rank` > 0 only adapters are trained, of a model frozen in `compute_dtype`. With a
-        `critic`, advantages are rewards of tokens. `on_forward` is called after each forward pass.
+        `lora.rank` > 0 only adapters are trained; the model is frozen in `compute_dtype`. With a
+        `critic`, batches have token rewards as advantages. `on_forward` follows each forward pass.
         """
         self._device = torch.device(device)
         self._folder = local_folder(model_path)
@@ -124,8 +124,9 @@ class Learner:
         ranks. A collective; all ranks have the same number of micro-batches in each minibatch. The
         loss is a sum over the tokens of all ranks. Raises MismatchError before the first step when
         engine and learner differ by several times `max_mismatch` on tokens of the current weights,
-        and NonFiniteError when a loss or gradient is not finite: that minibatch and those after it
-        change nothing, the optimizer steps before it stay. No gradient outlives the call.
+        and NonFiniteError when a loss or gradient is not finite: then that minibatch and the later
+        ones change nothing, and the earlier optimizer steps stay. Gradients are freed before the
+        call returns.
         """
         self._num_updates += 1
         for model in self._models.values():
@@ -155,8 +156,8 @@ class Learner:
                 steps.append(critic.step(part, part_targets))
         except NonFiniteError as error:
             raise NonFiniteError(
-                f"optimizer step {len(steps) + 1} of {len(parts)} of the critic was not finite; it "
-                f"and later ones are left out, and the policy is not affected: {error}"
+                f"optimizer step {len(steps) + 1} of {len(parts)} of the critic was not finite; "
+                f"this step and the later ones were skipped; the policy is not affected: {error}"
             ) from error
         finally:
             return_cached_memory(self._device)
@@ -255,7 +256,7 @@ class Learner:
         return_cached_memory(self._device)
 
     def reload(self) -> None:
-        """Bring back what `offload` moved; optional, for the other methods do so themselves."""
+        """Bring back what `offload` moved; optional, because the other methods do it too."""
         for model in self._models.values():
             model.reload()
 
@@ -356,7 +357,7 @@ class Learner:
             reference.become(self._policy)
 
     def _adapt_entropy_bonus(self, statistics: TokenStatistics) -> Metrics:
-        """Set the weight that the entropy bonus has in the next update; return this one's."""
+        """Set the weight of the entropy bonus in the next update; return its weight in this one."""
         bonus = self._objective.entropy_bonus
         if not bonus.is_adapted:
             return Metrics()
@@ -372,8 +373,8 @@ class Learner:
         own: Sequence[Tensor],
         mismatch: Mismatch,
     ) -> None:
-        """Add the first minibatch, with the learner's `own` log-probabilities, to the comparison
-        with the engine, unless its anchors were; raise MismatchError.
+        """Compare the first minibatch with the engine, by the learner's `own` log-probabilities,
+        unless its anchors were compared already; raise MismatchError.
         """
         for row, anchor, logprobs in zip(rows, anchors, own, strict=True):
             if anchor.proximal is None:

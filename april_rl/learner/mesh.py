@@ -1,5 +1,5 @@
 """Layout of the ranks: which ones share a copy of the weights, and which ones hold other copies;
-and what the models of a rank have in common.
+and the settings that all models of a rank share.
 """
 
 from __future__ import annotations

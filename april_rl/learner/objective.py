@@ -29,7 +29,7 @@ class RowLoss:
     clipped: Tensor  # [N], bool: the loss clipped this token
     importance_weights: Tensor  # [N], w
     is_masked: Tensor  # [N], bool: m is 0
-    metrics: Mapping[str, Tensor]  # [N] each, of a loss of the user's
+    metrics: Mapping[str, Tensor]  # [N] each, from the user's own loss
 
 
 class EntropyBonus:
@@ -38,8 +38,8 @@ class EntropyBonus:
 
     A coefficient grows by DELTA after a step whose mean entropy is below the target, and falls by
     DELTA after every other one, not below 0. The next step's weight is the coefficient if that
-    entropy is not above the target, else 0; so is the weight of the first step. The entropy of the
-    step itself, which the paper takes, would cost a forward pass before each update.
+    entropy is not above the target, and 0 otherwise. The first step's weight is 0, too. The paper
+    takes the entropy of the step itself, which would cost a forward pass before each update.
     """
 
     DELTA = 0.005  # the paper's
@@ -67,13 +67,13 @@ class EntropyBonus:
         self._coefficient = max(0.0, self._coefficient + change)
 
     def save(self) -> dict[str, float | None]:
-        """Return what a resumed run needs, as plain data; nothing where the weight is constant."""
+        """Return what a resumed run needs, as plain data; empty when the weight is constant."""
         if not self.is_adapted:
             return {}
         return {"coefficient": self._coefficient, "entropy": self._entropy}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `save` returned; from the settings if that is nothing."""
+        """Continue from what `save` returned; if it is empty, begin with the settings."""
         if self.is_adapted and state:
             self._coefficient, self._entropy = state["coefficient"], state["entropy"]
 
@@ -95,16 +95,16 @@ class Objective:
         """Choose the parts of the objective; `loss` None: the built-in one of algorithm.loss.
 
         With a teacher, `teacher_weight` · (log teacher - log policy) is added to the advantage of
-        each token, with the policy at the start of the update (the policy of now with
-        `config.ratio` "behaviour"). It is the policy gradient of the
-        reverse KL divergence KL(policy‖teacher) of single tokens (Lu et al. 2025, "On-Policy
-        Distillation", Thinking Machines Lab: a discount of 0).
+        each token, with the policy at the start of the update (or, with `config.ratio` "behaviour",
+        the current policy). It is the policy gradient of the reverse KL divergence
+        KL(policy‖teacher) of single tokens (Lu et al. 2025, "On-Policy Distillation", Thinking
+        Machines Lab: a discount of 0).
 
         With `config.ratio` "proximal", the loss's ratio, w and m compare with the learner at the
         start of the update. With "behaviour", the ratio compares with the engine and so already is
-        the importance weight; m (and w, for a loss without a ratio) uses the current learner.
-        `config.opsm_threshold` always does.
-        Otherwise w is 1, and then e and k of tokens from an older policy stay uncorrected.
+        the importance weight; m (and w, for a loss without a ratio) uses the current learner. The
+        mask of `config.opsm_threshold` always uses the current learner. With "behaviour" and a loss
+        with a ratio, w is 1, and then e and k of tokens from an older policy stay uncorrected.
         """
         self._is_bypass = config.ratio is Ratio.behaviour
         self._loss = loss or loss_function(config)

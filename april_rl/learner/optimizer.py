@@ -54,8 +54,8 @@ def lr_factor(step: int, *, warmup_steps: int, num_steps: int, schedule: Schedul
 class Optimizer:
     """AdamW with a learning-rate schedule and gradient clipping; refuses non-finite gradients.
 
-    Optimizer state that is offloaded comes to the device unit by unit during a step, so that the
-    state of one unit at a time is there.
+    During a step, offloaded optimizer state is moved to the device unit by unit, so that only one
+    unit is there at a time.
     """
 
     def __init__(

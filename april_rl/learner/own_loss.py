@@ -1,4 +1,4 @@
-"""A loss of the user's, with its result checked at every call."""
+"""The user's own loss; its result is checked at every call."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _check(returned: TokenLoss, inputs: LossInputs, *, setting: str) -> None:
             )
     # One reduction for all tensors: on a GPU each one waits for the device.
     if torch.stack([*tensors.values()]).isfinite().all() or not _are_finite(inputs):
-        return  # a model that gives NaN is reported as such by the learner
+        return  # the learner reports a model that gives NaN
     for name, tensor in tensors.items():
         wrong = tensor[~tensor.isfinite()]
         if len(wrong):
@@ -93,7 +93,7 @@ def try_loss(config: AlgorithmConfig) -> None:
 
 
 def _wrong_gradient(loss: Tensor, logprobs: Tensor) -> str:
-    """Return what is wrong with the gradient of a loss; empty if it can be trained."""
+    """Return what is wrong with the gradient of a loss; empty if nothing is."""
     if not loss.requires_grad:
         return "its loss has no gradient"
     [gradient] = torch.autograd.grad(loss.sum(), logprobs, allow_unused=True)

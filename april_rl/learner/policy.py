@@ -76,7 +76,7 @@ class Policy(nn.Module):
         )
         self._layers = layers_of(causal_lm)
         self._stored_names = StoredNames(causal_lm, prefixes)
-        self.untouched: list[str] = []  # of its checkpoint: what belongs to other models
+        self.untouched: list[str] = []  # checkpoint tensors of other models
         self._frozen = frozen_tensors(causal_lm)
         self._embedding = (embedding,)  # a tuple, so that torch registers it in the backbone only
 
@@ -106,7 +106,9 @@ class Policy(nn.Module):
         self.lm_head.fuse()
 
     def unread(self, prefixes: TextPrefixes) -> list[str]:
-        """Return the names of the output layer's tensors that a checkpoint may have in vain."""
+        """Return the names of the output layer's tensors that a checkpoint may have without being
+        read.
+        """
         return [f"{prefixes.lm_head}weight"] if self.is_tied else []
 
     @classmethod
@@ -135,9 +137,9 @@ class Policy(nn.Module):
         the output of their attention. With `fused` some functions are compiled (`model.fused`).
 
         Raises UnsupportedModelError, before loading anything, when the learner would compute
-        something else than the model; CheckpointError or UnknownLayoutError when the folder does
+        something other than the model; CheckpointError or UnknownLayoutError when the folder does
         not match a model that the learner can hold; and LoraError when the model lacks the layers
-        that `lora` names. CompilerError when `fused` cannot be.
+        that `lora` names. Raises CompilerError when `fused` is set and torch cannot compile here.
         """
         if fused:
             check_compiler(device)
@@ -268,7 +270,7 @@ class Policy(nn.Module):
                 yield f"{prefix}{name}", parameter
 
     def trained_units(self) -> list[list[nn.Parameter]]:
-        """Return the trained parameters in their order, cut where another FSDP unit begins."""
+        """Return the trained parameters in order, one list for each FSDP unit."""
         layer_of = {
             p: index for index, layer in enumerate(self._layers) for p in layer.parameters()
         }

@@ -35,8 +35,8 @@ class PackedRow:
     is_comparable: Tensor  # [N], bool: engine and learner should agree on this token
     loss_weights: Tensor  # [N]
     teacher_logprobs: Tensor | None  # [N], nats, of a teacher on a server; None: there is none
-    # [T, layers, experts of a token] on the host, those that the engine chose; -1: not known. None:
-    # the engine has reported none.
+    # Experts that the engine chose, [T, layers, experts of a token], on the host; -1: not known.
+    # None: the engine reported no experts.
     experts: Tensor | None
 
     @classmethod

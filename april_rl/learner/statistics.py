@@ -31,9 +31,9 @@ class TokenStatistics:
     """Sums over the trained tokens of this rank: the tokens with a positive loss weight."""
 
     def __init__(self, *, device: torch.device) -> None:
-        self._absent = {"loss/reference_kl", "loss/teacher_kl"}  # until a row has such values
+        self._absent = {"loss/reference_kl", "loss/teacher_kl"}  # without values so far
         self._sums = torch.zeros(len(_MEANS), dtype=torch.float64, device=device)
-        self._own: dict[str, Tensor] = {}  # sums of the metrics of a loss of the user's, by key
+        self._own: dict[str, Tensor] = {}  # sums of the metrics of a user's loss, by key
         self._count = torch.zeros((), dtype=torch.float64, device=device)
         self._ratio_max = torch.zeros((), device=device)  # a ratio is positive
         self._ratio_counts = torch.zeros(_RATIO_BINS, dtype=torch.float64, device=device)

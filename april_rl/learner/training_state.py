@@ -44,7 +44,7 @@ class Shard(NamedTuple):
 
     values: Tensor
     box: Box  # position in the whole tensor
-    shape: torch.Size  # of the whole tensor
+    shape: torch.Size  # shape of the whole tensor
 
 
 class Snapshot(NamedTuple):
@@ -76,7 +76,7 @@ class Snapshot(NamedTuple):
 
 class TrainingState:
     """Master weights and optimizer state of one rank, on its device or offloaded to the host, and
-    a reference that moves.
+    of a reference that moves during the run.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class TrainingState:
         entropy_bonus: EntropyBonus,
         reference: FrozenModel | None = None,
     ) -> None:
-        """Save and load `models`, by what the names of their tensors begin with; "" for one of
-        them, the policy. `reference` is one that has moved during the run.
+        """Save and load `models`, which are keyed by the prefix of their tensor names; the policy
+        has the prefix "". `reference` is given if the reference moves during the run.
         """
         self._models, self._entropy_bonus = models, entropy_bonus
         self._reference = reference

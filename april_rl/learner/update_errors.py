@@ -1,4 +1,4 @@
-"""Why an update is refused or warned of. Free of torch, because the controller acts on it."""
+"""Reasons to refuse an update or to warn about it. Imports no torch: the controller uses it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class NonFiniteError(RunError):
     """A loss or gradient is infinite or NaN; an optimizer step would destroy the weights."""
 
     def after(self, num_steps: int, *, num_minibatches: int) -> NonFiniteError:
-        """Return the error with what the update had applied: `num_steps` optimizer steps, of which
-        a pass has `num_minibatches`.
+        """Return the error with a note of the optimizer steps that were applied before it
+        (`num_steps`); a pass over the batch has `num_minibatches` steps.
         """
         applied = {0: "the weights were not changed", 1: "1 optimizer step was applied"}
         num_passes, number = divmod(num_steps, num_minibatches)

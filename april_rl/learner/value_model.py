@@ -43,7 +43,7 @@ class ValueModel(Policy):
     def forward(self, row: PackedRow) -> Tensor:  # type: ignore[override]
         """Return values [N], float32, with gradient."""
         values: Tensor = self.lm_head(self.hidden(row))
-        return values.float().sum(dim=1)  # of one column; FSDP2 takes no view of it
+        return values.float().sum(dim=1)  # there is one column; FSDP2 cannot take a view
 
     def fuse(self) -> None:
         fuse(self.model)

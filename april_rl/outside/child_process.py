@@ -26,18 +26,18 @@ def lifeline() -> Connection:
     if len(os.fsencode(folder)) > _MAX_FOLDER_BYTES:
         raise RunError(
             f"TMPDIR={folder} is too long for the sockets of reward and environment processes "
-            f"(AF_UNIX): it has {len(os.fsencode(folder))} bytes, at most {_MAX_FOLDER_BYTES} are "
-            "possible; set TMPDIR to a shorter folder, such as /tmp"
+            f"(AF_UNIX): it has {len(os.fsencode(folder))} bytes, and at most {_MAX_FOLDER_BYTES} "
+            "are possible; set TMPDIR to a shorter folder, such as /tmp"
         )
     return _pipe()[0]
 
 
 def die_with_controller(lifeline: Connection, *, with_group: bool = False) -> None:
-    """Have the kernel kill this process when the controller ends, however either of them ends;
-    optionally with its process group, which it must lead.
+    """Have the kernel kill this process when the controller ends for whatever reason; optionally
+    with its process group, which it must lead.
 
-    The hang-up of `lifeline` sends SIGKILL. A thread would not work, because this process may be
-    in C code for long. PR_SET_PDEATHSIG would not work, because the parent may be the fork
+    The hang-up of `lifeline` sends SIGKILL. A thread would not work, because this process may spend
+    a long time in C code. PR_SET_PDEATHSIG would not work, because the parent may be the fork
     server, or a thread of the controller that ends earlier.
     """
     # Die at once: pebble's own handler waits until the interpreter has left C code.
@@ -52,9 +52,9 @@ def die_with_controller(lifeline: Connection, *, with_group: bool = False) -> No
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Limit the memory that this process, and each one that it starts, may write to: heap,
-    stacks of threads and private mappings. Address space is free: Node and Java reserve much
-    more of it than they use.
+    """Limit the memory that this process, and each one that it starts, may write to: heap, stacks
+    of threads and private mappings. Address space is not limited: Node and Java reserve much more
+    of it than they use.
     """
     resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
 

@@ -1,4 +1,4 @@
-"""The one place where the controller waits for the replies of other processes."""
+"""The only place where the controller waits for replies of other processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Reply_co = TypeVar("_Reply_co", covariant=True)
 
 
 class Party(Protocol[_Reply_co]):
-    """Processes of one kind, behind a mailbox."""
+    """A group of processes of one kind, whose replies arrive through a mailbox."""
 
     @property
     def is_waiting(self) -> bool:
@@ -60,7 +60,7 @@ class Mailbox:
         return [reply for party in parties for reply in party.take()]
 
     def _advance(self, parties: Sequence[Party[_Reply_co]], *, wait_s: float) -> None:
-        """Wait up to `wait_s` for an event, and call all there are; then check the processes."""
+        """Wait up to `wait_s` for an event, call all that have arrived, and check the processes."""
         try:
             (self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait())()
             while True:

@@ -1,7 +1,7 @@
-"""Advantages and a group filter of the user's; a loss is in `learner/own_loss.py`.
+"""The user's own advantages and group filter; the user's loss is in `learner/own_loss.py`.
 
-Each is called as the built-in ones are, with the arguments of `algorithm.args` that it names. What
-it returns is checked at every call, so that a wrong shape ends the run and trains nothing.
+Each is called as the built-in ones are, with the arguments of `algorithm.args` that it names. The
+result is checked at every call, so that a wrong shape ends the run before it is trained.
 """
 
 from __future__ import annotations

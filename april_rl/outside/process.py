@@ -52,9 +52,9 @@ class Process:
         received: Callable[[Process, Any], None],
         ended: Callable[[Process, str], None],
     ) -> None:
-        """Start the process, which calls `serve`. That sends the error from loading the user's
-        code (or an empty text), and then lists of replies. The mailbox calls `received` with
-        each reply, and at the end `ended` with the reason.
+        """Start the process, which calls `serve`. This function first sends the error from loading
+        the user's code (or an empty text), and then lists of replies. The mailbox calls `received`
+        with each reply, and `ended` with the reason when the process has ended.
         """
         self._mark = uuid4().hex
         self._connection, self._process = start(serve, limits, mark=self._mark)

@@ -128,7 +128,7 @@ class Supervisor(ABC):
 
     @abstractmethod
     def _give_up(self, question: Question, message: str) -> None:
-        """Make known that a question gets no reply."""
+        """Make it known that a question gets no reply."""
 
     @abstractmethod
     def _final_error(self, reason: str) -> Exception:
@@ -189,7 +189,7 @@ class Supervisor(ABC):
         self._ask_in_quarantine()
 
     def _on_end(self, process: Process, reason: str) -> None:
-        """Ask the open questions of an ended process again; its other subjects begin later."""
+        """Ask the open questions of an ended process again; other subjects begin again later."""
         if process not in self._processes:
             return  # it was killed
         self._remove(process)

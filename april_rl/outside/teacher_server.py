@@ -1,4 +1,4 @@
-"""A teacher on a server with OpenAI's API: log-probabilities of what the policy has sampled."""
+"""A teacher on a server with OpenAI's API: log-probabilities of the policy's tokens."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class TeacherServer:
     """Asks the server of `teacher.base_url`, which is not part of the run, about whole contexts.
 
     A request is a completion without new tokens whose prompt comes back with log-probabilities
-    (`echo`). They are at temperature 1. A server that fails at every attempt ends the run, whose
-    last checkpoint continues: a token without a teacher would be trained on its reward alone.
+    (`echo`). They are at temperature 1. A server that fails at every attempt ends the run, which
+    can be resumed from its last checkpoint: without the teacher, tokens would be trained on their
+    reward alone.
     """
 
     def __init__(self, config: TeacherConfig) -> None:
@@ -72,15 +73,16 @@ class TeacherServer:
         return TeacherReply(found, Metrics({"time/teacher_s": Sum(time.perf_counter() - began)}))
 
     def check(self, prompt: Sequence[int], texts: Sequence[str], *, longest: int) -> None:
-        """Try the server on the token ids of a prompt, whose `texts` are what the policy's
-        tokenizer makes of each; `longest` is the longest sequence of the run. Raise RunError when
-        the server cannot be used, has another tokenizer or reads less.
+        """Try the server on the token ids of a prompt; `texts` is the text of each token by the
+        policy's tokenizer, and `longest` the longest sequence of the run. Raise RunError when the
+        server cannot be used, has another tokenizer, or cannot read sequences of that length.
         """
         most = self._longest()
         if most is not None and most < longest:
             raise RunError(
-                f"{self} reads {most} tokens (max_model_len), and the run has sequences of "
-                f"{longest}: start the server with more, or lower rollout.max_response_tokens"
+                f"{self} reads at most {most} tokens (max_model_len), and the run has sequences "
+                f"of {longest}: start the server with a larger one, or lower "
+                "rollout.max_response_tokens"
             )
         theirs = self._ask(prompt[:_MAX_TRIED])["tokens"]
         for place, (ours, text) in enumerate(zip(texts, theirs, strict=False)):
@@ -102,7 +104,7 @@ class TeacherServer:
         return None
 
     def _of_context(self, token_ids: Sequence[int]) -> Floats:
-        """Return the log-probability of every token but the first, which has none: 0."""
+        """Return the log-probability of every token; 0 for the first one, which has none."""
         found = self._ask(token_ids)["token_logprobs"][: len(token_ids)]
         numbers = [each if isinstance(each, int | float) else np.nan for each in found[1:]]
         values = np.array([0.0, *numbers], np.float32)

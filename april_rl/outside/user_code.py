@@ -35,8 +35,8 @@ def import_function(function: str) -> Callable[..., Any]:
 
 
 def import_object(path: str) -> object:
-    """Import what `module:name` names. Raise ModuleNotFoundError without the module, TypeError
-    without the name; errors of the import pass through.
+    """Import the object that `module:name` names. Raise ModuleNotFoundError if there is no such
+    module, TypeError if it has no such name; errors of the import pass through.
     """
     module, _, name = path.partition(":")
     try:
@@ -54,7 +54,7 @@ def import_object(path: str) -> object:
 
 def check_named(path: str) -> None:
     """Raise the errors of `import_function` without importing the module, whose imports may take
-    long. Found are a module that does not exist or is not Python, and a name that its text does
+    long. This finds a module that does not exist or is not Python, and a name that its source does
     not define, or defines as a number or a text.
     """
     module, _, name = path.partition(":")
@@ -83,7 +83,7 @@ def check_named(path: str) -> None:
 
 
 def _spec_of(module: str) -> ModuleSpec | None:
-    """Return where a module is without importing its packages; None if a package finds its own."""
+    """Return where a module is, without importing its packages; None if that is unknown."""
     first, *parts = module.split(".")
     found, name = importlib.util.find_spec(first), first
     for part in parts:
@@ -119,7 +119,7 @@ def _no_function(module: str, name: str, own: Iterable[str]) -> TypeError:
 def check_args(
     function: Callable[..., object], args: Mapping[str, object], *, given: Collection[str] = ()
 ) -> None:
-    """Raise TypeError unless a function accepts `args` by name, besides `given`."""
+    """Raise TypeError unless a function accepts `args` by name, in addition to `given`."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
@@ -133,8 +133,8 @@ def check_args(
 def check_call(
     function: Callable[..., object], *given: str, args: Mapping[str, object], key: str
 ) -> None:
-    """Raise TypeError unless a function can be called with as many arguments as are `given` and,
-    by name, with `args`, which are the value of the setting `key`.
+    """Raise TypeError unless a function can be called with one argument for each of `given`, and
+    with `args` by name; `args` is the value of the setting `key`.
     """
     try:
         inspect.signature(function).bind(*given, **args)
@@ -147,7 +147,7 @@ def check_call(
 def further_names(
     function: Callable[..., object], args: Mapping[str, object], *, given: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return the further arguments that a function takes: reserved ones, others without default."""
+    """Return the other arguments that a function takes: reserved ones or ones without a default."""
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     rest = [p for p in named if p.name not in args and name_of(p) not in given]
@@ -179,7 +179,7 @@ class Caught:
                 error, RunError | TypeError | ModuleNotFoundError | RuntimeError
             )
             if not place and is_sentence:
-                last_line = str(error)  # of this package
+                last_line = str(error)  # raised by this package
             hint = hint_at_forgotten(last_line)
             self.message = f"{last_line}{place}{_limit(error)}{hint}"
         return True

@@ -1,5 +1,5 @@
-"""Plans a run from its settings and from facts of machine and model: every `auto` ends here, and
-what does not fit is refused here.
+"""Plans a run from its settings and from facts about the machine and the model. Every `auto` is
+decided here, and a run that does not fit is refused here.
 
 `draft` needs no process; `plan` completes it with the memory of the workers' machines.
 """

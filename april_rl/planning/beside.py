@@ -1,4 +1,4 @@
-"""Models beside the policy: reads what a teacher and a critic are, and refuses a teacher that
+"""Models beside the policy: reads the sizes of a teacher and a critic, and refuses a teacher that
 cannot score the policy's tokens.
 """
 
@@ -19,7 +19,8 @@ from april_rl.planning.sizes import context_length
 
 def read_beside(config: TrainConfig, model: PreTrainedConfig) -> Beside:
     """Return the sizes of the models beside the policy `model`. Raise PreflightError naming
-    teacher.path or critic.path when it is not a model, or cannot read what the policy samples.
+    teacher.path or critic.path when that is not a model, or a model that cannot read the policy's
+    tokens.
     """
     teacher = critic = None
     if config.teacher.path:
@@ -34,7 +35,9 @@ def read_beside(config: TrainConfig, model: PreTrainedConfig) -> Beside:
 
 
 def beside_sizes(*, teacher: PreTrainedConfig | None, critic: PreTrainedConfig | None) -> Beside:
-    """Return the sizes of the two models; a critic has a head of one row, and ties nothing."""
+    """Return the sizes of the two models; the head of a critic has one row, and no weights are
+    tied.
+    """
     from april_rl.learner.model.model_sizes import model_sizes  # it needs torch
 
     beside = Beside() if teacher is None else Beside(teacher=model_sizes(teacher, LoraConfig()))
@@ -61,19 +64,19 @@ def _check_reads_all(
     needed, setting = context_length(config, is_training=True)
     if (most := max_context_tokens(beside)) < needed:
         raise PreflightError(
-            f"{key}: the model reads {most} tokens, and {setting} = {needed}: lower it, or choose "
-            "another model"
+            f"{key}: the model reads at most {most} tokens, and {setting} = {needed}: lower these "
+            "settings, or choose another model"
         )
     ours, theirs = (one.get_text_config().vocab_size for one in (model, beside))
     if theirs < ours:
         raise PreflightError(
-            f"{key}: the model has {theirs} tokens and the policy {ours}: it has to read every "
-            "token of the policy"
+            f"{key}: the model has a vocabulary of {theirs} tokens, and the policy has {ours}: it "
+            "must read every token of the policy, so choose another model"
         )
 
 
 def _check_vocabularies(config: TrainConfig) -> None:
-    """Require that every token of the policy is the same number to the teacher."""
+    """Require that every token has the same number in the policy and in the teacher."""
     ours = _vocabulary(config.model.path, key="model.path")
     theirs = _vocabulary(config.teacher.path, key="teacher.path")
     for token, number in sorted(ours.items(), key=lambda item: item[1]):

@@ -1,7 +1,8 @@
 """Decides the engine's share of a GPU (engine.gpu_memory_utilization=auto), by the memory plan.
 
-An engine that stays awake during updates has its share in every phase, one that sleeps only in the
-rollout, where the learner needs less. So the share decides whether engines can stay awake.
+An engine that stays awake during updates holds its share in every phase; an engine that sleeps
+holds it only in the rollout, where the learner needs less. So the share decides whether engines can
+stay awake.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from april_rl.planning.memory_plan import ENGINE_ITEMS, Phase, engine_workspace,
 # Largest share that auto takes: CUDA and vLLM need memory outside it.
 _MOST = 0.85
 # Share of a GPU that auto leaves free beside engines that stay awake and the learner. Activations
-# are estimates; an engine that sleeps without need costs seconds, one that should have slept the
-# run.
+# are estimates: if an engine sleeps without need, a step takes seconds longer; if it stays awake
+# without room, the run ends.
 MARGIN_FRAC = 0.1
 
 
 class EngineShare(NamedTuple):
     """The decision on engine.gpu_memory_utilization."""
 
-    inputs: MemoryInputs  # with a number
+    inputs: MemoryInputs  # with the share as a number
     reason: str  # shown to the user; empty when there was nothing to decide
 
 
@@ -92,12 +93,12 @@ def _largest_shares(model: ModelSizes, inputs: MemoryInputs, room: Room) -> tupl
 
 
 def _of_learner(phase: Phase) -> float:
-    """Return the bytes of a phase without the engine's."""
+    """Return the bytes of a phase without the items of the engine."""
     return phase.total - sum(phase.items[name] for name in ENGINE_ITEMS)
 
 
 def _rounded(share: float) -> float:
-    """Return a share in hundredths, rounded down, that vLLM takes."""
+    """Return the share rounded down to hundredths, within the range that vLLM accepts."""
     return min(_MOST, max(0.01, math.floor(100 * share) / 100))
 
 

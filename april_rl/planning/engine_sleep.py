@@ -69,7 +69,7 @@ class Decided(NamedTuple):
     """
 
     config: TrainConfig
-    inputs: MemoryInputs  # of the memory plan, with the decided engine and learner
+    inputs: MemoryInputs  # inputs of the memory plan, with the decided engine and learner
     reasons: tuple[str, ...]  # shown to the user, one for each auto
 
 
@@ -85,7 +85,7 @@ def decide_sleep_and_resume(
     their activations twice, and rollout.resume: parked samples keep their KV cache where engines
     stay awake.
 
-    `room` is the memory of the fullest GPU. Raise PreflightError as `settle_sleep`.
+    `room` is the memory of the fullest GPU. Raise PreflightError as `settle_sleep` does.
     """
     demand = peak_demand(config, layout)
     inputs = memory_inputs(config, layout, beside)
@@ -113,9 +113,9 @@ def with_resume(
 def _resume(config: TrainConfig, *, engines_sleep: bool) -> tuple[Resume, str]:
     """Return what rollout.resume=auto becomes, and why."""
     if config.deterministic:
-        return Resume.reprefill, "deterministic=true holds after a kill too, which loses KV caches"
+        return Resume.reprefill, "deterministic=true must hold after a kill, which loses KV caches"
     if config.engine.speculation is not Speculation.none:
-        return Resume.reprefill, "a guessing engine cannot keep parked samples"
+        return Resume.reprefill, "with engine.speculation an engine cannot keep parked samples"
     if engines_sleep:
         return Resume.reprefill, "engines sleep during updates and lose their KV caches"
     return Resume.keep, "engines stay awake; parked samples are not prefilled again"

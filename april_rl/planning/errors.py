@@ -1,4 +1,4 @@
-"""Errors of planning, which the user can act on."""
+"""Errors of planning that the user can fix."""
 
 from __future__ import annotations
 
@@ -10,4 +10,6 @@ class PreflightError(RunError):
 
 
 class LayoutError(RunError):
-    """The settings ask for workers that do not exist here, or that form no whole engines."""
+    """The settings ask for more workers than fit here, or for workers that do not form whole
+    engines.
+    """

@@ -46,7 +46,7 @@ class KvDemand:
 
 def peak_demand(config: TrainConfig, layout: Layout) -> KvDemand:
     """Return what the samples of an engine need at the peak of a step; with
-    rollout.over_sampling_factor=auto, the ones of the largest α that it may choose.
+    rollout.over_sampling_factor=auto, at the largest α that it may choose.
     """
     rollout = config.rollout
     shared_by = rollout.group_size if config.engine.prefix_caching else 1

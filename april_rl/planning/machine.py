@@ -16,11 +16,11 @@ from april_rl.supervision.host_memory import host_memory
 class Machine:
     """The hardware and engines of this machine, or of the Ray cluster that a run joins."""
 
-    name: str  # in messages
+    name: str  # what messages call it
     is_cluster: bool
     num_gpus: int
-    num_cores: int  # of this machine, also in a cluster
-    free_bytes: int  # of this machine's memory
+    num_cores: int  # cores of this machine, also in a cluster
+    free_bytes: int  # free memory of this machine
     engines: frozenset[str]  # builds of vLLM that are installed here
 
 

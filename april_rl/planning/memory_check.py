@@ -1,4 +1,6 @@
-"""Compares the memory plan with what workers have: what does not fit, and which settings help."""
+"""Compares the memory plan with the memory of the workers: what does not fit, and which settings
+help.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def check_memory(
 
 
 def _host_remedies(inputs: MemoryInputs) -> Iterator[str]:
-    """Yield settings that need less host memory beside a GPU."""
+    """Yield settings with which a worker on a GPU needs less host memory."""
     offload = inputs.learner.offload
     if offload is not Offload.none:
         less = "optimizer or none" if offload is Offload.all else "none"

@@ -26,8 +26,8 @@ class Beside(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryInputs:
-    """Inputs of the memory plan beside the model: sections of the configuration as the
-    run will have them, and facts that follow from others.
+    """Inputs of the memory plan other than the model: sections of the configuration as the run will
+    have them, and facts that follow from other sections.
     """
 
     layout: Layout
@@ -36,7 +36,7 @@ class MemoryInputs:
     engine: EngineConfig
     has_reference: bool  # a frozen copy of the policy
     beside: Beside
-    longest_tokens: int  # of a sample: learner.max_tokens cannot be less
+    longest_tokens: int  # longest sample: learner.max_tokens cannot be less
     keeps_parked: bool  # rollout.resume=keep: engines must not sleep; with auto they may
     # CUDA graphs, which a sleeping engine keeps: as published (vllm-project/vllm#47654)
     graph_bytes: float = 1.5e9
@@ -53,9 +53,9 @@ class MemoryInputs:
 
     @property
     def recomputed_share(self) -> float:
-        """Share of the layers that compute their activations twice; with
-        learner.activation_checkpointing=auto all, unless `settle_recomputation` finds that fewer
-        are enough.
+        """Share of the layers that compute their activations twice; all layers with
+        learner.activation_checkpointing=auto, unless `settle_recomputation` finds that fewer are
+        enough.
         """
         is_open = isinstance(self.learner.activation_checkpointing, str)
         return 1.0 if is_open else self.learner.recomputed_share
@@ -91,8 +91,8 @@ class MemoryInputs:
 
     @property
     def engine_sleeps(self) -> bool:
-        """Return whether the engine gives up its memory while the learner computes, which none does
-        on CPU; with engine.sleep=auto it does, unless `settle_sleep` finds that it need not.
+        """Return whether the engine gives up its memory while the learner computes, which no engine
+        does on CPU; with engine.sleep=auto it does, unless `settle_sleep` finds that it need not.
         """
         return not self.is_on_cpu and self.engine.sleep is not Sleep.never
 

@@ -1,10 +1,10 @@
 """The memory of a worker in each phase of a step, computed before anything is loaded.
 
 Legend: P parameters of the model, N workers that share one copy of the weights, c bytes per number
-in the forward and backward pass. All sizes are bytes per worker; tables are in GiB. They are of
-tensors, and of what NCCL and CUDA graphs take beside them. A worker's CUDA context is not in the
-plan: it is there when the worker measures the free memory of its GPU. The check has a reserve for
-kernels that are loaded later and for what the allocator cannot use.
+in the forward and backward pass. All sizes are bytes per worker; tables are in GiB. They count
+tensors, and the memory that NCCL and CUDA graphs take in addition. A worker's CUDA context is not
+in the plan: it is there when the worker measures the free memory of its GPU. The check has a
+reserve for kernels that are loaded later and for what the allocator cannot use.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from april_rl.planning.memory_inputs import Beside, MemoryInputs
 
 GIB = 1 << 30
 _MASTER, _GRADIENT, _MOMENTS = 4, 4, 8  # bytes of a trained parameter, all float32
-CHECKPOINT_BYTES = _MASTER + _MOMENTS  # of a trained parameter
-_COPIES_IN_SYNC = 3  # of the largest tensor: cast, gathered, and in the engine's form
-_LOGIT_BLOCKS = 3  # at most: logits, their exponentials, and a product of both
+CHECKPOINT_BYTES = _MASTER + _MOMENTS  # bytes of a trained parameter in a checkpoint
+_COPIES_IN_SYNC = 3  # copies of the largest tensor: cast, gathered, and in the engine's form
+_LOGIT_BLOCKS = 3  # blocks at the peak: logits, their exponentials, and a product of both
 # Published by users, not measured here.
 _NCCL_BYTES = GIB  # buffers of a group of ranks (vllm-project/vllm#51485, four ranks)
 _STEP_BYTES = GIB  # activations and logits of an engine step, an estimate
-ENGINE_ITEMS = ("engine weights", "KV cache and workspace")  # of an engine that is awake
+ENGINE_ITEMS = ("engine weights", "KV cache and workspace")  # items of an engine that is awake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def engine_workspace(inputs: MemoryInputs) -> float:
 
 
 class _Sizes:
-    """The sizes that phases are made of."""
+    """The sizes from which the phases are computed."""
 
     def __init__(self, model: ModelSizes, inputs: MemoryInputs, *, share: float) -> None:
         """`share`: bytes of the device for vLLM."""
@@ -191,8 +191,8 @@ class _Sizes:
         )
 
     def optimizer_step(self) -> Phase:
-        """Return the optimizer step: no activations, but everything else of each parameter. Of
-        offloaded optimizer state, the part of one FSDP unit at a time is there.
+        """Return the optimizer step: no activations, but everything else of each parameter.
+        Offloaded optimizer state is on the device for one FSDP unit at a time.
         """
         stays = self._inputs.learner.offload is Offload.none
         unit = _MOMENTS * self._model.largest_unit / self._inputs.shard_size
@@ -227,9 +227,8 @@ class _Sizes:
         )
 
     def host(self) -> Phase:
-        """Return the host memory. Room for offloaded tensors is kept once it is taken; the
-        reference model is there between updates, and a copy of what a checkpoint holds while it is
-        written.
+        """Return the host memory. Memory for offloaded tensors is never freed; it also holds the
+        reference model between updates, and a copy of a checkpoint while that is written.
         """
         offload = self._inputs.learner.offload
         return Phase(
@@ -286,9 +285,9 @@ class _Sizes:
         """Return the learner's items at the peak of a pass; offloaded optimizer state is there
         during optimizer steps only.
 
-        The gradient of a unit is first whole, then copied into float32 to be reduced; that of the
-        root unit is whole until the pass ends. So the peak is in the output layer, in the last
-        layer (the first to be reduced), or in the embedding, when no activation is left.
+        The gradient of a unit is first whole, then copied into float32 to be reduced; the gradient
+        of the root unit stays whole until the pass ends. So the peak is in the output layer, in the
+        last layer (the first to be reduced), or in the embedding, when no activation is left.
         """
         stays = self._inputs.learner.offload is Offload.none
         model, activations = self._model, self._activations()
@@ -318,8 +317,8 @@ class _Sizes:
         return dict(zip(ENGINE_ITEMS, (weights, cache), strict=True))
 
     def _resting(self) -> dict[str, float]:
-        """Return the engine's items while it computes nothing. Asleep it has given up weights and
-        KV cache; CUDA graphs and NCCL's buffers stay.
+        """Return the engine's items while it computes nothing. A sleeping engine has freed its
+        weights and KV cache, but keeps CUDA graphs and NCCL's buffers.
         """
         if not self._inputs.engine_sleeps:
             return self._awake()
@@ -330,8 +329,8 @@ class _Sizes:
         return {"NCCL of the learner": _NCCL_BYTES if self._inputs.layout.num_workers > 1 else 0.0}
 
     def _masters(self) -> float:
-        """Return the trained weights in float32; weights frozen under adapters are in the precision
-        of computation.
+        """Return the trained weights in float32; frozen weights under adapters have the compute
+        dtype.
         """
         whole = _MASTER * self._model.num_trained + self._inputs.compute_bytes * self._frozen
         return whole / self._inputs.shard_size
@@ -347,8 +346,8 @@ class _Sizes:
         return _GRADIENT * self._model.num_trained / self._inputs.shard_size
 
     def _gathered_layers(self) -> float:
-        """Return the weights that FSDP gathers. The root unit stays gathered; of the layers there
-        are the current one and the next, or all of them on CPU with a whole copy.
+        """Return the weights that FSDP gathers. The root unit stays gathered; of the layers, the
+        current one and the next are gathered, or all of them on CPU when a rank has a whole copy.
         """
         model = self._model
         is_kept = self._inputs.is_on_cpu and self._inputs.shard_size == 1
@@ -356,8 +355,9 @@ class _Sizes:
         return self._inputs.compute_bytes * (model.num_parameters if is_kept else some)
 
     def _activations(self) -> float:
-        """Return what autograd keeps: of a layer that is computed again its input, and its
-        attention if asked to. Float32 takes at most twice as much as bfloat16, as norms do not.
+        """Return what autograd keeps: for a layer that is computed again, only its input, and the
+        output of its attention if the settings ask for it. Float32 takes at most twice as much as
+        bfloat16, because norms do not double.
         """
         model, share = self._model, self._inputs.recomputed_share
         num_again = len(recomputed_layers(share, num_layers=model.num_layers))

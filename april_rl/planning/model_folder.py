@@ -12,9 +12,9 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def check_model_folder(given: str, *, key: str = "model.path", may_be_on_hub: bool = True) -> None:
-    """Raise PreflightError where the setting `key` is a path without a model: a folder that is not
-    there or has no config.json or no weights, or the directory of a run. What may be a model of the
-    hub passes, unless it was not found there.
+    """Raise PreflightError if the setting `key` is a path without a model: a folder that does not
+    exist, has no config.json or no weights, or is the directory of a run. A name that may be a
+    model of the hub passes unless `may_be_on_hub` is false.
     """
     path = Path(given)
     if exports := sorted(path.glob("exports/step_*"), key=lambda export: export.stat().st_mtime):

@@ -9,8 +9,8 @@ from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import TrainConfig
 from april_rl.planning.memory_plan import CHECKPOINT_BYTES
 
-_DISK_BYTES_PER_S = 2e9  # of a disk that all nodes share; an assumption
-_STOP_FACTOR = 1.5  # for the copy before it, and all else that ends a run
+_DISK_BYTES_PER_S = 2e9  # speed of a disk that all nodes share; an assumption
+_STOP_FACTOR = 1.5  # leaves time for the copy before it and for the rest of the stop
 
 
 def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
@@ -23,7 +23,7 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
     if algorithm.ratio is Ratio.proximal and is_one_update and bounds:
         *most, last = [f"algorithm.{key}" for key in bounds]
         keys = " and ".join([", ".join(most), last]) if most else last
-        yield (f"with trainer.num_minibatches=1 every ratio is 1: {keys} never act, which is sound")
+        yield f"with trainer.num_minibatches=1 every ratio is 1: {keys} never act, which is fine"
     replay, has_proximal = config.learner.router_replay, algorithm.ratio is Ratio.proximal
     if replay is RouterReplay.learner and (is_one_update or not has_proximal):
         cause = "trainer.num_minibatches=1" if is_one_update else "algorithm.ratio=behaviour"
@@ -62,7 +62,7 @@ def _ignored_on_gpu(config: TrainConfig) -> Iterator[str]:
     if cache_gib != EngineConfig().kv_cache_gib:
         yield (
             f"engine.kv_cache_gib={cache_gib:g} has no effect on a GPU, where the KV cache gets "
-            "what engine.gpu_memory_utilization leaves beside the weights; remove it"
+            "what engine.gpu_memory_utilization leaves after the weights; remove it"
         )
 
 

@@ -31,7 +31,7 @@ class Draft:
     layout: Layout
     model: ModelSizes
     beside: Beside
-    lines: tuple[str, ...]  # to be shown
+    lines: tuple[str, ...]  # shown to the user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Plan:
     config: TrainConfig
     layout: Layout
     engines_sleep: bool  # during updates
-    lines: tuple[str, ...]  # to be shown, the memory plan first
+    lines: tuple[str, ...]  # shown to the user, the memory plan first
 
 
 def draft(requested: TrainConfig, machine: Machine, *, is_training: bool = True) -> Draft:
@@ -99,13 +99,13 @@ def training_config(drafted: Draft, memory: Sequence[WorkerMemory]) -> TrainConf
 
 
 def policy_line(model: ModelSizes) -> str:
-    """Return what the start says about the size of the policy."""
+    """Return the line about the size of the policy that is shown at the start."""
     trained = f", {model.num_trained / 1e6:.3g} million trained" if model.has_adapters else ""
     return f"policy: {model.num_parameters / 1e6:.1f} million parameters{trained}"
 
 
 def _beside_lines(config: TrainConfig, beside: Beside) -> Iterator[str]:
-    """Yield what the start says about a teacher and a critic."""
+    """Yield the lines about a teacher and a critic that are shown at the start."""
     if beside.critic is not None:
         path = config.critic.path or config.model.path
         yield f"critic: from {path}, {beside.critic.num_trained / 1e6:.1f} million trained"

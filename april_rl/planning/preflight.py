@@ -1,5 +1,5 @@
-"""Refuses what cannot start, before any process does. All that machine, engine build and model lack
-is in one message.
+"""Refuses a run that cannot start, before any process is started. One message lists everything that
+the machine, the engine build and the model lack.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from april_rl.planning.model import (
 from april_rl.planning.sizes import TOKEN_BYTES, batch_tokens, context_length
 
 _GIB = 1 << 30
-# What vLLM copies past the loaders that a reload replaces (its models/gpt_oss.py).
+# Weights that vLLM copies outside the loaders that a weight sync uses (its models/gpt_oss.py).
 _NEVER_NEW = {"gpt_oss": "attention sinks and experts"}
 
 
@@ -66,8 +66,8 @@ def _cannot_start(missing: list[str]) -> PreflightError:
 
 
 def _too_small(layout: Layout, machine: Machine) -> Iterator[str]:
-    """Yield a message when there are more workers than GPUs, or than cores, which they would only
-    share.
+    """Yield a message when there are more workers than GPUs, or more than cores, because workers
+    would have to share a core.
     """
     workers = layout.num_workers
     if layout.device == "cuda" and machine.num_gpus < workers:
@@ -108,8 +108,8 @@ def check_engine_takes(model: ModelSizes, *, prefix_caching: bool, is_training: 
 
 
 def check_router_replay(model: ModelSizes, replay: RouterReplay) -> None:
-    """Raise PreflightError when the learner knows no router in a model whose experts it shall
-    repeat.
+    """Raise PreflightError when the learner should repeat the experts of a model in which it knows
+    no router.
     """
     if model.has_known_routers or not replay.is_on:
         return

@@ -20,18 +20,18 @@ from april_rl.planning.memory_plan import GIB, Phase, plan_memory
 class Recomputation(NamedTuple):
     """The decision on learner.activation_checkpointing and learner.keep_attention."""
 
-    inputs: MemoryInputs  # with a number, and true or false
+    inputs: MemoryInputs  # with auto replaced by a number, and by true or false
     reason: str  # shown to the user; empty when there was nothing to decide
 
 
 def settle_recomputation(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> Recomputation:
     """Decide learner.activation_checkpointing=auto: the smallest share of the layers with which the
-    backward pass fits beside what is planned, with a margin; all layers if no share does. And
-    learner.keep_attention=auto: kept if a share fits with it, since a byte of it spares more time
-    than a byte of other activations.
+    backward pass fits beside what is planned, with a margin; all layers if no share does. Also
+    decide learner.keep_attention=auto: attention is kept if some share fits with it, because a byte
+    of it saves more time than a byte of other activations.
 
-    `room` is the memory of the fullest GPU, or of a worker's host on CPU. Decide whether engines
-    sleep, and their share of a GPU, before.
+    `room` is the memory of the fullest GPU, or of a worker's host on CPU. Whether engines sleep,
+    and their share of a GPU, must be decided before.
     """
     usable = room.free - MARGIN_FRAC * (room.device or room.free)
     for chosen in _choices(model, inputs):
@@ -45,7 +45,7 @@ def settle_recomputation(model: ModelSizes, inputs: MemoryInputs, *, room: Room)
 
 
 def _choices(model: ModelSizes, inputs: MemoryInputs) -> Iterator[MemoryInputs]:
-    """Yield the inputs with each number for what is auto, the best first."""
+    """Yield the inputs with each possible value of the settings that are auto, best first."""
     learner = inputs.learner
     shares, keeps = [learner.activation_checkpointing], [learner.keep_attention]
     if isinstance(learner.activation_checkpointing, str):

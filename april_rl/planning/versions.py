@@ -29,9 +29,9 @@ def check_installed(requirements: Iterable[str]) -> None:
     wrong = set()
     for needed in map(Requirement, requirements):
         found = _installed(needed.name)
-        # A build of ROCm or of one's own calls itself 2.13.0a0+git1234.
+        # ROCm builds and builds from source have versions such as 2.13.0a0+git1234.
         if found and not needed.specifier.contains(Version(found).base_version):
-            wrong.add(f"{needed.name} {found} is installed, needed is {needed.specifier}")
+            wrong.add(f"{needed.name} {found} is installed, but {needed.specifier} is needed")
     if wrong:
         raise PreflightError(
             f"{'; '.join(sorted(wrong))}: `make setup` builds an environment with tested versions"

@@ -1,4 +1,4 @@
-"""Tries reward functions on responses given as text: before training starts, and in commands."""
+"""Tries reward functions on responses that are given as text, before training and in commands."""
 
 from __future__ import annotations
 

@@ -124,8 +124,8 @@ def after_thinking(response: str) -> str | None:
 def gold_answer(answer: str) -> str:
     """Return the answer of a data row as text to compare with, without box, `$` and markup.
 
-    Several boxes in one line, such as `$\\boxed{2}$ or $\\boxed{5}$`, are a list; of a longer text
-    with other boxes the last ones count.
+    Several boxes in one line, such as `$\\boxed{2}$ or $\\boxed{5}$`, are a list; in a longer text
+    with other boxes, the last ones count.
     """
     boxes = _boxes(answer)
     if not boxes:

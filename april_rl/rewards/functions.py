@@ -9,7 +9,7 @@ from april_rl.config.task import BUILTIN_REWARDS, RewardConfig
 
 MATH_VERIFY = "math_verify"
 
-# Built-ins that are faster with a whole group in one call, as a user's function always gets it.
+# Built-ins that are faster with a whole group in one call. A user's function always gets a group.
 _SCORE_GROUPS = {"judge", "reward_model"}
 
 

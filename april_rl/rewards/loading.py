@@ -32,7 +32,7 @@ LISTS = ("prompts", "responses", "answers")  # what every function receives
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Facts of the run that a reward may need besides its own arguments."""
+    """Facts of the run that a reward may need in addition to its own arguments."""
 
     extract: str  # reward.extract
     soft_timeout_s: float

@@ -185,15 +185,15 @@ class RewardPool:
         except (TimeoutError, ProcessExpired, RuntimeError) as error:
             raise RewardError(
                 f"{' and '.join(map(str, self.functions))}: called once as a test, the process "
-                f"died or did not answer within {limit_s:g} s, of which it may take "
-                f"reward.start_timeout_s={start_s:g} to start: {error}"
+                f"died or did not answer within {limit_s:g} s (this includes "
+                f"reward.start_timeout_s={start_s:g} for its start): {error}"
             ) from error
 
     def _new_pool(self) -> ProcessPool:
-        """Return processes that start with the first job, and continue from the states of now.
+        """Return processes that start with the first job, and continue from the current states.
 
-        They come from a fork server: that is safe beside threads, and a replacement has math-verify
-        loaded already. The server is shared by the whole program and ends with it.
+        They come from a fork server: that is safe in a program with threads, and a replacement has
+        math-verify loaded already. The server is shared by the whole program and ends with it.
         """
         context = multiprocessing.get_context("forkserver")
         if any(function.function == MATH_VERIFY for function in self.functions):
@@ -252,8 +252,8 @@ class RewardPool:
         stalled_s = start_s + max(self._limit_s(unit) for unit in self._pending.values())
         if time.monotonic() - self._last_ended_s > stalled_s:
             self._restart(
-                f"no response was scored for {stalled_s:g} s, of which a process may take "
-                f"reward.start_timeout_s={start_s:g} to start"
+                f"no response was scored for {stalled_s:g} s, including "
+                f"reward.start_timeout_s={start_s:g} for the start of a process"
             )
 
     def _settle(self, number: int, future: Future[Result]) -> None:

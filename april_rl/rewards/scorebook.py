@@ -1,5 +1,5 @@
-"""Bookkeeping of submitted samples: which wait for siblings, what each function returned, and the
-final score.
+"""Bookkeeping of submitted samples: which samples wait for siblings, what each function returned,
+and the final score.
 
 A reward function that wants whole groups is called when the last sample of a group has been
 submitted; the others score each sample at once. All scores of a group that such a function scores
@@ -57,7 +57,7 @@ class Scorebook:
         self._open: dict[int, _OpenSample] = {}
         self._groups: dict[int, _Group] = {}  # groups by prompt id while samples are missing
         self._known: dict[int, Score] = {}
-        self._incomplete: set[int] = set()  # prompt ids: scored together, one by one not all
+        self._incomplete: set[int] = set()  # prompt ids: scored as a group, not yet all one by one
 
     @property
     def has_incomplete(self) -> bool:

@@ -117,7 +117,7 @@ def load(
             raise RewardError(f"{function} cannot be loaded: {caught.message}")
     with Caught() as caught:
         return Loaded(rewards=tuple(found), decode=pickle.loads(decoder))
-    # The error of a library that does not fit may not mention memory.
+    # A library that does not fit into memory may raise an error that does not mention memory.
     memory = f"reward.memory_gib = {memory_gib():g}"
     raise _decoding_error(
         functions, f"the tokenizer cannot be loaded with {memory}: {caught.message}"

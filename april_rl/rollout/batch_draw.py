@@ -24,12 +24,12 @@ def draw_batch(
     policy_version: int,
     seed: int,
 ) -> list[ScoredGroup]:
-    """Return `num_groups` (N) of the ready groups, or all if they are fewer, oldest first.
+    """Return `num_groups` (N) of the ready groups, or all if there are fewer, oldest first.
 
-    `ready` is sorted by the version of its oldest token, `open_versions` counts the groups that are
-    still open by theirs. Of the groups whose oldest token is at most k steps from `max_staleness`,
-    later steps can train k·N: the others are due now, the oldest first. The rest of the batch
-    is drawn at random; the draw is a function of the seed, the version and the prompt.
+    `ready` is sorted by the version of the oldest token of each group, and `open_versions` counts
+    the open groups by that version. Of the groups whose oldest token is at most k steps from
+    `max_staleness`, later steps can train k·N: the others are due now, the oldest first. The rest
+    of the batch is drawn at random; the draw is a function of the seed, the version and the prompt.
     """
     num_due, versions = 0, [scored.group.oldest_version or 0 for scored in ready]
     for left in range(max_staleness + 1):

@@ -64,7 +64,7 @@ class Buffer:
         self.events = GroupEvents()  # what happened since groups were trained last
         self._open: dict[int, OpenGroup] = {}  # in the order they were opened: oldest prompt first
         self._ready: dict[int, ScoredGroup] = {}
-        self.is_step_under_way = False  # open groups are in flight in a step, and else parked
+        self.is_step_under_way = False  # open groups are in flight, otherwise parked
         self._opened = 0
         self._ended: Counter[GroupState] = Counter()
         self._drop_reasons: Counter[str] = Counter()

@@ -52,7 +52,7 @@ def check_state(
     if group_size != (saved := state["group_size"]):
         raise RunError(
             f"rollout.group_size={group_size}, but the saved groups have {saved} samples: resume "
-            "with the same"
+            "with that size"
         )
     longest = _longest_unfinished(state, _num_tokens)
     if longest >= max_response_tokens:

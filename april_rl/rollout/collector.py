@@ -60,7 +60,7 @@ class Collection:
     probes: Sequence[Sample]  # short samples of this step's weights, trained or not
     record: StepRecord
     metrics: Metrics  # `ledger/*` and the sizes of the buffer
-    notes: tuple[str, ...]  # messages for the person who watches: a smaller batch, a change of α
+    notes: tuple[str, ...]  # messages for the user: a smaller batch, a change of α
 
 
 class Collector:
@@ -103,12 +103,12 @@ class Collector:
         """Generate one step's groups with the weights of `policy_version`; call `on_progress` with
         the number of ready groups and the tokens per second so far.
 
-        Returns N ready groups; fewer only when `may_open` is false and nothing is left
+        Returns N ready groups; it returns fewer only when `may_open` is false and nothing is left
         to finish, or when the bound on rejected groups was reached. Every group not returned is
-        parked or ready, with all its tokens. Raises RunError when that bound was reached with
-        no group ready, EngineStalledError when an engine does not answer, and any RunError of
-        engines and scorer; then too, and after KeyboardInterrupt from `on_progress`, nothing but a
-        stalled engine's tokens of this step is lost.
+        parked or ready, with all its tokens. Raises RunError when that bound was reached with no
+        group ready, EngineStalledError when an engine does not answer, and any RunError of engines
+        and scorer; after an error, and after KeyboardInterrupt from `on_progress`, only the tokens
+        that a stalled engine sampled in this step are lost.
         """
         change = self._over_sampling.begin_step()
         num_needed = self._rules.num_groups * self._rules.group_size

@@ -36,10 +36,10 @@ def auto_tick_steps(*, num_engines: int, max_response_tokens: int, has_turns: bo
     """Return the number of engine steps per tick.
 
     Each tick costs the engine a pause and the controller some work, so ticks are long where the
-    budget allows, and longer with hundreds of engines. But after the last group engines run until
-    their current ticks end, with tokens that are trained a step later. Slots need not wait for the
-    end of a tick (`Slots`) as long as responses have several ticks, so ticks are short when the
-    budget is small; and with `has_turns`, since an environment gets a turn when its tick ends.
+    budget allows, and longer with hundreds of engines. But when the last group is complete, engines
+    still finish their current ticks, and their tokens are trained a step later. Slots need not wait
+    for the end of a tick (`Slots`) as long as responses have several ticks, so ticks are short when
+    the budget is small; and with `has_turns`, since an environment gets a turn when its tick ends.
     """
     wanted = max(_SHORTEST_TICK if has_turns else _USUAL_TICK, num_engines // _ENGINES_PER_STEP)
     return max(_SHORTEST_TICK, min(wanted, max_response_tokens // _TICKS_PER_BUDGET))
@@ -67,7 +67,7 @@ class RequestRules:
 
 
 class Dispatch:
-    """Requests of one step: takes groups with waiting samples (`add`), gives ticks (`wait`)."""
+    """Requests of one step: gets groups with waiting samples (`add`), returns ticks (`wait`)."""
 
     def __init__(
         self,

@@ -74,10 +74,10 @@ class Groups:
         """Append completions of a step of `policy_version` to their samples; return the expected
         ones with their groups.
 
-        Late completions are ignored: of an earlier version than the step's, for a sample that
-        does not end where they start, or from another engine than the one that has the sample
-        (with `engine` None, any engine may have it). Then call `send`: environments answer ended
-        turns, and finished samples are scored.
+        Late completions are ignored: they have an earlier version than the step's, do not start
+        where their sample ends, or come from another engine than the one that has the sample (with
+        `engine` None, any engine may have it). Then call `send`: environments answer ended turns,
+        and finished samples are scored.
         """
         expected = []
         for completion in completions:
@@ -95,8 +95,8 @@ class Groups:
 
     def send(self) -> None:
         """Ask environments and rewards about the samples that began, ended a turn or finished since
-        the last call. They are asked by prompt, as in `send_again`, so that a reward with a state
-        sees samples in the same order in a resumed run.
+        the last call. Samples are sent in the order of their prompts, as in `send_again`, so that a
+        reward with a state sees the same order in a resumed run.
 
         Separate from `extend` because it may raise: everything that engines gave back is in its
         group by then.

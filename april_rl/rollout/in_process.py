@@ -46,7 +46,7 @@ class SerialEngines:
         return [(engine, self._engines[engine].advance(requests, slots=slots, max_steps=max_steps))]
 
     def abort(self, timeout_s: float) -> tuple[list[Completion], list[int]]:  # noqa: ARG002
-        """Give back what the engines hold, and what ticks submit that were not computed."""
+        """Return a completion for each request of the engines and of ticks not yet computed."""
         completions: list[Completion] = []
         for engine, submit, slots, max_steps in self._launched:
             steps = max_steps if self._computes_launched else 0

@@ -9,15 +9,16 @@
 
 A sample takes part in a step as *waiting* (no engine has it), *running* (an engine computes it, or
 has it in its queue), *acting* (its environment has it), *finished* (its response ended) or
-*scored*. Between two steps an unfinished sample is *parked*, with every token it has. One that acts
-stays there: a call of a tool belongs to no policy version.
+*scored*. Between two steps an unfinished sample is *parked*, with every token it has. A sample that
+acts keeps acting: a call of a tool does not depend on the policy version.
 
 Invariants, with the tests in tests/rollout that hold them:
 
 - one length: tokens, log-probabilities and versions of a sample have one length
-(test_collector_invariants.py); - one budget: the tokens that a resumed sample has and may still
-get add up to rollout.max_response_tokens (test_collector_invariants.py); - legal moves only:
-`_MOVES`, which the table in docs/design.md repeats (test_open_group.py).
+  (test_collector_invariants.py);
+- one budget: the tokens that a resumed sample has and may still get add up to
+  rollout.max_response_tokens (test_collector_invariants.py);
+- legal moves only: `_MOVES`, which the table in docs/design.md repeats (test_open_group.py).
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ def largest_factor(max_staleness: int) -> float:
 def waitless_staleness(factor: float, *, longest: float, mean: float) -> int:
     """Return the smallest `max_staleness` at which no step waits for its oldest groups.
 
-    A step trains N·G samples of `mean` tokens, and full slots make α·N·G tokens in an engine step:
-    it lasts mean ÷ α engine steps, and a response of `longest` tokens α · longest ÷ mean steps.
+    A step trains N·G samples of `mean` tokens, and full slots generate α·N·G tokens per engine
+    step. So a step lasts mean ÷ α engine steps, and a response of `longest` tokens takes α ·
+    longest ÷ mean steps.
     """
     return math.ceil(round(factor * longest / mean, 6))
 

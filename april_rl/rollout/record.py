@@ -189,9 +189,9 @@ class StepRecord:
 
     @property
     def in_flight_mean(self) -> float:
-        """Return the requests in a slot, over all engines, averaged over the whole rollout: slots
-        are empty while an engine has nothing to do, scores are awaited or the step stops. The last
-        tick of each engine, which ends in the abort, counts as that.
+        """Return the number of requests in a slot, over all engines, averaged over the whole
+        rollout: slots are empty while an engine has nothing to do, scores are awaited or the step
+        stops. The last tick of each engine ends in the abort, so its slots count as empty.
         """
         slot_s = sum(
             tick.elapsed_s * tick.slot_steps / max(tick.engine_steps, 1) for _, tick in self.ticks

@@ -46,7 +46,7 @@ class Request(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Requests for one engine, field by field, as a few lists are cheap to pickle."""
+    """Requests for one engine, as one list per field, because a few lists are cheap to pickle."""
 
     run_seed: int
     prompt_ids: Sequence[int] = ()  # [n]

@@ -121,7 +121,9 @@ class Step:
         self._allowance -= self._dispatch.return_to_engines(limit=self._allowance)
 
     def _is_enough(self) -> bool:
-        """Return whether the step has its groups, or lost too many, and none must finish in it."""
+        """Return whether the step has its groups or lost too many, and no group must finish in
+        it.
+        """
         buffer, rules, version = self._buffer, self._rules, self._record.policy_version
         if buffer.num_ready < rules.num_groups and not self._is_hopeless():
             return False

@@ -10,7 +10,7 @@ from april_rl.errors import RunError
 
 @dataclass(slots=True, kw_only=True)
 class Lost:
-    """Groups that a step has lost, including those lost by scores that came before it."""
+    """Groups that a step has lost, including groups lost by scores that came before the step."""
 
     rejected: int = 0  # groups that the filter rejected
     dropped: int = 0  # groups that were dropped because a reward, environment or engine failed
@@ -39,13 +39,13 @@ def no_signal_error(lost: Lost, *, group_filter: str) -> RunError:
     if group_filter:
         return RunError(
             f"{lost.rejected} groups were rejected by algorithm.group_filter={group_filter} "
-            "(20 · trainer.num_groups end a step), and none is ready: see whether it returns True "
-            "for a group that you would train, and what the reward gives "
+            "(a step ends after 20 · trainer.num_groups), and none is ready: see whether it "
+            "returns True for a group that you would train, and what the reward gives "
             "(python -m april_rl data shows it for right and wrong answers)"
         )
     return RunError(
         f"{lost.rejected} groups had equal rewards for all their samples "
-        "(20 · trainer.num_groups end a step): the task is too easy "
+        "(a step ends after 20 · trainer.num_groups): the task is too easy "
         "or too hard for this model, or the reward is constant; nothing can be learned from it. "
         "python -m april_rl data shows what the reward gives right and wrong answers"
     )

@@ -51,7 +51,7 @@ def _unpack(
     logprobs: NDArray[Any],
     experts: Sequence[Experts | None],
 ) -> Completions:
-    """Return what was packed, with arrays of its own: the buffers are freed after this."""
+    """Return the packed completions with copies of the arrays: the buffers are freed later."""
     completions: list[Completion] = []
     token_bytes, logprob_bytes = (each.view(np.uint8).data for each in (token_ids, logprobs))
     end = 0

@@ -64,7 +64,7 @@ def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -
     RunError when Ray does not start, for example within its 30 seconds on a busy machine.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray must not hide GPUs from workers that reserve none: it would warn that it is going to.
+    # Keep Ray from hiding GPUs from workers that reserve none; by default it warns that it will.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if address is not None:
         join(address)

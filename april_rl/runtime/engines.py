@@ -99,9 +99,9 @@ class RayEngines:
         """Return the oldest tick of every engine whose oldest tick has ended after `gather_s`; wait
         for at least one.
 
-        Raise as `Watchdog.results` does; EngineStalledError when ticks return but no engine has
-        made a step for `timeout_s`; and RunError when the ranks of an engine differ, or an engine
-        samples with other weights than the ones that were synced last.
+        Raise the errors of `Watchdog.results`; EngineStalledError when ticks return but no engine
+        has made a step for `timeout_s`; and RunError when the ranks of an engine differ, or an
+        engine samples with other weights than the ones that were synced last.
         """
         wanted = sum(map(bool, self._ticks)) if self._deterministic else 1
         if not self._deterministic:

@@ -40,7 +40,9 @@ def send_weights(
 
 
 def send_adapter(learner: Learner, engine: Engine, beat: Heartbeat, *, version: int) -> int:
-    """Load the adapters, after the frozen weights if sleep lost those; return the bytes."""
+    """Load the adapters, and first the frozen weights if the engine lost them while it slept;
+    return the bytes.
+    """
     num_bytes = 0
     if not engine.keeps_weights:
         num_bytes += send_weights(learner, engine, beat, version=version, merged=False)

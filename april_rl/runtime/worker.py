@@ -122,7 +122,7 @@ class Worker:
 
     @records_activity
     def build_engine(self, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool) -> None:
-        """Start vLLM on the same device, as `worker_parts.build_engine`."""
+        """Start vLLM on the same device, as `worker_parts.build_engine` does."""
         self.engine: Engine = build_engine(
             self._settings, engine, sleeps=sleeps, keeps_parked=keeps_parked
         )
@@ -130,7 +130,7 @@ class Worker:
 
     @records_activity
     def send_first_adapter(self) -> None:
-        """Let all samples begin with the adapter, which is still zero; a collective."""
+        """Send the adapter, still zero, so that all samples begin with it; a collective."""
         send_adapter(self._learner, self.engine, self.heartbeat, version=0)
         self._learner.offload()
 

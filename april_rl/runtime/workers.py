@@ -41,7 +41,7 @@ class Workers:
         """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need."""
         self.layout, self.watchdog = layout, watchdog
         self._lora, self._engine = settings.config.lora, settings.config.engine
-        self._polls: list[Any] = []  # calls under way that ask what has been written
+        self._polls: list[Any] = []  # running calls that ask what has been written
         self.policy_version = 0  # version of the weights that were synced last
         start_ray(num_workers=layout.num_workers, address=address, batch_tokens=batch_tokens)
         self._placement = Placement(
@@ -68,7 +68,7 @@ class Workers:
         ]  # in the order of ranks, once they have started
 
     def start(self, plan: Plan, *, on_stage: Callable[[str], None]) -> None:
-        """Start learners and engines as planned; raise as `Watchdog.results`."""
+        """Start learners and engines as planned; raise the errors of `Watchdog.results`."""
         on_stage("joining the process group")
         self._join()
         on_stage("loading the learner")
@@ -83,7 +83,7 @@ class Workers:
 
     def start_engines(self) -> None:
         """Form the process group and start the engines with the model's own weights, without a
-        learner: there is no update and no weight sync. Raise as `Watchdog.results`.
+        learner: there is no update and no weight sync. Raise the errors of `Watchdog.results`.
         """
         self._join()
         engine = alone(self._engine)  # no learner needs the memory
@@ -136,15 +136,15 @@ class Workers:
         self._all("export", path)
 
     def start_profile(self, folder: Path) -> None:
-        """Trace the calls of the first worker from now on, as `CallProfiler.start`."""
+        """Trace the calls of the first worker from now on, as `CallProfiler.start` does."""
         self.watchdog.results([self.actors[0].start_profile.remote(folder)])
 
     def write_profile(self) -> None:
         self.watchdog.results([self.actors[0].write_profile.remote()])
 
     def start_saving(self, folder: Path) -> list[str]:
-        """Copy the learners' state, and begin to write it into `folder`: a shared one, when there
-        are several machines. Return the names of the files there will be.
+        """Copy the learners' state, and begin to write it into `folder`, which must be shared if
+        there are several machines. Return the names of the files that will be written.
         """
         return [name for names in self._all("start_saving", folder) for name in names]
 

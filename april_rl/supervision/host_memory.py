@@ -1,4 +1,4 @@
-"""The memory that a process may use, kills for lack of it, and how torch allocates it."""
+"""The memory that a process may use, kills for lack of memory, and how torch allocates memory."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from april_rl.supervision.failures import WorkerDiedError, WorkerMemoryError
 
 
 class Run(Protocol):
-    """A run, as a restart needs it."""
+    """The facts about a run that a restart needs."""
 
     @property
     def version(self) -> int:
@@ -27,8 +27,8 @@ class Run(Protocol):
 
 
 class Restarts:
-    """Counts restarts, and decides which checkpoint the run resumes from: at first the one that
-    `resume` names, then the last one of the run itself. Each restart rebuilds the whole run,
+    """Counts restarts, and decides which checkpoint the run resumes from: at first the checkpoint
+    that `resume` names, later the last one of the run itself. Each restart rebuilds the whole run,
     because no worker state survives a failure.
     """
 

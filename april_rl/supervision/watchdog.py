@@ -83,7 +83,7 @@ class Watchdog:
     def results(self, calls: Sequence[ray.ObjectRef[T]], *, reports_beats: bool = False) -> list[T]:
         """Return the results in order; `reports_beats` says that workers beat during these calls.
 
-        Raise a worker's RunError as it is; for every other failure WorkerDiedError,
+        Raise a worker's RunError as it is; for every other failure raise WorkerDiedError,
         WorkerMemoryError or WorkerStalledError, which name the worker and the report, or another
         RunError when Ray's head process has ended.
         """

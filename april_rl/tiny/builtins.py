@@ -1,9 +1,10 @@
 """Replace the `builtin:` paths of a configuration by the folders and files of this package.
 
 `builtin:tiny` is the folder of a Hugging Face model with its tokenizer, warm-started on worked
-solutions, half of them hasty; `builtin:tiny_teacher` is one of the same size that saw three times
-as many, all of them whole. `builtin:arithmetic` and `builtin:arithmetic_held_out` are jsonl files
-with the columns `prompt` and `answer`. `tools/tiny_policy.py` makes them all again.
+solutions, half of them hasty; `builtin:tiny_teacher` is a model of the same size that saw three
+times as many solutions, all of them complete. `builtin:arithmetic` and
+`builtin:arithmetic_held_out` are jsonl files with the columns `prompt` and `answer`.
+`tools/tiny_policy.py` builds all of them again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FILES = {**_MODELS, "arithmetic": TRAIN, "arithmetic_held_out": HELD_OUT}
 
 
 def resolve(path: str, *, key: str = "path") -> str:
-    """Return the file or folder of a `builtin:` path, others unchanged; raise RunError."""
+    """Return the file or folder of a `builtin:` path, and other paths unchanged; raise RunError."""
     if not path.startswith(PREFIX):
         return path
     name = path.removeprefix(PREFIX)

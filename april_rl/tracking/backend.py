@@ -32,8 +32,8 @@ class BackendSettings:
 class Backend(Protocol):
     """A tracker: records the metrics of steps, and tables of samples."""
 
-    id: str  # with it a later process continues the run; empty if the tracker needs no id
-    can_replace: bool  # whether a resumed run may send a step again and only the new one is shown
+    id: str  # a later process continues the run by this id; empty if the tracker needs none
+    can_replace: bool  # whether a step that is sent again by a resumed run replaces the old one
 
     def log(
         self, step: int, values: Mapping[str, float], histograms: Mapping[str, Histogram]

@@ -1,4 +1,4 @@
-"""Trackers beside metrics.jsonl: W&B, trackio, TensorBoard. One that fails never ends a run."""
+"""Trackers other than metrics.jsonl: W&B, trackio, TensorBoard. Their failures never end a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_SAMPLES = 64  # samples in a table
 
 @dataclass(slots=True)
 class Backends:
-    """The trackers of a run. The first failure of one is reported, and it then stops recording."""
+    """The trackers of a run. A tracker that fails is reported once and stops recording."""
 
     tell: Tell
     open: dict[str, Backend] = field(default_factory=dict)

@@ -79,7 +79,7 @@ def is_trained(values: Mapping[str, float]) -> bool:
 
 
 def step_line(step: int, values: Mapping[str, float], *, left_s: float | None) -> str:
-    """Return the figures of a step, and the time that the run still takes, under `HEADING`."""
+    """Return the figures of a step and the time left of the run, in columns under `HEADING`."""
     line = f"{step:>6}"
     for column in _COLUMNS:
         value = values.get(column.key, math.nan)

@@ -33,7 +33,7 @@ rollout, frozen
     generated_tokens_per_s | tokens/s | response tokens generated per second of rollout
     finished_samples_per_s | samples/s | samples finished per second of rollout
     in_flight_mean | samples | requests that an engine computes, averaged over rollout/time_s
-    occupancy | share | in_flight_mean by slots; they are empty while scores are awaited
+    occupancy | share | in_flight_mean ÷ slots; slots are empty while scores are awaited
     resumed_samples | samples | parked samples that continued in this step
     parked_groups | groups | groups parked at the end of the step
     parked_tokens | tokens | response tokens of parked groups at the end of the step
@@ -49,26 +49,26 @@ rollout, frozen
     over_sampling_factor | ratio | α: slots divided by the samples a step needs
     stop_s | s | from the decision to stop until every unfinished sample is parked
 rollout
-    controller_s | s | rollout time in which the controller waits for no engine and no score
+    controller_s | s | rollout time in which the controller waits neither for engines nor scores
     engine_s | s | time an engine computes in the rollout, averaged over engines
     kept_samples | samples | resumed samples whose KV cache was kept, without a prefill
     preempted_samples | samples | times a running sample was evicted from a full KV cache
     preempted_tokens | tokens | tokens of KV cache lost by preemption and computed again
     kv_cache_frac | share | largest share of an engine's KV cache in use
     dropped_groups | groups | groups dropped because a reward, environment or engine failed
-    failed_attempts | samples | attempts at a request that an engine failed; it repeats most
+    failed_attempts | samples | requests that failed in an engine; most are tried again
     prompt_tokens_mean | tokens | mean prompt length of the trained groups
 staleness, frozen
     age_mean | steps | mean age of the trained tokens: version trained minus version sampled
     age_max | steps | age of the oldest trained token
-    off_policy_token_frac | share | response tokens of age 1 or more (old caches apart)
+    off_policy_token_frac | share | response tokens of age 1 or more; see also old_cache_token_frac
     token_frac_age_* | share | response tokens of this age
 staleness
     old_cache_token_frac | share | response tokens of age 0 sampled on a kept KV cache of an \
 older policy. off_policy_token_frac leaves them out, and so does mismatch
-    versions_mean | versions | policy versions that sampled tokens of one response, mean
-    masked_tokens | tokens | response tokens beyond rollout.max_staleness, without weight
-    age_mean_len_* | steps | age_mean of the responses of up to 1/8, 1/4, 1/2, 1 × the budget
+    versions_mean | versions | mean number of policy versions that sampled one response
+    masked_tokens | tokens | response tokens older than rollout.max_staleness: no loss weight
+    age_mean_len_* | steps | age_mean by response length: up to 1/8, 1/4, 1/2, all of the budget
     off_policy_token_frac_len_* | share | off-policy tokens by length, as in age_mean_len_*
 reward, frozen
     mean | reward | mean reward of the trained samples, before the overlong penalty
@@ -84,18 +84,18 @@ reward
     retries | samples | rewards that were tried again after a failure
 environment
     turns_mean | turns | mean turns of the trained samples that have an environment
-    contexts_mean | contexts | mean contexts of these: 1 if each continues to the end
-    observation_tokens_mean | tokens | mean of what environments added to these samples
+    contexts_mean | contexts | mean contexts of these samples; 1 if no sample begins a new one
+    observation_tokens_mean | tokens | mean tokens that environments added to these samples
     step_s | s | mean time that an environment took to answer
-    empty_slots_frac | share | slots without a sample to take, while as many samples wait for \
-their environment; over the whole rollout
+    empty_slots_frac | share | empty slots that samples waiting for their environment could \
+fill, averaged over the rollout
     calls | calls | calls that environments made by Context.once
     repeated_calls | calls | calls made again, because it was unknown whether they had ended
     errors | samples | environments that failed for good; their groups are dropped
     timeouts | calls | calls that took longer than environment.step_timeout_s
     deaths | processes | processes with environments that ended or were killed
     retries | calls | calls that were tried again, with the episode built again
-    replays | episodes | built again after their process, or the run, had ended
+    replays | episodes | episodes built again after their process, or the run, had ended
     out_of_room | samples | episodes that ended at environment.max_observation_tokens
 loss, frozen
     total | nats | the loss, averaged over the optimizer steps of the update
@@ -109,23 +109,26 @@ loss, frozen
     age_weight_mean | ratio | mean weight that tokens have by their age
 loss
     masked_frac | share | trained tokens that a response or token mask leaves out
-    entropy_coefficient | weight | of the entropy bonus, with algorithm.entropy_target
+    entropy_coefficient | weight | weight of the entropy bonus, with algorithm.entropy_target
     reference_kl | nats | KL(learner ‖ frozen reference), where the run has a reference
     teacher_kl | nats | KL(learner ‖ teacher), where the run has a teacher
-    own/* | any | metrics of a loss of yours, averaged over the trained tokens
+    own/* | any | metrics of your own loss, averaged over the trained tokens
     lr | rate | learning rate, averaged over the optimizer steps
-    bad_step | 0 or 1 | 1: skipped, from the first bad minibatch on (trainer.max_bad_steps)
+    bad_step | 0 or 1 | 1: the update skipped its first bad minibatch and the ones after it \
+(trainer.max_bad_steps)
 critic
-    loss | reward² | the value loss, averaged over the critic's optimizer steps
-    grad_norm | norm | its gradient norm before clipping
-    explained_variance | share | of the returns' variance, by the values before the update
-    error_new | reward | mean distance of value and return, tokens of age 0
-    error_old | reward | the same, tokens of earlier policies
+    loss | reward² | value loss, averaged over the critic's optimizer steps
+    grad_norm | norm | the critic's gradient norm before clipping
+    explained_variance | share | share of the returns' variance that the values explain, \
+before the update
+    error_new | reward | mean distance between value and return, on tokens of age 0
+    error_old | reward | the same on tokens of earlier policies
 mismatch, frozen
-    logprob_abs_mean | nats | distance of engine's and learner's log-probabilities, mean
-    logprob_abs_max | nats | the largest such distance; both with the same weights
+    logprob_abs_mean | nats | mean difference of log-probabilities, engine against learner, \
+on tokens that the same weights sampled
+    logprob_abs_max | nats | the largest such difference
 ledger, frozen
-    opened | groups | prompts taken from the stream since the run began: the sum of the rest
+    opened | groups | prompts taken since the run began: the sum of the counts below
     in_flight | groups | groups being generated or scored; 0 between steps
     parked | groups | open groups that wait for the next step
     ready | groups | groups complete and scored that wait to be trained
@@ -137,7 +140,7 @@ time, frozen
     score_s | s | part of the rollout that waits for scores with nothing left to generate
     update_s | s | learner's update, slowest worker
     weight_sync_s | s | learner's weights into the engines, slowest worker
-    checkpoint_s | s | training stopped to copy a checkpoint or to write an export
+    checkpoint_s | s | time that training stood still for a checkpoint or an export
     step_s | s | whole step, without the evaluation and checkpoint after it
 time
     teacher_s | s | waiting for a teacher on a server (teacher.base_url)
@@ -152,9 +155,9 @@ throughput
 sync, frozen
     bytes | bytes | weights sent to the engine in a sync
 eval, frozen
-    */avg_at_k | reward | mean reward over prompts and the k samples of each, by the function \
-that decides; an accuracy where its values are 0 or 1
-    */pass_at_k | share | prompts that one of k samples solves, without bias
+    */avg_at_k | reward | mean reward over prompts and their k samples, by the function that \
+decides whether a sample is right; an accuracy if its values are 0 or 1
+    */pass_at_k | share | prompts that at least one of k samples solves; unbiased
     */response_tokens_mean | tokens | mean response length
 eval
     */maj_at_k | share | prompts whose most frequent answer is right
@@ -173,10 +176,10 @@ memory
     controller_rss_bytes | bytes | resident memory of the controller process
     host_used_frac | share | memory in use on the fullest machine, by all processes
     gpu_used_frac | share | memory in use on the fullest GPU, with the engine awake
-    gpu_peak_bytes | bytes | most that torch held on a GPU during the step
+    gpu_peak_bytes | bytes | most memory that torch held on a GPU during the step
     buffer_bytes | bytes | tokens and log-probabilities of parked and ready groups
 checkpoint
-    write_s | s | writing the last checkpoint, beside training
+    write_s | s | time to write the last checkpoint, while training continued
     bytes | bytes | size of the last checkpoint
 restart
     count | restarts | restarts so far after a lost worker
@@ -186,7 +189,7 @@ histogram
     age | steps | ages of the trained tokens
     reward | reward | rewards of the trained samples
     advantage | advantage | advantages of the trained samples
-    ratio | ratio | ratios of the trained tokens, learner over behaviour; above 2 as 2
+    ratio | ratio | ratios of the trained tokens, learner over behaviour; 2 stands for 2 and more
 """
 
 
@@ -203,7 +206,7 @@ def _read(table: str) -> Iterator[Key]:
 KEYS = tuple(_read(_TABLE))
 FROZEN_KEYS = tuple(key.key for key in KEYS if key.is_frozen)
 
-TRAINED_TOKENS, RUN_TIME = "throughput/trained_tokens_total", "time/run_s"  # axes besides the step
+TRAINED_TOKENS, RUN_TIME = "throughput/trained_tokens_total", "time/run_s"  # axes of charts
 FIRST_LOOK = (  # what a dashboard shows first
     *("reward/mean", "eval/*/avg_at_k", "rollout/response_tokens_mean"),
     *("rollout/generated_tokens_per_s", "staleness/off_policy_token_frac"),

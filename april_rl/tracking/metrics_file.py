@@ -124,7 +124,7 @@ def read_metrics(path: Path) -> list[dict[str, float | None]]:
 
 
 class Axes:
-    """Axes besides the step: trained tokens and seconds; a resumed run continues its last row."""
+    """Axes other than the step: trained tokens and seconds; a resume continues the last row."""
 
     def __init__(
         self, last_row: Mapping[str, float | None], *, clock: Callable[[], float] = time.monotonic

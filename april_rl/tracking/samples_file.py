@@ -1,4 +1,4 @@
-"""samples/step_00010.jsonl and samples/eval_NAME_step_10.jsonl: every sample, for people too."""
+"""samples/step_00010.jsonl and samples/eval_NAME_step_10.jsonl: all samples, to read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SampleRecord:
     response: str
     answer: str
     reward: float
-    advantage: float | None  # of its tokens on average; None where a critic estimates it
+    advantage: float | None  # mean over its tokens; None where a critic estimates it
     finish_reason: FinishReason
     num_tokens: int  # tokens of the response
     ages: tuple[tuple[int, int], ...]  # (age, tokens) of each completion, oldest first
@@ -50,7 +50,7 @@ class SampleRecord:
         ends: tuple[int, ...] = (),
         conversation: tuple[tuple[str, str], ...] = (),
     ) -> Self:
-        """Return the record of a finished sample; `policy_version` trains it."""
+        """Return the record of a finished sample that is trained by `policy_version`."""
         assert sample.finish_reason is not None, sample.id
         return cls(
             prompt_id=sample.prompt.id,
@@ -81,8 +81,8 @@ def records_of(
     decode: Callable[[Sequence[int]], str],
     policy_version: int,
 ) -> list[SampleRecord]:
-    """Return the records of all samples of a step that trained `policy_version`; of `advantages` by
-    token the mean is recorded. None: a critic's estimates, which stay in the workers.
+    """Return the records of all samples of a step that trained `policy_version`; for `advantages`
+    by token, the mean is recorded. None: a critic estimates them, and they stay in the workers.
     """
     return [
         SampleRecord.of(
@@ -122,8 +122,8 @@ def conversation_of(
 
 
 def _ends(sample: Sample, response: str, decode: Callable[[Sequence[int]], str]) -> tuple[int, ...]:
-    """Return the characters of the response at the end of each completion; none for a response of
-    one piece.
+    """Return the characters of the response at the end of each completion; none for a response with
+    one completion.
 
     Each piece is decoded once together with some tokens before it. Otherwise a character that
     two pieces share, or the space before a word, would count differently than in the whole

@@ -86,7 +86,7 @@ class View:
         self._clock, self._started_s = clock, clock()
         self._done, self._num_lines = 0, 0
         self._times: deque[tuple[int, float]] = deque(maxlen=_PACE_STEPS + 1)  # (step, seconds)
-        self._ends_s: float | None = None  # on `clock`
+        self._ends_s: float | None = None  # expected end, by `clock`
         self._phases: list[Phase] = []
         self._courses: defaultdict[str, list[float]] = defaultdict(list)
         self._live: Live | None = None

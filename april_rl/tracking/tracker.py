@@ -1,4 +1,4 @@
-"""The only exit for metrics: terminal, metrics.jsonl, trackers, samples. Stages return them."""
+"""Logs all metrics: terminal, metrics.jsonl, trackers, samples. Stages only return them."""
 
 from __future__ import annotations
 
@@ -245,7 +245,9 @@ def check_unused(run_dir: Path) -> None:
 
 
 def forget_steps(run_dir: Path, first_step: int) -> None:
-    """Remove samples and timelines from `first_step` on, which were not saved or are abandoned."""
+    """Remove samples and timelines from `first_step` on, because these steps were not saved, or are
+    abandoned.
+    """
     for folder in ("samples", "timeline"):
         for path in (run_dir / folder).glob("*step_*.json*"):
             if int(path.name.rpartition("step_")[2].partition(".")[0]) >= first_step:

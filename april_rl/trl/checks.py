@@ -62,7 +62,9 @@ def check_trainer(trainer: GRPOTrainer, factor: float) -> None:
 
 
 def check_sampling(trainer: GRPOTrainer, *, is_synchronous: bool) -> None:
-    """Raise TrlError for sampling that would differ from TRL's, and an engine without weights."""
+    """Raise TrlError for sampling that would differ from TRL's, and for an engine without
+    weights.
+    """
     own = trainer.vllm_generation
     given = own.generation_kwargs
     if own.structured_outputs_regex is not None:

@@ -31,7 +31,7 @@ from april_rl.types import Sample, ScoredGroup
 
 _NEVER_S = 1e9
 _TICK_STEPS = 8
-# Logged as maxima over the processes; others are logged as means.
+# These metrics are logged as maxima over the processes, all others as means.
 _LARGEST = ("age_max", "rollout_s")
 
 
@@ -178,7 +178,7 @@ class PartialRollouts:
         return [[*s.token_ids] for s in samples], [[*s.behaviour_logprobs] for s in samples]
 
     def save(self) -> None:
-        """Write the groups that are not trained whole beside TRL's checkpoint, in every process."""
+        """Write the groups that are not fully trained into TRL's checkpoint, in every process."""
         trainer = self._trainer
         folder = Path(
             trainer.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
@@ -205,7 +205,7 @@ class PartialRollouts:
             raise TrlError(
                 f"{folder} was saved by {saved[0]} processes with {saved[1]} prompts of a batch in "
                 f"each; this run has {num_processes} with {self._rules.num_groups}: resume with "
-                "the same, because the rows are distributed by them"
+                "the same numbers, because they decide which process gets which rows"
             )
         self._engine.policy_version = state["policy_version"]
         self._engine.abort()  # drop the rest of an interrupted rollout of this process

@@ -71,7 +71,7 @@ def test_a_long_tail_calls_for_over_sampling_and_equal_lengths_for_none() -> Non
     assert cap.startswith(f"rollout.max_staleness={free} lets no step wait")
     even = profile_of(np.full(64, 200))
     [line] = advice(even, predictions_for(even), max_staleness=8)
-    assert "hardly a tail: rollout.over_sampling_factor=1" in line
+    assert "hardly any tail: rollout.over_sampling_factor=1" in line
 
 
 def test_the_cap_that_is_advised_lets_no_step_wait_and_a_smaller_one_does() -> None:

@@ -225,7 +225,7 @@ def test_the_report_states_the_long_tail_and_the_gain_of_another_alpha(run: RunF
     short = advice_for(
         run, replace(found, synchronous=replace(found.synchronous, stays=_equal(found)))
     )
-    assert "hardly a tail" in short
+    assert "hardly any tail" in short
 
 
 def _equal(found: Gains) -> tuple:

@@ -63,10 +63,10 @@ def test_a_teacher_that_reads_too_little_or_is_no_model_is_refused(copy, tmp_pat
     path = copy / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"max_position_embeddings": 200}))
-    with pytest.raises(PreflightError, match=r"model reads 200 tokens, and .* = 352"):
+    with pytest.raises(PreflightError, match=r"model reads at most 200 tokens, and .* = 352"):
         beside(copy)
     path.write_text(json.dumps(config | {"vocab_size": 10}))
-    with pytest.raises(PreflightError, match="has 10 tokens and the policy"):
+    with pytest.raises(PreflightError, match="has a vocabulary of 10 tokens, and the policy"):
         beside(copy)
 
 

@@ -252,7 +252,7 @@ def test_a_version_is_checked_before_torch_is_imported(tmp_path: Path) -> None:
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 1.0\n")
     done = start("rehearse", tmp_path, "seed=1")
-    assert done.stderr.startswith("error: ray 1.0 is installed, needed is ")
+    assert done.stderr.startswith("error: ray 1.0 is installed, but ")
     assert (done.returncode, done.stdout) == (1, "[]\n")
 
 
@@ -276,7 +276,7 @@ def test_the_versions_of_this_environment_are_allowed_and_an_old_torch_is_not(mo
 @pytest.mark.cpu_engine
 def test_a_version_that_is_not_allowed_is_refused_with_a_way_out(requirement, package) -> None:
     with pytest.raises(
-        PreflightError, match=rf"^{package} [\d.+a-z]+ is installed, needed is .*make"
+        PreflightError, match=rf"^{package} [\d.+a-z]+ is installed, but .* is needed.*make"
     ):
         check_installed(["numpy>=99", requirement])
 

@@ -53,7 +53,7 @@ def make_plan(*overrides: str, machine: Machine, model: str) -> Plan:
     [
         ((), CPU, Resume.keep, "engines stay awake"),
         (("deterministic=true",), CPU, Resume.reprefill, "deterministic=true"),
-        (("engine.speculation=ngram",), CPU, Resume.reprefill, "a guessing engine"),
+        (("engine.speculation=ngram",), CPU, Resume.reprefill, "with engine.speculation"),
         (("rollout.resume=reprefill",), CPU, Resume.reprefill, None),
         (("engine.sleep=never",), GPUS, Resume.keep, "engines stay awake"),
         (("engine.sleep=always",), GPUS, Resume.reprefill, "engines sleep"),

@@ -252,7 +252,7 @@ def test_a_good_function_passes_the_check_with_its_own_value(function, value):
 
 
 def test_a_function_that_never_answers_fails_the_check():
-    message = "did not answer within 7 s, of which it may take reward.start_timeout_s=3 to start"
+    message = "did not answer within 7 s (this includes reward.start_timeout_s=3 for its start)"
     with pytest.raises(RewardError, match=message):
         check("reward_functions:hangs", hard_timeout_s=2.0, start_timeout_s=3.0)
 
@@ -283,7 +283,7 @@ def test_start_timeout_s_lets_a_slow_function_load(slow_to_load):
         assert scorer.collect(None)[0].value == 0.25
     with pool(slow_to_load, **settings, start_timeout_s=0.3) as scorer:
         scorer.submit(sample(1, "fine"), group_size=1)
-        with pytest.raises(RewardError, match=r"reward\.start_timeout_s=0\.3 to start"):
+        with pytest.raises(RewardError, match=r"reward\.start_timeout_s=0\.3 for the start"):
             scorer.collect(None)
 
 

@@ -96,6 +96,6 @@ def test_a_server_that_reads_less_than_the_run_needs_is_refused_at_the_start():
     with serving(lambda _, request: echo(request)) as server:
         server.max_model_len = 99
         with pytest.raises(
-            RunError, match=r"reads 99 tokens .* sequences of 100: start the server"
+            RunError, match=r"reads at most 99 tokens .* sequences of 100: start the server"
         ):
             server_of(server.url).check([4], ["<4>"], longest=100)

@@ -107,8 +107,9 @@ def write_model(
     all or `num_layers` of its layers, whose responses end by chance after `mean_tokens` tokens on
     average.
 
-    So many of its tokens end a response that one of them comes by then: the next-token distribution
-    of random weights is nearly flat. Lengths are about geometric; the 99th percentile is 4.6 means.
+    Enough of its tokens end a response that one of them is sampled by then, because the next-token
+    distribution of random weights is nearly flat. Lengths are about geometric; the 99th percentile
+    is 4.6 means.
     """
     unfinished = Path(f"{folder}.unfinished")
     if is_tiny:

@@ -31,7 +31,7 @@ def measure(settings: Sequence[str], context: int, batch: int) -> dict[str, Any]
     """Return the speeds; `context` tokens fit a sample, and `batch` samples are decoded together.
 
     Decoding is measured twice: one sample with a short context, whose step reads the weights, and a
-    full batch with long contexts. What the second one takes longer is for its keys and values.
+    full batch with long contexts. The second takes longer because of its keys and values.
     """
     device = this_device()
     with open_learner(settings) as (config, learner):
@@ -158,7 +158,7 @@ def _sync(learner: Learner, engine: VllmEngine, version: int) -> dict[str, float
 
 
 def _used_bytes(device: torch.device) -> int:
-    """Return the used memory of an accelerator, by whatever; 0 on CPU."""
+    """Return the memory of an accelerator that all processes use; 0 on CPU."""
     if device.type == "cpu":
         return 0
     torch.accelerator.empty_cache()

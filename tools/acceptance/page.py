@@ -91,7 +91,7 @@ class Results:
 
 def calibrate(outcomes: Mapping[str, Outcome]) -> float | None:
     """Return MISMATCH_FACTOR times the largest mismatch of a step of the smoke recipe, rounded up
-    to one digit, in nats; None when it has not run with real weights.
+    to one digit, in nats; None if it has not run with real weights.
     """
     smoke = outcomes.get("smoke")
     if smoke is None or smoke.status != "done" or smoke.values["weights"].startswith("random"):

@@ -178,7 +178,7 @@ def engine(session: Session) -> Measured:
         Row(
             "decoding",
             f"{found['decode_bytes_per_s'] / 1e9:,.0f} GB/s of weights, keys and values, "
-            f"{1000 * found['between_steps_s']:.1f} ms a step beside them",
+            f"{1000 * found['between_steps_s']:.1f} ms per step in addition",
         ),
         Row("prefill", f"{found['prefill_flops_per_s'] / 1e12:,.3g} TFLOP/s"),
         Row(

@@ -14,7 +14,7 @@ from acceptance.runs import mismatch_row, smoke_settings
 from acceptance.session import Measured, Row, Session, SkippedError
 from april_rl.tracking.metrics_file import read_metrics
 
-_NUM_GPUS = 4  # at least
+_NUM_GPUS = 4  # fewest GPUs for this part
 _SIZES = (2, 4)  # engine.tensor_parallel_size
 _NUM_STEPS = 5  # there are four weight syncs between them
 _MISMATCH = "mismatch/logprob_abs_mean"
@@ -64,12 +64,12 @@ def mismatch_of(steps: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def rows_of_run(size: int, steps: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Return what a run with engines of `size` GPUs says."""
+    """Return the lines about a run with engines of `size` GPUs."""
     name = f"engines of {size} GPUs"
     return [
         Row(
             f"{name}: steps",
-            f"{len(steps)}, the last one of {steps[-1]['time/step_s']:.2f} s",
+            f"{len(steps)}, the last one took {steps[-1]['time/step_s']:.2f} s",
             f"{_NUM_STEPS}",
             len(steps) == _NUM_STEPS,
             "ranks that drift apart end the run",

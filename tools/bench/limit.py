@@ -31,7 +31,7 @@ class Limit:
         *,
         factor: float,
     ) -> None:
-        """Samples in flight are kept from round to round."""
+        """Keep samples in flight from one round to the next."""
         self.factor = factor
         self.engine = DrawnLengthsEngine(engine, lengths_of(args), keeps=False)
         self._args = args

@@ -222,8 +222,8 @@ class CollectorMode:
     def run(self, steps: int, between: Callable[[], None]) -> Slice:
         """Run `steps` steps; in between do what a weight sync does to the engine, untimed.
 
-        With kept state one more step goes before, uncounted: other modes have used the engine, so
-        the state has to be computed again.
+        If state is kept, an uncounted step runs first: other modes have used the engine, so the
+        state has to be computed again.
         """
         done = Slice()
         self.engine.release_parked()

@@ -108,8 +108,8 @@ def measured_cost(modes: Sequence[Mode]) -> EngineCost:
 
 
 def modes_of(args: argparse.Namespace, engine: KeepingEngine) -> list[Mode]:
-    """Return the modes to compare, the synchronous one first, each refill mode beside the limit
-    with as many samples in flight.
+    """Return the modes to compare: the synchronous one first, and each refill mode followed by the
+    limit with as many samples in flight.
     """
 
     def mode(factor: float, *, refill: bool = True, keeps: bool = False) -> CollectorMode:
@@ -132,7 +132,7 @@ def modes_of(args: argparse.Namespace, engine: KeepingEngine) -> list[Mode]:
 
 
 def automatic(args: argparse.Namespace, *, kv_cache_tokens: int) -> AutoFactor:
-    """rollout.over_sampling_factor=auto, whose simulations between two steps are not timed."""
+    """Return rollout.over_sampling_factor=auto, without timing its simulations between steps."""
 
     def at_once(comparison: Comparison) -> Future[list[Prediction]]:
         predictions: Future[list[Prediction]] = Future()

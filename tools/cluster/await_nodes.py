@@ -19,7 +19,7 @@ _PAUSE_S = 0.5
 
 
 def _names(address: str) -> list[str]:
-    """Return the host names of the nodes that are alive. Raise JoinError while none answers."""
+    """Return the host names of the nodes that are alive. Raise JoinError while no node answers."""
     join(address)
     return [node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]]
 

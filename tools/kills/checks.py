@@ -27,8 +27,8 @@ def check_processes(run: Run, life: int) -> None:
 
 
 def check_shared_memory(run: Run) -> None:
-    """Check that the shared memory that was open at a kill has no name any more, because no
-    process would ever remove it.
+    """Check that shared memory that was open at a kill has lost its name: no process would ever
+    remove it.
     """
 
     def names() -> list[str]:
@@ -41,8 +41,9 @@ def check_shared_memory(run: Run) -> None:
 
 
 def check_calls(run: Run) -> None:
-    """Check the log of the environment's tool, if there is one: no call occurs twice, unless it
-    is marked as a further attempt. An attempt that ended before its line is missing.
+    """Check the log of the environment's tool, if there is one: no call occurs twice, unless it is
+    marked as a further attempt. An attempt that ended before it wrote its line is missing from the
+    log.
     """
     log = run.given.get("environment.args.log")
     if log is None:
@@ -84,8 +85,8 @@ def check_rows(run: Run) -> None:
 
 
 def check_samples(run: Run) -> None:
-    """Check that along the surviving history no prompt was trained twice, and none skipped: all
-    that were opened and not trained are left over.
+    """Check that along the surviving history no prompt was trained twice or skipped: every prompt
+    that was opened but not trained must be left over.
     """
     trained: Counter[int] = Counter()
     for path in sorted((run.dir / "samples").glob("step_*.jsonl")):

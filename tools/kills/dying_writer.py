@@ -1,8 +1,10 @@
-"""Trains as april_rl.train does, and kills itself when a checkpoint is about to get its name, which
-`latest` names already: `dying_writer.py first|second key=value ...`.
+"""Trains as april_rl.train does, and kills itself just before a checkpoint folder gets its final
+name, when the file `latest` already contains that name: `dying_writer.py first|second key=value
+...`.
 
-`second`: its step has a checkpoint, which has been hidden just before. It is stopped when a
-checkpoint is written, and a stop saves the step again.
+`first`: in the first save of a step. `second`: in the second save of a step, when the first
+checkpoint has just been hidden. The run is stopped when a checkpoint is written, and a stop saves
+the step again.
 """
 
 from __future__ import annotations

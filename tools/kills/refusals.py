@@ -25,7 +25,7 @@ def _other_model(run: Run) -> dict[str, object]:
 
 
 def _other_data(run: Run) -> dict[str, object]:
-    """Write the same prompts, of which one has another answer."""
+    """Write the same prompts, but one of them with another answer."""
     path = run.folder / "other_data.jsonl"
     first, *others = Path(resolve(run.setting("data.path"))).read_text().splitlines()
     row = json.loads(first) | {"answer": "another"}

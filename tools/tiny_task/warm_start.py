@@ -29,7 +29,7 @@ class WarmStart:
     num_heads: int = 4
     # About 1 / sqrt(hidden_size); with the usual 0.02 a model this narrow learns far more slowly.
     init_std: float = 0.08
-    hasty_fraction: float = HASTY_FRACTION  # of the worked solutions
+    hasty_fraction: float = HASTY_FRACTION  # share of the worked solutions
     num_rows: int = 32_000
     batch_tokens: int = 2048  # padding included
     lr: float = 3e-3

@@ -24,10 +24,10 @@ For each set it shows rows, duplicates, prompts that are too long, lengths in to
 as the model sees them, what the reward gives right and wrong answers in each form, and which
 prompts share 13 consecutive words with an evaluation set. With the reward code, it tries the tests
 of every row on programs that do nothing, and names rows that one of them passes. write=FILE (.jsonl
-or .parquet) writes the rows of the prompts that a run would train on, without those shared, with
-all columns and unrendered: train with the same settings and data.path=FILE. Of a mixture each
-source gets a file. Settings are those of training; without model.path lengths are in tokens of
-Qwen3."""
+or .parquet) writes the rows of the prompts that a run would train on, with all columns and
+unrendered, without prompts that share words: train with the same settings and data.path=FILE.
+Each source of a mixture gets its own file. Settings are those of training; without model.path
+lengths are in tokens of Qwen3."""
 _WRITE, _WRITABLE = "write=", (".jsonl", ".parquet")
 _DEFAULT_MODEL = "Qwen/Qwen3-4B"
 

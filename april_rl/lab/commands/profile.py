@@ -47,7 +47,7 @@ machine, by the simulator. Settings are those of training.
 """
 _OUTPUT = "output="
 FILE_NAME = "profile.json"
-_NUM_STEPS, _WARMUP_STEPS = 12, 6  # simulated steps that count, and those before
+_NUM_STEPS, _WARMUP_STEPS = 12, 6  # counted simulated steps, and steps before them
 _ALL = "training"  # name of the set when the data is not a mixture
 
 

@@ -60,8 +60,8 @@ class Source:
     scenario: Scenario
     refill: bool
     title: str
-    kv_bytes_per_token: int | None  # None: the recorded run does not say it
-    doubt: str = ""  # what the scenario does not know
+    kv_bytes_per_token: int | None  # None: unknown for a recorded run
+    doubt: str = ""  # a caveat about the scenario, for the user
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -15,17 +15,17 @@ NAMES = ("gpu_gib", "mean_response_tokens", "accept", "calibration")
 
 
 class AssumptionError(RunError):
-    """An argument of `rehearse` has a value that it does not take."""
+    """An argument of `rehearse` has an invalid value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """Arguments of a rehearsal beside the recipe."""
+    """Arguments of a rehearsal in addition to the recipe."""
 
     gpu_gib: float = 80.0  # memory of one GPU, for the memory plan
     mean_response_tokens: float = 0.0  # 0: half of rollout.max_response_tokens
     accept: tuple[str, ...] = ()  # names of findings that are intended
-    calibration: Calibration | None = None  # of the GPU; None: data sheets and estimates
+    calibration: Calibration | None = None  # measured on the GPU; None: data sheets and estimates
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> tuple[Self, list[str]]:

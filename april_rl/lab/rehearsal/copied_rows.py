@@ -1,4 +1,4 @@
-"""Copy rows of a source to a file, which the same settings read as the same prompts."""
+"""Copy rows of a source to a file from which the same settings read the same prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from april_rl.data.sources import open_source, quiet
 
 
 class UnwritableError(DataError):
-    """Raised for rows that a JSON file would not give back as they are; Parquet keeps types."""
+    """Rows would change when written as JSON; Parquet keeps their types."""
 
 
 def copy_rows(

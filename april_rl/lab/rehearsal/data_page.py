@@ -37,7 +37,7 @@ class _TrainingSet(NamedTuple):
     key: str  # the setting that names its path
     chosen: PromptSetConfig
     table: PromptTable
-    overlaps: frozenset[int]  # places of prompts that an evaluation set has too
+    overlaps: frozenset[int]  # indices of prompts that an evaluation set has, too
 
 
 class DataPage:
@@ -78,9 +78,9 @@ class DataPage:
                 check_tests(rewards, table)
 
     def write(self, path: Path) -> None:
-        """Write the rows of the prompts that a run would train on, without those that overlap with
+        """Write the rows of the prompts that a run would train on, except prompts that overlap with
         an evaluation set; each source of a mixture to a file of its own. Raise DataError for rows
-        that the file would not give back, and OSError.
+        that would change in the file, and OSError.
         """
         for name, each in self._sets.items():
             target = path.with_name(f"{path.stem}.{name}{path.suffix}") if name else path

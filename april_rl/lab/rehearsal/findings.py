@@ -11,15 +11,15 @@ from april_rl.config.choices import Ratio
 from april_rl.lab.simulator.length_distributions import median_for
 
 # Assumptions about lengths; docs/simulator.md says where they come from.
-SIGMA = 0.6  # of the logarithm of a response's length
-_MAX_OVERLONG_FRAC = 0.25  # of the responses in the zone of the overlong penalty
-_MAX_LEFT_OUT_FRAC = 0.05  # of the prompts, longer than data.max_prompt_tokens
-_MAX_DUPLICATE_FRAC = 0.01  # of the rows
+SIGMA = 0.6  # deviation of the logarithm of a response's length
+_MAX_OVERLONG_FRAC = 0.25  # share of the responses in the zone of the overlong penalty
+_MAX_LEFT_OUT_FRAC = 0.05  # share of the prompts that are longer than data.max_prompt_tokens
+_MAX_DUPLICATE_FRAC = 0.01  # share of the rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem to mend, or to accept by its name: accept=NAME."""
+    """A problem to fix, or to accept by its name: accept=NAME."""
 
     name: str
     message: str
@@ -40,7 +40,7 @@ def share_longer_than(tokens: float, config: TrainConfig, *, mean_tokens: float)
 
 
 def check_overlong_zone(config: TrainConfig, *, mean_tokens: float) -> Finding | None:
-    """Find an overlong penalty whose zone includes lengths of a distribution of this mean."""
+    """Find an overlong penalty that would affect many responses of this mean length."""
     share = config.algorithm.overlong_buffer_frac
     if not share:
         return None
@@ -53,8 +53,8 @@ def check_overlong_zone(config: TrainConfig, *, mean_tokens: float) -> Finding |
         name="overlong_zone",
         message=f"{inside:.0%} of the responses are expected in the zone of the overlong penalty, "
         f"which begins at {begin:,.0f} tokens (mean {mean_tokens:,.0f}, mean_response_tokens): "
-        f"raise rollout.max_response_tokens={budget}, so that the zone lies behind the expected "
-        f"maximum, or lower algorithm.overlong_buffer_frac={share:g}",
+        f"raise rollout.max_response_tokens={budget}, so that the zone begins above most "
+        f"responses, or lower algorithm.overlong_buffer_frac={share:g}",
     )
 
 

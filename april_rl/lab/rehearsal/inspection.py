@@ -15,9 +15,9 @@ from april_rl.rewards.scorebook import total
 from april_rl.types import Prompt
 
 _NUM_TRIED = 4  # prompts whose answers are rated
-_RIGHT = 1e-6  # how far below the best form a reward may stay
+_RIGHT = 1e-6  # a reward this close to the best one counts as equal to it
 
-# The rewards of these responses to these prompts; None: no score.
+# Returns the rewards of responses to prompts; None: no score.
 Rate = Callable[[Sequence[Prompt], Sequence[str]], list[float | None]]
 
 
@@ -47,8 +47,8 @@ def rate(
 
 
 def try_forms(prompts: Sequence[Prompt], rate: Rate) -> FormsTried | None:
-    """Rate right and wrong answers in every form, for some of the prompts; None where whole
-    episodes with an environment are rewarded.
+    """Rate right and wrong answers in every form, for some of the prompts; None if whole episodes
+    with an environment are rewarded.
     """
     if prompts[0].has_environment:
         return None

@@ -1,4 +1,4 @@
-"""The recipe at its real size, worked out: memory on the GPUs it names, and what α would gain."""
+"""The recipe at its real size: memory on the GPUs that it names, and what α would gain."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from april_rl.planning.memory_plan import GIB, plan_memory
 from april_rl.planning.recomputation import settle_recomputation
 from april_rl.supervision.host_memory import host_memory
 
-_FREE_FRAC = 0.98  # of a GPU, when nothing else runs on it
+_FREE_FRAC = 0.98  # free share of a GPU when nothing else runs on it
 _FACTORS = (1.0, 1.5, 2.0)
-_CORRELATION = 0.3  # of the lengths in a group; docs/simulator.md
-_NO_SIGNAL_FRAC = 0.4  # of the groups, under dynamic sampling
-_PROMPT_TOKENS = 256  # where data.max_prompt_tokens allows as many
+_CORRELATION = 0.3  # correlation of the lengths in a group; docs/simulator.md
+_NO_SIGNAL_FRAC = 0.4  # share of the groups, under dynamic sampling
+_PROMPT_TOKENS = 256  # assumed length of a prompt; at most data.max_prompt_tokens
 _STEPS, _WARMUP_STEPS, _TICKS_PER_RESPONSE = 4, 3, 64
 
 
@@ -122,14 +122,14 @@ def _rest_line(
     config, layout = real_layout(config)
     tokens = assumed.response_tokens(config) + min(_PROMPT_TOKENS, config.data.max_prompt_tokens)
     tokens *= config.trainer.num_groups * config.rollout.group_size
-    # A forward pass takes 2 FLOPs a parameter and token, a backward pass 4, of frozen weights 2.
+    # A forward pass takes 2 FLOPs per parameter and token, a backward pass 4, or 2 for frozen ones.
     flops = 4 if config.lora.rank else 6
     if config.trainer.num_minibatches * config.trainer.num_passes > 1:
         flops += 2  # log-probabilities before the first of several updates
     update_s = flops * model.num_parameters * tokens
     update_s /= measured.update_flops_per_s * layout.num_workers
     sync_s = 2 * model.num_parameters / measured.sync_bytes_per_s
-    return f"beside the rollout, a step: update {update_s:.1f} s, weight sync {sync_s:.1f} s"
+    return f"a step after its rollout: update {update_s:.1f} s, weight sync {sync_s:.1f} s"
 
 
 def kv_bytes_per_token(model: ModelSizes) -> int:
@@ -145,8 +145,8 @@ def scenario_at_real_size(config: TrainConfig, model: ModelSizes, assumed: Assum
     budget = config.rollout.max_response_tokens
     mean_tokens = min(assumed.response_tokens(config), 0.95 * budget)
     median = median_for(mean_tokens, sigma=SIGMA, cap=budget)
-    # A tensor-parallel engine is taken for one GPU of as many times the speed: its weights and
-    # its cache are divided.
+    # A tensor-parallel engine is simulated as one GPU that is as many times faster, so weights and
+    # cache are divided by the number of GPUs.
     shrink = layout.tensor_parallel_size
     cost = Preset(
         num_parameters=model.num_parameters / shrink,

@@ -55,7 +55,7 @@ _TRAINING_ROWS, _HELD_OUT_ROWS = 64, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Set:
-    """A set as it was loaded, and what the reward said to answers of it."""
+    """A set as it was loaded, and the rewards of answers to its prompts."""
 
     key: str  # the setting that names it
     chosen: PromptSetConfig
@@ -72,13 +72,13 @@ class Rehearsal:
     say: Say
     assumed: Assumptions = field(default_factory=Assumptions)
     findings: list[Finding] = field(default_factory=list)
-    spans: list[float] = field(default_factory=list)  # of the reward, by training set
-    rows: dict[str, Path] = field(default_factory=dict)  # a few of each training set
-    held_out: dict[str, Path] = field(default_factory=dict)  # and of each evaluation set
+    spans: list[float] = field(default_factory=list)  # span of the reward on each training set
+    rows: dict[str, Path] = field(default_factory=dict)  # a file of rows of each training set
+    held_out: dict[str, Path] = field(default_factory=dict)  # the same for each evaluation set
 
     def run(self, *, is_quick: bool = False) -> bool:
-        """Go through every stage; with `is_quick` only those that need neither the simulator nor an
-        engine. Return whether nothing is flagged.
+        """Go through every stage; with `is_quick` only the stages that need neither the simulator
+        nor an engine. Return whether nothing is flagged.
         """
         started = time.perf_counter()
         without_network_go_offline()
@@ -105,7 +105,7 @@ class Rehearsal:
             stand_in = stand_ins.model_config(path)
             if stand_in is None:
                 raise
-            self.say(f"model       {path} is out of reach: its published sizes stand in")
+            self.say(f"model       {path} is out of reach: using its published sizes")
             return stand_in
         return path
 

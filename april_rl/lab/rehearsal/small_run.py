@@ -32,7 +32,7 @@ def small_run(
     """Return the configuration of two steps on CPU with the model in folder `model`.
 
     `rows` and `held_out` are files that replace the data of each source (the name "" is
-    `data.path`) and each evaluation set; what is not named there stays.
+    `data.path`) and each evaluation set; other data stays as it is.
     """
     budget = min(_RESPONSE_TOKENS, config.rollout.max_response_tokens)
     num_groups = min(_GROUPS, config.trainer.num_groups)
@@ -72,7 +72,7 @@ def small_run(
             max_model_len=0,
             max_num_seqs=0,
             kv_cache_gib=0.5,
-            gpu_memory_utilization=EngineConfig().gpu_memory_utilization,  # of a GPU
+            gpu_memory_utilization=EngineConfig().gpu_memory_utilization,  # unused on CPU
             sleep=Sleep.auto,
             tensor_parallel_size=1,
             kv_cache_dtype=KvCacheDtype.auto,

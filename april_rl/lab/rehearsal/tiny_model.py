@@ -12,9 +12,9 @@ _HIDDEN, _HEADS, _HEAD_DIM, _LAYERS, _EXPERTS = 128, 4, 32, 2, 4
 
 
 def write_tiny_model(folder: Path, *, config_path: str, num_tokens: int = 0) -> int:
-    """Write a random bfloat16 model like that of `config_path` into `folder`; the vocabulary is
-    whole, and has room for a tokenizer of `num_tokens`, which may be that of another model. Returns
-    the number of its parameters.
+    """Write a random bfloat16 model like that of `config_path` into `folder`; the vocabulary keeps
+    its size, or grows to the `num_tokens` of a tokenizer that belongs to another model. Returns the
+    number of its parameters.
     """
     disable_progress_bar()  # type: ignore[no-untyped-call]
     config = shrunk(AutoConfig.from_pretrained(config_path))
@@ -27,8 +27,8 @@ def write_tiny_model(folder: Path, *, config_path: str, num_tokens: int = 0) -> 
 
 
 def shrunk(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of the text model with few, narrow layers, some of each kind; what
-    the sizes do not fix stays as it is.
+    """Return the configuration of the text model with few, narrow layers, some of each kind;
+    everything other than sizes stays as it is.
     """
     text = config.get_text_config()
     sizes = text.to_dict()

@@ -108,7 +108,7 @@ def _tail(run: RunFiles, gains: Gains) -> Iterator[str]:
     best, gain = max(gains.by_factor.items(), key=lambda each: each[1], default=(own, gain_now))
     waiting, samples = gains.tail
     if waiting - samples < _LONG_TAIL:
-        yield "Response lengths have hardly a tail, so over-sampling gains little" + (
+        yield "Response lengths have hardly any tail, so over-sampling gains little" + (
             f": a synchronous rollout waits {percent(waiting)} of its time for the last "
             f"{percent(samples)} of its samples (by the simulator)."
             if samples

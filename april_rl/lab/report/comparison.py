@@ -59,9 +59,9 @@ class Comparison:
         return sum(figure.value(run, self.budget) is None for run in self.variants[variant])
 
     def pair(self, figure: Figure, variant: str) -> tuple[float, float] | None:
-        """Compare a variant with the baseline on their common seeds. Return the difference of
-        shares, or else the logarithm of the ratio, with half its 95 % interval. Return None
-        without a pair; the interval of a single pair is infinite.
+        """Compare a variant with the baseline on their common seeds. Return the mean difference (of
+        shares) or the mean logarithm of the ratio (of other figures), with half its 95 % interval.
+        Return None without a pair; the interval of a single pair is infinite.
         """
         mine, base = self._values(figure, variant), self._values(figure, self.baseline)
         pairs = [(mine[seed], base[seed]) for seed in mine if seed in base]
@@ -224,7 +224,7 @@ def _schedule(settings: Mapping[str, object]) -> str:
 
 
 def _flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Return the settings by dotted key, without those for the place of the run."""
+    """Return the settings by dotted key, without the ones that say where the run is."""
     found: dict[str, object] = {}
     for name, value in config.items():
         key = f"{prefix}{name}"

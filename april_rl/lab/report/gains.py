@@ -41,7 +41,7 @@ class Gains:
 
 def simulated_gains(run: RunFiles) -> Gains | None:
     """Simulate the synchronous loop and some values of α; None if the run recorded too little, or
-    its settings are not those of this version.
+    this version cannot read its settings.
     """
     try:
         config = run_config(run.run_dir / "config.yaml")

@@ -160,7 +160,7 @@ class RunFiles:
 
     @cached_property
     def _timelines(self) -> dict[int, Timeline]:
-        """The last timelines by step."""
+        """Return the last timelines, by step."""
         paths = sorted((self.run_dir / "timeline").glob("step_*[0-9].json"))[-WINDOW_STEPS:]
         try:
             return {_step_of(path): read_timeline(path) for path in paths}

@@ -86,8 +86,8 @@ def _place_events(trace: Event, number: int, origin_ns: int, *, pid: int) -> Ite
     """Yield torch's events of the worker's call `number` with times since the origin, under ids
     that no other trace has.
 
-    torch's times are microseconds since `baseTimeNanoseconds` of the Unix clock. Its `pid` is that
-    of the process, `pid`, for host threads, and the GPU's number for kernels.
+    torch's times are microseconds since `baseTimeNanoseconds` of the Unix clock. An event of a host
+    thread has the process id `pid`; an event of a kernel has the GPU's number.
     """
     shift = (trace["baseTimeNanoseconds"] - origin_ns) / 1e3
     for event in trace["traceEvents"]:

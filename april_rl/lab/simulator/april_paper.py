@@ -30,11 +30,11 @@ class PaperCase:
     """One cell of the table, with the length distribution it is simulated with."""
 
     data_set: str
-    # Mean length of responses within the budget: harder data sets have longer ones.
+    # Mean length of responses within the budget; it is longer for harder data sets.
     mean_tokens: float
     model: str
     is_filtered: bool
-    paper_gain: float  # over synchronous
+    paper_gain: float  # over the synchronous loop
     num_engines: int = 8  # each with four of the prompts
 
     def scenario(self) -> Scenario:

@@ -64,11 +64,11 @@ class Recorded:
 def finished_lengths(
     lengths: Sequence[int], is_finished: Sequence[bool], *, rng: np.random.Generator
 ) -> list[int]:
-    """Return the lengths in tokens [n], those of unfinished samples drawn from what the
-    product-limit estimate says of longer ones.
+    """Return the lengths in tokens [n]. For an unfinished sample, the length is drawn from the
+    longer lengths of the product-limit estimate.
 
-    Where no finished one got further, the rest is exponential with the maximum-likelihood mean,
-    tokens seen ÷ samples finished.
+    If no finished sample is longer, the remaining length is exponential with the maximum-likelihood
+    mean, tokens seen ÷ samples finished.
     """
     tokens, has_ended = np.array(lengths), np.array(is_finished, bool)
     cuts = tokens[~has_ended]

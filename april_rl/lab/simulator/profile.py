@@ -58,7 +58,7 @@ def advice(profile: Profile, predictions: Sequence[Prediction], *, max_staleness
     found = []
     if best < _WORTH_IT:
         found.append(
-            "Response lengths have hardly a tail: rollout.over_sampling_factor=1 and "
+            "Response lengths have hardly any tail: rollout.over_sampling_factor=1 and "
             f"rollout.refill=false lose at most {max(0.0, best - 1):.0%}, and every token is fresh."
         )
     else:

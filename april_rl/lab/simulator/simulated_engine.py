@@ -46,8 +46,8 @@ class _Kept:
 
 
 class SimulatedEngine:
-    """A `SingleEngine` whose samples end at the length from the distribution; with `episodes` at
-    the end of their turn; or at their budget.
+    """A `SingleEngine` whose samples end at the length that the distribution gives (with
+    `episodes`, at the end of their turn), or at their budget.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SimulatedEngine:
         self._ends: list[tuple[int, int, SampleId]] = []  # heap of (step, order, sample)
         self._kept: dict[SampleId, _Kept] = {}
         self._kept_tokens = 0
-        self._asked: set[SampleId] = set()  # what was asked for since the last abort
+        self._asked: set[SampleId] = set()  # samples requested since the last abort
         self._prefixes: set[int] = set()  # prompts that the prefix cache holds
         # Tokens of ended turns that the cache holds, including prompts.
         self._turns: dict[SampleId, int] = {}
@@ -117,7 +117,7 @@ class SimulatedEngine:
 
     def abort(self) -> Completions:
         """Return a completion for every request that was not returned yet, and empty the engine."""
-        # A step that had all its groups at once does not show which samples continue.
+        # If nothing was requested since the last abort, nothing shows which samples continue.
         if self._asked:
             for sample_id in self._kept.keys() - self._asked:
                 self._kept_tokens -= self._kept.pop(sample_id).num_tokens

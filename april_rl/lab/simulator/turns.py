@@ -40,7 +40,7 @@ class Turns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episodes:
-    """The environment of simulated samples, which begins and ends at once, and whose tool takes
+    """The environment of simulated samples: it begins and ends without delay, but its tool takes
     time. A response that reaches its budget ends before its last turn.
     """
 

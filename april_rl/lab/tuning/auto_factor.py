@@ -3,9 +3,9 @@
     step ends:    observe ──▶ Evidence: lengths, cost ──▶ when one is due: Comparison ───▶ process
     step begins:  begin_step ◀── Predictions for α and its neighbours, if they are ready ◀────┘
 
-A comparison simulates the current run with α and with its neighbours on a grid, two places away. α
-is raised when that increases the tokens per second within the budgets, and lowered when it gains
-nothing, because a larger α makes tokens staler. To avoid oscillation, gains are averaged over
+A comparison simulates the current run with α and with its neighbours on a grid, two grid points
+away. α is raised when that increases the tokens per second within the budgets, and lowered when it
+gains nothing, because a larger α makes tokens staler. To avoid oscillation, gains are averaged over
 comparisons, comparisons get rarer while α stays, and every decrease doubles the gain needed for an
 increase.
 """

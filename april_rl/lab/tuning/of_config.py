@@ -15,7 +15,7 @@ from april_rl.lab.tuning.process import SimulationProcess
 def auto_factor(
     config: TrainConfig, *, num_engines: int, kv_cache_tokens: int, stack: ExitStack
 ) -> AutoFactor:
-    """Return the over-sampling factor of a run that learns it.
+    """Return an over-sampling factor that is learned during the run.
 
     `kv_cache_tokens` is the total over all engines; closing `stack` ends the simulation process.
     """

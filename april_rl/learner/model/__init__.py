@@ -1,1 +1,1 @@
-"""How a Hugging Face model becomes an FSDP2 policy, and a Hugging Face folder again."""
+"""Turns a Hugging Face model into an FSDP2 policy, and that into a Hugging Face folder again."""

@@ -18,12 +18,12 @@ from april_rl.learner.model.logprobs import LogitShape
 from april_rl.learner.model.mixers import has_known_mixers, separate_sequences
 from april_rl.learner.model.sizes import recomputed_layers
 
-# Stands between a model's name and the reason.
+# In messages, this stands between a model's name and the reason.
 NOT_SUPPORTED = " is not supported (docs/models.md lists supported types): "
 _NOISE = "drop"  # part of every dropout setting's name: attention_dropout, resid_pdrop, layerdrop
 
-# Layer types that mix tokens only in attention.packed_attention. Other types select tokens by
-# index or chunk, or carry a state from token to token, which needs a mixer that is known.
+# Layer types that mix tokens only in attention.packed_attention. Other types select tokens by index
+# or chunk, or carry a state from token to token, which is supported for known mixers only.
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 # Unsupported models that no check of their configuration or parameters can recognise.
@@ -108,7 +108,7 @@ def _objections(causal_lm: PreTrainedModel) -> Iterator[str]:
         )
     if not (causal_lm._supports_attention_backend or has_known_mixers(causal_lm)):
         yield "its attention cannot be replaced by the one that separates samples in a packed row"
-    if text.get("use_bidirectional_attention") not in (None, False, "vision"):  # of images only
+    if text.get("use_bidirectional_attention") not in (None, False, "vision"):  # vision: in images
         yield "its attention is not causal (use_bidirectional_attention)"
     window = text.get("sliding_window") or 0
     if config.model_type in _WINDOW_IN_MASK and 0 < window < text["max_position_embeddings"]:
@@ -177,8 +177,8 @@ def logit_shape(causal_lm: PreTrainedModel) -> LogitShape:
 def empty_model(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
     """Build a configuration's model with packed attention, no dropout and empty parameters.
 
-    Of a multimodal one, the text model. Raises UnsupportedModelError when the learner cannot
-    compute this model exactly.
+    For a multimodal configuration this is its text model. Raises UnsupportedModelError when the
+    learner cannot compute this model exactly.
     """
     attention.register()
     config = _text_config(config)
@@ -213,7 +213,7 @@ def _text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def layers_of(causal_lm: PreTrainedModel) -> list[nn.Module]:
-    """Return the layers of a model: the modules that it does not want to be split."""
+    """Return the layers of a model: the modules that transformers marks as not to be split."""
     kinds = causal_lm._no_split_modules or ()
     return [module for module in causal_lm.modules() if type(module).__name__ in kinds]
 

@@ -64,12 +64,12 @@ class Checkpoint:
     def find_untouched(
         self, names: Iterable[str], *, optional: Iterable[str], ignored: Sequence[str]
     ) -> list[str]:
-        """Return the names of the tensors that are neither in `names` nor in `optional`; raise
-        CheckpointError unless the folder has all of `names`, and the regular expressions `ignored`
-        find all that are returned.
+        """Return the names of the tensors that are neither in `names` nor in `optional`. Raise
+        CheckpointError if the folder lacks one of `names`, or if a returned name matches none of
+        the regular expressions in `ignored`.
 
-        `optional` ones may exist and are not needed, such as the output layer of a model with tied
-        embeddings. Buffers that the model computes are left out.
+        Tensors in `optional` may exist but are not needed, such as the output layer of a model with
+        tied embeddings. Buffers that the model computes are left out.
         """
         missing = sorted(set(names) - set(self._files))
         unknown = set(self._files) - set(names) - set(optional)

@@ -59,7 +59,8 @@ def export(
     The folder appears whole or not at all. A folder that is there already is replaced once the new
     one is complete: a resumed run exports again what it had exported after its checkpoint.
 
-    Raise ExportError on rank 0 when the disk refuses, after every rank has come to the end.
+    Raise ExportError on rank 0 when a file cannot be written, after all ranks have iterated to the
+    end.
     """
     files = plan_shards(sizes, max_bytes=max_bytes)
     partial = target.with_name(f".{target.name}.partial")
@@ -94,7 +95,7 @@ def _write(
 
 
 def _put(partial: Path, target: Path) -> None:
-    """Give a complete folder its name, in the place of what has it."""
+    """Rename a complete folder to `target`, and replace the folder that has this name."""
     replaced = target.with_name(f".{target.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     if target.exists():

@@ -2,7 +2,7 @@
 
 Normalisations, the gates of MLPs, rotary embeddings and the output layer are many small operations,
 each of which reads and writes whole activations. `torch.compile` joins them. Here it rounds where
-the single operations round, as the engine does; left alone it would keep float32 in between, and a
+the single operations round, as the engine does; by default it would keep float32 in between, and a
 quarter of the normalised bfloat16 values would differ from the engine's.
 """
 
@@ -19,7 +19,8 @@ from torch import nn
 from april_rl.errors import RunError
 
 _Function = Callable[..., Any]
-# Forms of one function: dtype, gradient or none, and sizes that differ within a model.
+# Number of compiled variants that one function may have: they differ in dtype, in whether there is
+# a gradient, and in the sizes that vary within a model.
 _MAX_FORMS = 64
 _ROTARY = "apply_rotary_pos_emb"
 
@@ -30,13 +31,13 @@ class CompilerError(RunError):
 
 @cache
 def compiled(function: _Function) -> _Function:
-    """Return `function` as `torch.compile` makes it, once in a process; numbers of tokens vary."""
+    """Return `function` compiled for any number of tokens; compiled once per process."""
     return torch.compile(function, dynamic=True, options={"emulate_precision_casts": True})
 
 
 def fuse(model: nn.Module) -> None:
-    """Compile normalisations and MLPs of a Hugging Face model, which are known by the names of
-    their classes, and the rotary embedding that an attention calls.
+    """Compile the normalisations and MLPs of a Hugging Face model, found by their class names, and
+    the rotary embeddings that its attention layers call.
     """
     torch._dynamo.config.recompile_limit = max(_MAX_FORMS, torch._dynamo.config.recompile_limit)
     for module in model.modules():

@@ -210,7 +210,7 @@ def _slope(
     bend = shape.bend(logits)
     slope = logits.sub_(log_normaliser[:, None]).exp_().mul_(-scaled[:, None])
     here, column = _columns(labels, logits.shape[1])
-    if torch.compiler.is_compiling():  # joined with the rest, as a scatter would not be
+    if torch.compiler.is_compiling():  # can be fused with the rest; a scatter cannot
         is_label = torch.arange(len(rows), device=rows.device) == column[:, None]
         slope = slope + is_label * (scaled * here)[:, None]
     else:
@@ -229,8 +229,6 @@ def _logits(hidden: Tensor, rows: Tensor, shape: LogitShape) -> Tensor:
 
 
 def _columns(labels: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return whether each label is in a block of `size` rows [N], and its column there or else 0
-    [N].
-    """
+    """Return whether each label is in a block of `size` rows [N], and its column there or 0 [N]."""
     here = (labels >= 0) & (labels < size)
     return here, torch.where(here, labels, 0)

@@ -42,8 +42,8 @@ class LoraError(RunError):
 def inject(causal_lm: PreTrainedModel, lora: LoraConfig) -> None:
     """Freeze the model and add float32 adapters to the chosen layers, on the meta device.
 
-    Raises LoraError when a name matches no linear layer, and when a mixture-of-experts model gets
-    targets outside attention; and when peft refuses the layers, as some of Mamba.
+    Raises LoraError when a name matches no linear layer, when a mixture-of-experts model gets
+    targets outside attention, or when peft refuses a layer, such as some Mamba layers.
     """
     _check_targets(causal_lm, lora.target_modules)
     config = PeftConfig(
@@ -153,8 +153,8 @@ def _peft_config(module: nn.Module, lora: LoraConfig, *, base: str) -> PeftConfi
 def without_adapters(module: nn.Module) -> Iterator[None]:
     """Use the frozen model alone inside the `with` block, by scaling the adapters with 0.
 
-    peft's own switch would also mark the adapters as not trained, and FSDP decides at the first
-    forward pass, from what is trained then, in which precision it reduces gradients.
+    peft's own switch would also mark the adapters as not trained. But FSDP chooses the precision of
+    gradient reduction at the first forward pass, from what is trained at that moment.
     """
     layers = _lora_layers(module).values()
     for layer in layers:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from april_rl.learner.model.attention import Packing
 
-# Classes in transformers whose `forward` gets hidden states [1, T, H] first, returns as many, and
-# mixes tokens by these alone: all their other tokenwise arguments are masks, of which there are
-# none. docs/models.md compares every family.
+# Classes in transformers whose `forward` takes hidden states [1, T, H] as its first argument,
+# returns the same shape, and mixes tokens by these alone: their other per-token arguments are
+# masks, which are never passed. docs/models.md compares every family.
 _MIXERS = frozenset(
     (
         *("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"),
@@ -36,8 +36,8 @@ def has_known_mixers(model: nn.Module) -> bool:
 def separate_sequences(layers: list[nn.Module]) -> None:
     """Make the mixers in these layers start from an empty state at each sequence of the row.
 
-    A layer must be called with the keyword `packing`, as attention is. Recomputed activations call
-    the layer again, and so its mixer with the same sequences.
+    A layer must be called with the keyword `packing`, as attention is. When activations are
+    recomputed, the layer is called again, and its mixer gets the same sequences.
     """
     for layer in layers:
         for mixer in _mixers(layer):
@@ -54,7 +54,7 @@ class _OneByOne:
         self._lengths: list[int] = []
 
     def expect(self, _: nn.Module, __: object, options: dict[str, Any]) -> None:
-        """Take the sequences of the row from what the layer was called with."""
+        """Take the lengths of the row's sequences from the keyword arguments of the layer."""
         packing: Packing = options["packing"]
         self._lengths = list(packing.lengths)
 

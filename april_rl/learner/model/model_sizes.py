@@ -30,7 +30,7 @@ from april_rl.learner.model.routers import has_known_routers
 from april_rl.learner.model.sizes import ModelSizes
 
 _COUNTING = "april_rl_counting"  # name in transformers of an attention that computes nothing
-_TOKENS = 512  # of the row that is passed
+_TOKENS = 512  # length of the row in the forward pass
 
 
 def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
@@ -79,8 +79,8 @@ def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
 
 
 class _Kept:
-    """The tensors that a forward pass of `_TOKENS` tokens keeps for the backward pass, parameters
-    apart, and the numbers that it adds to the KV cache.
+    """The tensors that a forward pass of `_TOKENS` tokens keeps for the backward pass, other than
+    parameters, and the numbers that it adds to the KV cache.
     """
 
     def __init__(self, causal_lm: PreTrainedModel, layers: Sequence[nn.Module]) -> None:
@@ -89,7 +89,7 @@ class _Kept:
         self.attention_bytes = 0
         self._model = causal_lm
         self._held = {p.untyped_storage()._cdata for p in causal_lm.parameters()}
-        self._tensors: list[Tensor] = []  # alive, so that no address comes twice
+        self._tensors: list[Tensor] = []  # kept alive, so that no address is used twice
         self._pass(layers)
 
     def _pass(self, layers: Sequence[nn.Module]) -> None:
@@ -156,7 +156,7 @@ def _count_trained(module: nn.Module) -> int:
 
 
 def _trained_by_unit(causal_lm: PreTrainedModel, layers: Sequence[nn.Module]) -> list[int]:
-    """Return the trained parameters of each layer, of an embedding that is a unit, of the root."""
+    """Return the number of trained parameters of each FSDP unit: layers, embedding, root."""
     embedding: nn.Module = causal_lm.get_input_embeddings()
     units = list(map(_count_trained, layers))
     if not causal_lm.config.tie_word_embeddings:

@@ -76,7 +76,7 @@ class TextPrefixes:
 
 
 _PLAIN = TextPrefixes()
-# Of multimodal checkpoints: as transformers 5 writes them, and Gemma 3 as published.
+# Prefixes in multimodal checkpoints: as transformers 5 writes them, and as Gemma 3 was published.
 _FORMS = (
     TextPrefixes("model.language_model."),
     TextPrefixes("language_model.model.", "language_model.lm_head."),
@@ -92,7 +92,7 @@ class StoredNames:
         conversions = [
             conversion.reverse_transform()
             for conversion in reversed(get_model_conversion_mapping(causal_lm, add_legacy=False))
-            if not isinstance(conversion, PrefixChange)  # names a part of another model
+            if not isinstance(conversion, PrefixChange)  # it renames parts of another model
         ]
         self._renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
         self._splits = [c for c in conversions if isinstance(c, WeightConverter)]
@@ -100,8 +100,8 @@ class StoredNames:
     def stored_parts(self, name: str, shape: Size) -> tuple[Part, ...]:
         """Return the tensors on disk that make up the parameter `name`, expert after expert.
 
-        Raises UnknownLayoutError when the parameter is stored neither as one tensor nor as rows of
-        it or of each expert.
+        Raises UnknownLayoutError unless the parameter is stored as one tensor, as several tensors
+        with some of its rows each, or as such tensors for each expert.
         """
         stored, pattern = rename_source_key(name, self._renamings, self._splits, reverse=True)
         stored = self._prefixes.add_prefix(stored)
@@ -115,8 +115,8 @@ class StoredNames:
 
 
 def untrained_names(causal_lm: PreTrainedModel, prefixes: TextPrefixes) -> list[str]:
-    """Return regular expressions that find the names of tensors in its checkpoints that the model
-    does not have: layers that predict several tokens, and everything beside the text model.
+    """Return regular expressions for the names of tensors that are in its checkpoints but not in
+    the model: layers that predict several tokens, and everything outside the text model.
     """
     ignored = [*(causal_lm._keys_to_ignore_on_load_unexpected or ())]
     if prefixes != _PLAIN:

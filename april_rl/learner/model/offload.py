@@ -27,7 +27,7 @@ class Offloadable:
     """Tensors that are either on their device, or on the host with their device memory freed."""
 
     def __init__(self, tensors: Tensors, *, device: torch.device) -> None:
-        """Move what `tensors` returns at each offload; of a DTensor, the local shard.
+        """Move the tensors that `tensors` returns at each offload; for a DTensor, its local shard.
 
         Host memory is allocated at the first offload and kept; it is pinned if `device` is an
         accelerator.

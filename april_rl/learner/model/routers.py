@@ -2,9 +2,9 @@
 that the engine made when it sampled the tokens (rollout routing replay, Ma et al. 2025).
 
 Legend: [T] tokens of a packed row, [K] experts of a token. A router scores all experts, and takes
-the best K with `torch.topk`. To repeat a choice its own code runs again, and only that call answers
-with the earlier indices: scores, weights and gradients come from the current parameters.
-Choices wait in host memory, where a token takes 2 bytes for each of its experts in each layer.
+the best K with `torch.topk`. To repeat a choice, its own code runs again, and only the call of topk
+returns the earlier indices: scores, weights and gradients come from the current parameters. Choices
+wait in host memory, where a token takes 2 bytes for each of its experts in each layer.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-# Classes in transformers, and which call of topk in their `forward` chooses the experts. An expert
-# that is not among the best K must still get the weight of its score; in DeepSeek-V2 it may get 0.
+# Router classes in transformers, and the number of the call of topk in their `forward` that chooses
+# the experts. An expert that is not among the best K must still get the weight of its score; in
+# DeepSeek-V2 it may get 0.
 _CHOOSING_CALL: Mapping[str, int] = {
     **dict.fromkeys(
         (
@@ -41,9 +42,9 @@ _CHOOSING_CALL: Mapping[str, int] = {
         3,
     ),
 }
-_STORED = torch.int16  # of expert numbers
+_STORED = torch.int16  # dtype of stored expert numbers
 
-_LAYER = re.compile(r"\blayers\.(\d+)\.")  # in the name of a module
+_LAYER = re.compile(r"\blayers\.(\d+)\.")  # the layer number in the name of a module
 
 # [T, K] of each router, in the order of the layers; on the host. -1: the router chooses.
 Choices = tuple[Tensor, ...]
@@ -55,10 +56,12 @@ def has_known_routers(model: nn.Module) -> bool:
 
 
 class Routers:
-    """The routers of a model, whose forward functions it takes over; or none, which do nothing."""
+    """The routers of a model, with their forward functions replaced. Without a model it does
+    nothing.
+    """
 
     def __init__(self, model: nn.Module | None = None) -> None:
-        """Find the routers of `model`, which must have some."""
+        """Find the routers of `model`, which must have one, and replace their functions."""
         found = [] if model is None else list(_routers(model))
         self._routers = [_Router(part) for _, part in found]
         self._layers = [int(_LAYER.findall(name)[0]) for name, _ in found]
@@ -120,7 +123,7 @@ class _Topk(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
-        """Make a call of torch in place of the block."""
+        """Run a call of torch that the block makes."""
         if func not in (torch.topk, Tensor.topk):
             return func(*args, **(kwargs or {}))
         self._calls_left -= 1

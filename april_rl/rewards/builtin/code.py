@@ -15,8 +15,8 @@ from april_rl.rewards.code.sandbox import Check, Level, Sandbox, SandboxError
 from april_rl.rewards.code.task_tests import IDLE_PROGRAMS, read_tests
 from april_rl.rewards.loading import Context, Reward
 
-WALL_PER_CPU = 2.0  # a run may take this much wall time for its CPU time
-SLACK_S = 1.0  # between the limit of a response here and the end of its reward process
+WALL_PER_CPU = 2.0  # wall time that a run may take, per second of its CPU time limit
+SLACK_S = 1.0  # time between the limit of a response here and the end of its reward process
 
 Value = Literal["share", "all"]
 
@@ -114,7 +114,7 @@ class Code:
         value = share if self.value == "share" else float(share == 1.0)
         if value > 0.0 and program.strip() in IDLE_PROGRAMS:
             raise ValueError(
-                f"the program {program.strip()!r} passes {passed[0]}, so it is not a test: mend "
+                f"the program {program.strip()!r} passes {passed[0]}, so it is not a test: fix "
                 "the row, or leave it out"
             )
         return value

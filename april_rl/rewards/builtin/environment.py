@@ -1,4 +1,4 @@
-"""`environment`: what the environment gave, added up over the turns; 0.0 if it gave nothing."""
+"""`environment`: the sum of the environment's rewards over the turns; 0.0 if it gave none."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`exact`: 1.0 when the answer of the response equals the data set's answer as text, else 0.0.
 
-The answer is read as `reward.extract` says. Both are compared without what never changes the
-meaning (`extraction.normalise`): spaces, `$`, sizes of fractions and brackets, thousands commas. A
-response that states several different answers is wrong. It never fails.
+The answer is read as `reward.extract` says. Before they are compared, `extraction.normalise`
+removes everything that never changes the meaning: spaces, `$`, sizes of fractions and brackets,
+thousands commas. A response that states several different answers is wrong. It never fails.
 """
 
 from __future__ import annotations

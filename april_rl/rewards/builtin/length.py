@@ -2,8 +2,8 @@
 
 It is `start_value` up to `start_tokens` and `end_value` from `end_tokens` on. In between it is
 linear or follows half a cosine: v = end + (start - end) * (1 + cos(pi * x)) / 2 with x from 0 to 1,
-the curve of Yeo et al. 2025 (arXiv 2502.03373). Give it a weight beside the reward for the answer.
-It never fails; invalid arguments are refused at the start.
+the curve of Yeo et al. 2025 (arXiv 2502.03373). Use it with a weight in addition to the reward for
+the answer. It never fails; invalid arguments are refused at the start.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`math_verify`: 1.0 when math-verify takes the answer of the response as right, else 0.0.
 
-What math-verify cannot read is wrong. A response on which it takes longer than a third of
+An answer that math-verify cannot read is wrong. A response on which it takes longer than a third of
 `reward.hard_timeout_s` gets 0.0 and counts in `reward/soft_timeouts`.
 
 That time limit is one alarm around everything. math-verify's own limit starts again for parsing and

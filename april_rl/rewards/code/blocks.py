@@ -63,8 +63,8 @@ class _Block:
 
 
 def last_block(response: str) -> str | None:
-    """Return the last complete block of Python after the thinking, or the last one without a name
-    when none is named Python; None when there is none, or the thinking does not end.
+    """Return the last complete block of Python after the thinking, or the last block without a
+    language if none is named Python; None when there is none, or the thinking does not end.
     """
     found: dict[bool, str] = {}  # the last block, by whether its language is named
     for block in _blocks((after_thinking(response) or "").split("\n")):
@@ -74,8 +74,8 @@ def last_block(response: str) -> str | None:
 
 
 def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
-    """Yield the complete blocks, in order. A block that ends nowhere, because a text in it does
-    not, ends at the first fence in that text.
+    """Yield the complete blocks, in order. If a block has no end because a multi-line text in it is
+    never closed, the block ends at the first fence in that text.
     """
     index = 0
     while index < len(lines):
@@ -106,7 +106,7 @@ def _read_opening(line: str) -> _Block | None:
 
 
 def _quotes_after(code: str, quotes: str) -> str:
-    """Return the triple quotes that are open after a line, of those open before it."""
+    """Return the triple quotes that are open after a line, given the ones open before it."""
     place = 0
     while True:
         if quotes:

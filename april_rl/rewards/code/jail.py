@@ -41,10 +41,10 @@ def main(arguments: Sequence[str]) -> None:
     """Read a job (JSON) and run its code once per request, until the control socket is closed.
 
     The arguments are the descriptors of the control socket and of the job, and the id of the
-    process that must not be outlived. A request is a wall limit in seconds, with the descriptors of
-    the input and of the output; the reply is JSON: whether the sandbox closed, the exit code,
-    which limit ended the run, and the time it used. With tests the output gets a line `token
-    number` for each that passes.
+    process with which it must end. A request is a wall limit in seconds, with the descriptors of
+    the input and of the output; the reply is JSON: whether the sandbox closed, the exit code, which
+    limit ended the run, and the time it used. With tests the output gets a line `token number` for
+    each that passes.
     """
     control_number, job_number, parent = (int(argument) for argument in arguments)
     die_with(parent)
@@ -145,8 +145,8 @@ def run_program(code: str, main_module: dict[str, Any]) -> None:
 
 
 def _watch(child: int, ready: int, *, cpu_s: float, wall_s: float) -> dict[str, Any]:
-    """Wait until a child has ended or exceeds a limit, both from when its sandbox is closed; end it
-    and return the reply.
+    """Wait until a child has ended or exceeds a limit, counted from the moment its sandbox is
+    closed; end it and return the reply.
     """
     with open(ready, "rb") as file:
         is_closed = file.read(1) == b"r"

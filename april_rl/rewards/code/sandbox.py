@@ -196,8 +196,8 @@ def readable_paths() -> list[str]:
 
 @contextmanager
 def _memory_file(text: str) -> Iterator[IO[bytes]]:
-    """Open a file in memory that holds a text. Code may open it again as /dev/stdin, where Landlock
-    forbids what has been a file on disk.
+    """Open a file in memory that holds a text. Code may open it again as /dev/stdin, which Landlock
+    would forbid for a file on disk.
     """
     with open(os.memfd_create("text"), "w+b") as file:
         file.write(text.encode(errors="replace"))

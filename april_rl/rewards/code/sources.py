@@ -1,7 +1,7 @@
 """Tests that are Python source: what in it is a test, and how it is run.
 
 A test is a statement that asserts or raises, itself or in functions of the source that it calls; a
-function or method whose name begins with `test`; and `check(candidate)`. Everything else prepares.
+function or method whose name begins with `test`; and `check(candidate)`. Everything else is set-up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def split_source(source: str, entry: str = "") -> list[Check]:
     of each test function and method that they do not call themselves.
 
     `entry` is what `check(candidate)` gets. Raise ValueError when nothing is a test, and for source
-    that is invalid or needs what is not known here.
+    that is invalid or needs fixtures.
     """
     module = _Source(source)
     checks = [Check(source=ast.unparse(s), counts=module.counts(s)) for s in module.statements]
@@ -32,8 +32,8 @@ def split_source(source: str, entry: str = "") -> list[Check]:
 
 
 def split_sources(sources: Sequence[str], entry: str = "") -> list[Check]:
-    """Return one test for each source; one that asserts nothing prepares those after it. Raise
-    ValueError when none is a test, or as `split_source` does.
+    """Return one test for each source; a source that asserts nothing is set-up for the later ones.
+    Raise ValueError when none is a test, and in the cases of `split_source`.
     """
     checks = []
     for source in sources:
@@ -188,7 +188,7 @@ def _is_runner(node: ast.stmt) -> bool:
 
 
 def _test_classes(body: Iterable[ast.stmt]) -> Iterator[_TestClass]:
-    """Yield each class with tests, and whether it is one of unittest."""
+    """Yield each class with tests, and whether it belongs to unittest."""
     known = set[str]()
     for node in body:
         if not isinstance(node, ast.ClassDef):

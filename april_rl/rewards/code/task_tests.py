@@ -24,7 +24,7 @@ Tests = Sequence[Check] | Sequence[Case] | Sequence[Call]
 
 
 def read_tests(tests: object, entry: object = None) -> Tests:
-    """Return the tests in a row's column, which are of one kind.
+    """Return the tests in a row's column; all of them are of one kind.
 
     `entry` is the row's value of the column with the name of the function that is tested: the name,
     or a mapping with `func_name`, also as JSON text. Raise ValueError, with the value in its
@@ -119,8 +119,8 @@ def _program(given: object, printed: object) -> Case:
 
 
 def _call(name: str, given: object, returned: object) -> Call:
-    """Return a call: of a list of arguments, which returns the value or, in a list, that value; or,
-    where both are text, of one argument in JSON per line, which returns a value in JSON.
+    """Return a call with its expected value. Arguments are a list, and the value may stand in a
+    list of one; or both are text, with one argument in JSON per line and the value in JSON.
     """
     arguments = given
     expected: tuple[object, ...] = (returned,)

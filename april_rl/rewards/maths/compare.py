@@ -18,7 +18,7 @@ from april_rl.rewards.maths.reading import is_name, read
 from april_rl.rewards.maths.units import PERCENT
 
 MOST_PLACES = 6  # decimal places that are compared
-LONGEST = 1000  # longest answer, in characters, that is read as more than text
+LONGEST = 1000  # longer answers, in characters, are compared as text only
 
 
 def are_equal_answers(gold: str, text: str) -> bool:
@@ -145,7 +145,9 @@ def _is_percentage(plain: Answer, percentage: Answer, *, may_be_small: bool) -> 
 
 
 def _are_equal_lists(gold: kinds.Listing, other: kinds.Listing) -> bool:
-    """Compare members: in any order in sets and lists without brackets, else in theirs."""
+    """Compare members: in any order in sets and in lists without brackets, otherwise in the given
+    order.
+    """
     loose = ("", r"\{")
     if gold.opening in loose and other.opening in loose:
         expected = _without_repeats(gold.members)

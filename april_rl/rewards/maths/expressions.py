@@ -70,7 +70,7 @@ def are_equal_decimals(gold: Fraction, value: Fraction) -> bool:
 
 
 def rounds_to(formula: str, decimal: Fraction, places: int) -> bool:
-    """Return whether a formula is a number that `decimal`, with `places` decimal places, rounds."""
+    """Return whether a formula is a number that rounds to `decimal` at `places` decimal places."""
     parsed = _parse(formula, False)
     if parsed is None or not _is_number(parsed):
         return False

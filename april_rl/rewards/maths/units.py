@@ -70,8 +70,8 @@ _NO_UNITS = frozenset(
 
 
 def unit_of(text: str) -> tuple[str, int, str | None] | None:
-    """Return the value in a quantity as text, the factor of its scale word (else 1) and its unit;
-    None for a text that is not a quantity.
+    """Return the value in a quantity as text, the factor of its scale word (1 without one) and its
+    unit; None for a text that is not a quantity.
 
     The unit is canonical ("cm^2"), "" for words such as "units", and None if there was only a
     scale word.

@@ -2,7 +2,7 @@
 
 `reward/mean` is the mean of the rewards, before the overlong penalty that advantages are computed
 with. With several functions each has `reward/FUNCTION/mean`, before its weight, and with several
-sources `source/SOURCE/reward/FUNCTION/mean`; the reward is `source/SOURCE/reward_mean` by source.
+sources `source/SOURCE/reward/FUNCTION/mean`; the total by source is `source/SOURCE/reward_mean`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class CallProfiler:
         self._recording: _Recording | None = None
 
     def start(self, folder: Path) -> None:
-        """Record calls from now on; later ticks without operators, as traces would be too large."""
+        """Record calls from now on; only the first ticks with operators, to keep traces small."""
         self._recording = _Recording(folder)
         if self._device == "cuda":
             import torch
