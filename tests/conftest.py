@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import huggingface_hub.constants as hub
 import pytest
 from cpu_engine_marks import skip_cpu_engine
 from hypothesis import settings
@@ -27,6 +28,7 @@ LONGEST = (
     *("test_evaluate_cli.py", "test_worker_failures.py", "test_config.py"),
     *("test_learner_families.py", "test_learner_lora.py", "test_rewards_sandbox.py"),
 )
+OFFLINE = os.environ.get("HF_HUB_OFFLINE"), hub.HF_HUB_OFFLINE  # before any test
 SLOW_S = 2.0  # CPU time: a test that takes more needs the marker `slow`
 
 # On a busy machine any example may be slow once; tests that are always slow appear in the
@@ -106,14 +108,13 @@ def pytest_keyboard_interrupt() -> None:
 
 @pytest.fixture(autouse=True)
 def _hub_as_before() -> Iterator[None]:
-    """Restore the offline flags of the hub, which a start sets if the hub is out of reach."""
-    constants = sys.modules.get("huggingface_hub.constants")
-    before = os.environ.get("HF_HUB_OFFLINE"), getattr(constants, "HF_HUB_OFFLINE", None)
+    """Restore the offline flags of the hub, which a start sets if the hub is out of reach. A
+    module's fixture may set them before the first test of the module.
+    """
     yield
-    if before[0] is None:
+    variable, hub.HF_HUB_OFFLINE = OFFLINE
+    if variable is None:
         os.environ.pop("HF_HUB_OFFLINE", None)
-    if constants is not None:
-        constants.HF_HUB_OFFLINE = before[1]
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ import torch
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 EPSILON = 1e-6
 # Relative errors of one rounding to bfloat16: to the nearest value, or towards zero, as vLLM's
-# kernels do on CPUs without AVX-512.
+# kernels do on CPUs without instructions for it, with AVX-512 or not.
 HALF_ULP = 2.0**-8
 ROUNDING = {
     torch.float32: 1e-5,
-    torch.bfloat16: HALF_ULP if torch.cpu._is_avx512_supported() else 2 * HALF_ULP,
+    torch.bfloat16: HALF_ULP if torch.cpu._is_avx512_bf16_supported() else 2 * HALF_ULP,
 }
 
 
