@@ -218,9 +218,8 @@ class EvaluationConfig:
     """Evaluation on held-out sets during training."""
 
     sets: dict[str, EvaluationSetConfig] = field(default_factory=dict)  # name: {path: ..., ...}
-    every: int = within(
-        ">= 1", 10
-    )  # steps between two; also before the first step and after the last
+    # steps between evaluations, which also precede the first step and follow the last
+    every: int = within(">= 1", 10)
     num_samples: int = within(">= 1", 1)  # k of avg@k, pass@k and maj@k
     temperature: float | None = within("> 0", None)  # null: rollout.temperature
     top_p: float = within("in (0, 1]", 1.0)  # total probability of the tokens to sample from
