@@ -183,10 +183,15 @@ class RewardPool:
         except RewardError:
             raise
         except (TimeoutError, ProcessExpired, RuntimeError) as error:
+            happened = f"died ({error})"
+            if isinstance(error, TimeoutError):
+                happened = (
+                    f"did not answer within {limit_s:g} s, including "
+                    f"reward.start_timeout_s={start_s:g} for its start"
+                )
             raise RewardError(
                 f"{' and '.join(map(str, self.functions))}: called once as a test, the process "
-                f"died or did not answer within {limit_s:g} s (this includes "
-                f"reward.start_timeout_s={start_s:g} for its start): {error}"
+                f"{happened}"
             ) from error
 
     def _new_pool(self) -> ProcessPool:
