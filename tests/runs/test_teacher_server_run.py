@@ -61,7 +61,7 @@ def wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_a_teacher_on_a_server_trains_as_one_in_the_worker(tmp_path: Path) -> None:
+def test_a_teacher_on_a_server_trains_like_one_in_the_worker(tmp_path: Path) -> None:
     """vLLM and the learner compute one model, so the runs differ by roundings. Fails when values
     of the server reach other tokens.
     """
