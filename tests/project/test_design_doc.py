@@ -270,10 +270,7 @@ def test_commands_and_settings_on_the_pages_exist(page: str) -> None:
     """Commands, recipes, sweeps, tools, Makefile targets and settings."""
     text = (ROOT / page).read_text(encoding="utf-8")
     assert {*re.findall(r"python -m april_rl (\w+)", text)} <= {"train", *COMMANDS}
-    recipes = set(re.findall(r"\+recipe=([\w/]+)", text)) - {
-        "my_model",
-        "mine",
-    }  # of a user
+    recipes = set(re.findall(r"\+recipe=([\w/]+)", text)) - {"my_model", "mine"}  # a user's
     assert [name for name in recipes if not (ROOT / "recipes" / f"{name}.yaml").is_file()] == []
     sweeps = set(re.findall(r"\+sweep=(\w+)", text))
     assert [
