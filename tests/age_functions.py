@@ -9,7 +9,7 @@ def half_each_step(age):
 
 
 def fails_at_age_2(age):
-    """Raise at age 2 only: the first calls succeed."""
+    """Raise only at age 2, after the first calls succeeded."""
     return 1 / (2 - age)
 
 

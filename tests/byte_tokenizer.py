@@ -1,4 +1,4 @@
-"""A tokenizer that can write anything, with a chat template in the manner of Qwen3."""
+"""A tokenizer that can write any text, with a chat template like Qwen3's."""
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend

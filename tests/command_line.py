@@ -30,12 +30,12 @@ def write_task(folder: Path) -> Path:
 
 
 def command(task: Path | None, run_dir: Path, *overrides: str) -> list[str]:
-    """Return a command that trains four steps of four groups on `task`, α = 2; without `task`, as
-    the overrides say.
+    """Return a command that trains four steps of four groups on `task` with α = 2; without `task`,
+    the overrides give the data.
     """
     settings: dict[str, object] = {
         "hydra.run.dir": run_dir,
-        "runtime.threads": 1,  # more would spin while they wait for each other
+        "runtime.threads": 1,  # more threads would spin while they wait for each other
         "tracking.wandb": "disabled",  # W&B takes seconds to start; tests that need it turn it on
     }
     if task is not None:
@@ -71,8 +71,8 @@ def _settings_of(task: Path) -> dict[str, object]:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment, in which reward functions of the tests are found, with
-    `variables`.
+    """Return this process's environment with `variables`; it lets programs find the tests' reward
+    functions.
     """
     found = {"PYTHONPATH": str(Path(__file__).parent), "PYTHONUNBUFFERED": "1"}
     return {**os.environ, **found, **variables}
@@ -81,7 +81,7 @@ def environment(**variables: str) -> dict[str, str]:
 def run_all(
     programs: list[list[str]], cwd: Path, **variables: str
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run programs side by side, since a start mostly uses one core; return when all have ended."""
+    """Run programs in parallel, since a start mostly uses one core; return when all have ended."""
     with ThreadPoolExecutor(len(programs)) as threads:
         return list(threads.map(lambda args: run(args, cwd, **variables), programs))
 
@@ -89,7 +89,7 @@ def run_all(
 def run(
     args: list[str], cwd: Path, *, timeout_s: float = 480, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program in `cwd`, with `variables` in its environment, and return it ended."""
+    """Run a program in `cwd` with `variables` in its environment; return it after its end."""
     return subprocess.run(
         args,
         capture_output=True,
@@ -115,8 +115,9 @@ def run_until_killed(args: list[str], cwd: Path, is_time: Callable[[], bool]) ->
 
 
 def run_here(task: Path | None, run_dir: Path, *overrides: str) -> None:
-    """Train in this process, which has imported everything, without Ray: for promises that are not
-    of the command itself.
+    """Train in this process, which has already imported everything, without Ray.
+
+    This is for promises that do not concern the command itself.
     """
     words = _words(task, run_dir, "runtime.ray=false", *overrides)
     composed = compose_overrides(words)
@@ -125,7 +126,9 @@ def run_here(task: Path | None, run_dir: Path, *overrides: str) -> None:
 
 
 def refusal(task: Path | None, cwd: Path, *overrides: str) -> str:
-    """Return the message of a run that is refused; runs in this process, to save the imports."""
+    """Return the error of a run that is refused; the run is in this process, to save
+    the imports.
+    """
     composed = compose_overrides(_words(task, cwd / "run", *overrides))
     with pytest.raises(RunError) as caught:
         start(to_config(composed), cwd / "run", as_plain(composed))
@@ -139,7 +142,7 @@ def _words(task: Path | None, run_dir: Path, *overrides: str) -> list[str]:
 
 
 def rows_of(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl, without one that is being written."""
+    """Return the rows of metrics.jsonl, without one that is still being written."""
     *lines, _ = (run_dir / "metrics.jsonl").read_text().split("\n")
     return [json.loads(line) for line in lines]
 

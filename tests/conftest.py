@@ -17,7 +17,7 @@ from april_rl.planning.machine import installed_engines
 from april_rl.supervision.interrupts import SIGNALS
 
 # Threads of torch and vLLM, here and in processes that tests start; torch reads the variable when
-# it is loaded. With such small matrices, threads would only spin and wait for each other.
+# it is imported. With such small matrices, threads would only spin and wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # These take from half a minute to minutes. They start first, the longest before the others, so that
@@ -28,7 +28,7 @@ LONGEST = (
     *("test_evaluate_cli.py", "test_worker_failures.py", "test_config.py"),
     *("test_learner_families.py", "test_learner_lora.py", "test_rewards_sandbox.py"),
 )
-OFFLINE = os.environ.get("HF_HUB_OFFLINE"), hub.HF_HUB_OFFLINE  # before any test
+OFFLINE = os.environ.get("HF_HUB_OFFLINE"), hub.HF_HUB_OFFLINE  # as set before any test
 SLOW_S = 2.0  # CPU time: a test that takes more needs the marker `slow`
 
 # On a busy machine any example may be slow once; tests that are always slow appear in the
@@ -68,8 +68,10 @@ def only_the_recipes_of_the_package() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Turn the garbage collector on again, without the imports. Where a run has brought them back
-    (`gc.unfreeze`), a search of everything takes more than a second, so that it comes seldom.
+    """Turn the garbage collector on again, without searching the imports.
+
+    Where a run has brought them back (`gc.unfreeze`), a search of all objects takes more than a
+    second, so full collections are made rare.
     """
     gc.freeze()
     gc.set_threshold(700, 10, 500)
@@ -78,7 +80,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Note the CPU time of each test and of the processes that it has started and seen end."""
+    """Record the CPU time of each test and of the processes that it started and that have ended."""
     before = sum(os.times()[:4])
     try:
         return (yield)
@@ -95,12 +97,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Let Python free the imports at its end; nanobind names what is left."""
+    """Let Python free the imports at its end, because nanobind lists what is left."""
     gc.unfreeze()
 
 
 def pytest_keyboard_interrupt() -> None:
-    """Stop the timer of a run in this process, which would end it before the summary."""
+    """Stop the timer of a run in this process, which would end the process before the summary."""
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):
             thread.cancel()
@@ -108,8 +110,9 @@ def pytest_keyboard_interrupt() -> None:
 
 @pytest.fixture(autouse=True)
 def _hub_as_before() -> Iterator[None]:
-    """Restore the offline flags of the hub, which a start sets if the hub is out of reach. A
-    module's fixture may set them before the first test of the module.
+    """Restore the offline flags of the hub, which a start sets if the hub is unreachable.
+
+    A module's fixture may set them before the first test of the module.
     """
     yield
     variable, hub.HF_HUB_OFFLINE = OFFLINE
@@ -119,8 +122,10 @@ def _hub_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _signals_as_before() -> Iterator[None]:
-    """Restore what `Interrupts` replaces: a command that a test runs in this process leaves its
-    handlers behind, and Ctrl-C would then start the timer of a run that has long ended.
+    """Restore what `Interrupts` replaces.
+
+    A command that a test runs in this process leaves its handlers behind, and Ctrl-C would then
+    start the timer of a run that ended long ago.
     """
     before, hook = {which: signal.getsignal(which) for which in SIGNALS}, sys.unraisablehook
     yield
@@ -131,7 +136,9 @@ def _signals_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _end_process_groups() -> Iterator[None]:
-    """Destroy the process group that vLLM keeps after its engine: the next module makes its own."""
+    """Destroy the process group that vLLM keeps after its engine, because the next module makes its
+    own.
+    """
     yield
     if "vllm.distributed.parallel_state" in sys.modules:
         from vllm.distributed import parallel_state

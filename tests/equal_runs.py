@@ -7,7 +7,7 @@ from pathlib import Path
 from command_line import rows_of
 
 # Only values that depend on a clock or on the machine's memory may differ: durations and rates, the
-# load of the engines, which is averaged over time, the step in which a checkpoint turns out to be
+# load of the engines, which is averaged over time, the step in which a checkpoint is found to be
 # written, and the memory of processes.
 TIMED = re.compile(
     r"_s$|^rollout/(in_flight_mean|occupancy)$|^environment/empty_slots_frac$|^checkpoint/"
@@ -27,7 +27,7 @@ SETTINGS = (
 
 
 def metrics_of(run_dir: Path) -> list[dict[str, float]]:
-    """Return the rows of metrics.jsonl without values that a clock measured."""
+    """Return the rows of metrics.jsonl without values that were measured with a clock."""
     return [{k: v for k, v in row.items() if not TIMED.search(k)} for row in rows_of(run_dir)]
 
 
@@ -45,7 +45,7 @@ def check_equal(first: Path, second: Path, *, num_exports: int = 1) -> list[dict
     assert rows == again
     found, others = files_of(first), files_of(second)
     assert len(found) == 5 + 2 + 1 + num_exports, (
-        "five steps, two evaluations, what was left over, the weights"
+        "five steps, two evaluations, left-over samples, the weights"
     )
     assert [path for path in found.keys() | others if found.get(path) != others.get(path)] == []
     assert sum(row.get("rollout/resumed_samples", 0) for row in rows) > 0

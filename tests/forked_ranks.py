@@ -24,8 +24,8 @@ def _fork(_: int, function: Callable[..., None], args: tuple[Any, ...], num_rank
 
 @contextmanager
 def one_of(num_ranks: int, *, rank: int, folder: str) -> Iterator[None]:
-    """Be a rank of a process group, on one thread, and end the process after the others are done;
-    `folder` is empty or theirs alone.
+    """Run as one rank of a process group, on one thread, and end the process after the others have
+    finished; `folder` is empty or used only by these ranks.
     """
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", num_ranks)
@@ -34,4 +34,4 @@ def one_of(num_ranks: int, *, rank: int, folder: str) -> Iterator[None]:
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads may outlive the interpreter
+    os._exit(0)  # gloo's threads may still run when the interpreter ends

@@ -23,11 +23,11 @@ class Group:
         self.pids = [process.pid for process in self.processes]
 
     def join(self, folder: Path) -> None:
-        """Form a process group: from now on an update is a collective."""
+        """Form a process group, after which an update is a collective."""
         ray.get([a.join.remote(str(folder), rank, 2) for rank, a in enumerate(self.actors)])
 
     def update(self, *faults: str) -> list[ray.ObjectRef]:
-        """Start an update of both ranks, worker 1 with the fault, if any."""
+        """Start an update of both ranks, with the fault in worker 1, if there is one."""
         return [self.actors[0].update.remote(), self.actors[1].update.remote(*faults)]
 
     def alive(self) -> list[int]:
@@ -40,7 +40,7 @@ class Group:
 
 
 def run_alone(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run `script` in its own process and its own Ray, in `folder`, which is its argument."""
+    """Run `script` in its own process with its own Ray; its argument is `folder`."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script, str(folder)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},

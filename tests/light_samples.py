@@ -1,4 +1,4 @@
-"""Samples with arbitrary tokens, completions of one, and a tick."""
+"""Samples with arbitrary tokens, one completion of such a sample, and a tick."""
 
 from collections.abc import Iterable, Sequence
 

@@ -49,7 +49,7 @@ class LightWorker:
 
     @records_activity
     def update(self, fault: str = "") -> int:
-        """Return the number of ranks by a collective, once joined; `fault` comes before it."""
+        """Return the number of ranks from a collective, once joined; `fault` happens before it."""
         self.heartbeat.beat()
         if fault:
             FAULTS[fault](self)

@@ -17,14 +17,14 @@ _Given, _Result = ParamSpec("_Given"), TypeVar("_Result")
 def in_own_process(
     function: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs
 ) -> _Result:
-    """Return what `function` returns in a new process; what it raises is raised here."""
+    """Return what `function` returns in a new process, or raise its exception here."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *args, **kwargs).result()
 
 
 def is_running(pid: int) -> bool:
-    """Return whether the process is running; a zombie that no process has waited for is not."""
+    """Return whether the process is running; a zombie does not count."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -23,12 +23,12 @@ def told(prompts, responses, answers):
 
 
 def raises(prompts, responses, answers):
-    """Raise always."""
+    """Always raise."""
     raise KeyError("no such rubric")
 
 
 def returns_nan(prompts, responses, answers):
-    """Return NaN, as after 0 / 0."""
+    """Return NaN, like 0 / 0."""
     return [float("nan")] * len(responses)
 
 
@@ -43,7 +43,7 @@ def returns_text(prompts, responses, answers):
 
 
 def returns_nothing(prompts, responses, answers):
-    """Return None, as without a return statement."""
+    """Return None, like a function without a return statement."""
 
 
 def hangs(prompts, responses, answers):
@@ -97,8 +97,8 @@ def even_length_in_its_own_time(prompts, responses, answers):
 
 
 def even_length_but_late(prompts, responses, answers, *, late, metrics, num_rows):
-    """Return the rewards of `even_length`; for the prompt `late`, only once the file `metrics`
-    has `num_rows` rows.
+    """Return the rewards of `even_length`; for the prompt `late`, wait until the file `metrics` has
+    `num_rows` rows.
     """
     while prompts[0] == late and 0 < _num_lines(Path(metrics)) < num_rows:
         time.sleep(0.02)
@@ -106,7 +106,7 @@ def even_length_but_late(prompts, responses, answers, *, late, metrics, num_rows
 
 
 def _num_lines(file: Path) -> int:
-    """Return 0 as long as there is no file: rewards are tried before a run has one."""
+    """Return 0 as long as there is no file, because rewards are tried before a run has one."""
     return file.read_text().count("\n") if file.exists() else 0
 
 
@@ -143,7 +143,7 @@ def unsure(prompts, responses, answers):
 
 
 def data_sets(prompts, responses, answers, datasets):
-    """Return 1.0 for prompts of the set `a`."""
+    """Return 1.0 for prompts of the data set `a`."""
     return [float(dataset == "a") for dataset in datasets]
 
 
@@ -174,12 +174,12 @@ def in_another_order(_answers, difficulty, responses, *, prompts):
 
 
 def by_place(*lists, difficulty):
-    """Return the length of the response and the difficulty."""
+    """Return the length of the response and the difficulty, taken by position."""
     return [len(r) + 10 * d for r, d in zip(lists[1], difficulty, strict=True)]
 
 
 def never_sure(prompts, responses, answers):
-    """Return None always, as a judge that is out of reach."""
+    """Always return None, like a judge that is unreachable."""
     return [None] * len(responses)
 
 
@@ -208,7 +208,7 @@ class Counter:
 
 
 class CountsCalls(Counter):
-    """A counter that writes nothing: a refused resume loads it too, and has to leave its run
+    """A counter that writes nothing, because a refused resume loads it too and must leave its run
     unchanged.
     """
 
@@ -217,31 +217,31 @@ class CountsCalls(Counter):
 
 
 class SavesOnly(Counter):
-    """Lack `restore`."""
+    """A reward without `restore`."""
 
     restore = None
 
 
 class SavesASet(Counter):
-    """Save what JSON cannot hold."""
+    """A reward that saves a value that JSON cannot represent."""
 
     def save(self):
         return {self.num_calls}
 
 
 class SavesASetLater(Counter):
-    """Save what JSON cannot hold, after the first call."""
+    """A reward that saves a value that JSON cannot represent, after the first call."""
 
     def save(self):
         return {self.num_calls} if self.num_calls else 0
 
 
 class NotCallable:
-    """Lack `__call__`."""
+    """A reward without `__call__`."""
 
 
 class LoadedAnywhere:
-    """Say in a file of the run when it is loaded, in any number of processes."""
+    """A reward that writes a file in the run's directory when it is loaded, in any process."""
 
     load = Counter.load
 

@@ -15,7 +15,7 @@ BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast
 
 
 class Import(NamedTuple):
-    """A module that a file imports, in full, and where."""
+    """A module that a file imports, with its full name, and where."""
 
     module: str
     line: int
@@ -43,8 +43,8 @@ def where(path: Path, line: int, what: str = "") -> str:
 
 
 def part_of(path: Path) -> str:
-    """Return the folder or top-level module that a file of the package belongs to; within the
-    lab, its folder there.
+    """Return the folder or top-level module that a file of the package belongs to; within the lab,
+    return its folder there.
     """
     return _part(path.relative_to(PACKAGE).with_suffix("").parts)
 
@@ -73,7 +73,7 @@ def files_loaded_by(path: Path) -> set[Path]:
             names = module.split(".")
             if names[0] != "april_rl":
                 continue
-            for length in (len(names), len(names) - 1):  # the name is a module, or something in it
+            for length in (len(names), len(names) - 1):  # the name is a module, or something in one
                 part = ROOT.joinpath(*names[:length])
                 for file in (part.with_suffix(".py"), part / "__init__.py"):
                     if file.is_file() and file not in found:

@@ -54,8 +54,8 @@ def write_tiny_qwen3(
     """Write a random bfloat16 Qwen3 and the tokenizer of 98 tokens into the folder `path`.
 
     The same arguments give the same weights. `tied`: whether lm_head is the embedding.
-    `initializer_range` is the standard deviation of the weights: at 0.1 the next-token
-    distribution is far from flat, so that a wrong weight shows in a log-probability.
+    `initializer_range` is the standard deviation of the weights: at 0.1 the next-token distribution
+    is far from flat, so that a wrong weight shows in a log-probability.
     """
     config = Qwen3Config(
         hidden_size=hidden_size,
@@ -78,8 +78,8 @@ def write_tiny_qwen3_moe(
 ) -> None:
     """Write a random bfloat16 Qwen3-MoE and its tokenizer into the folder `path`.
 
-    Three layers: the middle one dense, in the others each token is sent to two of `num_experts`.
-    On disk the experts have names of their own, as in published checkpoints.
+    It has three layers: the middle one is dense, and in the others each token goes to two of
+    `num_experts`. On disk each expert has its own tensors, as in published checkpoints.
     """
     config = Qwen3MoeConfig(
         hidden_size=64,

@@ -11,7 +11,7 @@ from command_line import command, run, write_task
 from equal_runs import SETTINGS
 
 TWO_WORKERS = ("runtime.num_workers=2", "evaluation.max_prompts=2")
-# Two engines: DAPO with a reference and two passes over two minibatches of a batch.
+# Two engines: DAPO with a reference, and two passes over two minibatches of a batch.
 DATA_PARALLEL = (
     *TWO_WORKERS,
     *SETTINGS,
@@ -30,8 +30,8 @@ DATA_PARALLEL = (
     "tracking.wandb=offline",
     "profiler.steps=[2]",
 )
-# One engine of two workers: GSPO on adapters, with an over-sampling factor that is learned, a low
-# staleness cap, and a group whose scores come when the cap has passed.
+# One engine of two workers: GSPO on adapters, with a learned over-sampling factor, a low staleness
+# cap, and a group whose scores come after the cap has passed.
 TENSOR_PARALLEL = (
     *TWO_WORKERS,
     "engine.tensor_parallel_size=2",
@@ -54,21 +54,23 @@ ENGINES = {"first": "2 engines", "together": "1 engine of 2 workers"}
 
 @dataclass(frozen=True, kw_only=True)
 class TwoWorkers:
-    """Ended runs of two workers by their name, and their files."""
+    """Finished runs of two workers by name, and their files."""
 
     folder: Path
     done: dict[str, subprocess.CompletedProcess[str]]
     shared_memory: set[str]  # names
 
     def dir_of(self, name: str) -> Path:
-        """Return the run's directory; check that the run has ended well."""
+        """Return the run's directory; check that the run has ended normally."""
         assert self.done[name].returncode == 0, self.done[name].stderr[-3000:]
         return self.folder / name
 
 
 def run_two_workers(folder: Path) -> TwoWorkers:
-    """Run two side by side: neither may take what the other has of sockets and shared memory, and
-    each disturbs the other's clock. The first run's environment names a cluster elsewhere.
+    """Run two runs in parallel: neither may take sockets or shared memory from the other, and each
+    slows the other down.
+
+    The first run's environment names a cluster elsewhere.
     """
     task, here = write_task(folder), Path(__file__).parent
     variables = {
@@ -83,7 +85,7 @@ def run_two_workers(folder: Path) -> TwoWorkers:
         other = threads.submit(run, together, folder)
         done = {"first": run(first, folder, **variables), "together": other.result()}
     left = {path.name for path in set(Path("/dev/shm").iterdir()) - before}
-    # These runs have ended: a file that a process still has open belongs to somebody else.
+    # These runs have ended, so a file that a process still has open belongs to another program.
     in_use = "".join(mapped_files())
     left = {name for name in left if f"/dev/shm/{name}\n" not in in_use}
     return TwoWorkers(folder=folder, done=done, shared_memory=left)
@@ -92,7 +94,7 @@ def run_two_workers(folder: Path) -> TwoWorkers:
 def mapped_files() -> Iterator[str]:
     """Yield the memory maps of every process, which name the files."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):  # the process has ended meanwhile, or belongs to another user
+        with suppress(OSError):  # the process has ended in the meantime, or belongs to another user
             yield maps.read_text()
 
 

@@ -3,19 +3,19 @@
 Invariants, and the tests in tests/environments that hold them:
 
 - nothing lost: every question gets a reply or is given up, even if a process ends, hangs or does
-  not read (test_an_episode_that_ends_its_process_takes_no_other_along,
-  test_a_process_that_does_not_read_delays_no_other);
+  not read (test_an_episode_that_ends_its_process_does_not_fail_others,
+  test_a_process_that_does_not_read_does_not_delay_others);
 - nothing twice: replies of a process that was killed do not count, and a question that fails is
-  asked MAX_ATTEMPTS times (test_an_episode_that_fails_twice_is_given_up_with_its_reason);
+  asked MAX_ATTEMPTS times (test_an_episode_that_fails_twice_is_given_up_with_the_reason);
 - one limit a question: it begins when the question is asked, and again with each reply of its
   process (test_a_hung_process_is_killed_and_its_other_episodes_continue_elsewhere);
 - quarantine: questions that were open in a process that died are asked one at a time, in a process
   where no other one begins, so that the one that ends processes takes no other along
-  (test_an_episode_that_ends_its_process_takes_no_other_along);
+  (test_an_episode_that_ends_its_process_does_not_fail_others);
 - an end: when processes keep ending without a reply in between, the run ends
   (test_a_class_that_cannot_be_used_ends_the_run_before_it_starts);
 - order: replies are taken in the order of the questions
-  (test_replies_are_taken_in_the_order_of_the_questions).
+  (test_replies_are_taken_in_the_order_of_the_requests).
 """
 
 from __future__ import annotations

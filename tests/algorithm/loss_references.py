@@ -1,7 +1,7 @@
 """Independent policy losses, written token by token from the papers, in plain Python numbers.
 
-Nothing of the package is used, and nothing is vectorised. `held` are the log-probabilities at which
-a stopped gradient stands still: a finite difference moves `logprobs` and leaves `held`.
+Nothing comes from the package, and nothing is vectorised. `held` are the log-probabilities behind a
+stopped gradient: a finite difference changes `logprobs` but not `held`.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Response(NamedTuple):
-    """One response; every field is [tokens]."""
+    """A response; every field is [tokens]."""
 
     logprobs: list[float]
     held: list[float]
@@ -26,7 +26,7 @@ def clip(value: float, low: float, high: float) -> float:
 
 
 def geometric_mean_ratio(logprobs: Sequence[float], anchor: Sequence[float]) -> float:
-    """(π(y) / π_old(y)) ** (1 / |y|); GSPO, eq. 7."""
+    """Return (π(y) / π_old(y)) ** (1 / |y|); GSPO, eq. 7."""
     likelihood = math.prod(math.exp(a - b) for a, b in zip(logprobs, anchor, strict=True))
     return likelihood ** (1 / len(logprobs))
 
@@ -61,7 +61,7 @@ def gspo(low: float, high: float) -> TokenReference:
 
 
 def gspo_token(low: float, high: float) -> TokenReference:
-    """GSPO, eq. 14: sg[s] · π / sg[π]."""
+    """Return the loss of GSPO, eq. 14: sg[s] · π / sg[π]."""
 
     def of(response: Response) -> list[float]:
         ratio = geometric_mean_ratio(response.held, response.anchor)
@@ -98,17 +98,17 @@ def sapo(positive: float, negative: float) -> TokenReference:
 
 
 def total_variation(p: float, q: float) -> float:
-    """Half the sum of differences over the two outcomes."""
+    """Return half the sum of differences over the two outcomes."""
     return (abs(p - q) + abs((1 - p) - (1 - q))) / 2
 
 
 def kl_divergence(p: float, q: float) -> float:
-    """The KL divergence of Bernoulli(q) from Bernoulli(p)."""
+    """Return the KL divergence of Bernoulli(q) from Bernoulli(p)."""
     return sum(a * math.log(a / b) for a, b in ((p, q), (1 - p, 1 - q)))
 
 
 def dppo(divergence: Callable[[float, float], float], low: float, high: float) -> TokenReference:
-    """DPPO, eq. 12: M · r · A. The mask stands still, so it uses `held`."""
+    """Return the loss of DPPO, eq. 12: M · r · A. The mask has no gradient, so it uses `held`."""
 
     def of(response: Response) -> list[float]:
         losses = []

@@ -1,4 +1,6 @@
-"""Functions for algorithm.loss, algorithm.advantage and algorithm.group_filter, right and wrong."""
+"""Functions for algorithm.loss, algorithm.advantage and algorithm.group_filter, valid and invalid
+ones.
+"""
 
 import numpy as np
 import torch
@@ -38,7 +40,7 @@ def metric_of_a_number(inputs):
 
 
 def logarithm(inputs):
-    """NaN where an advantage is below -2, which the test at the start has not."""
+    """Return NaN where an advantage is below -2, which does not occur in the trial at the start."""
     return plain(inputs) * (inputs.advantages + 2).log()
 
 
@@ -47,7 +49,7 @@ def metric_with_nan(inputs):
 
 
 def distance_from_anchor(inputs):
-    """Its value is finite, its gradient is not where both are equal."""
+    """Return a finite value whose gradient is not finite where both are equal."""
     return (inputs.logprobs - inputs.anchor_logprobs).square().sqrt() * inputs.advantages
 
 

@@ -53,8 +53,8 @@ def test_rloo_subtracts_the_mean_of_the_other_samples():
 
 
 def over_tokens(values: list[float], num_tokens: list[int]) -> list[float]:
-    """Every token is an observation: the values, each repeated for its tokens, minus their mean
-    over their standard deviation.
+    """Treat every token as an observation: repeat each value for its tokens, subtract their mean,
+    and divide by their standard deviation.
     """
     every = [value for value, count in zip(values, num_tokens, strict=True) for _ in range(count)]
     mean, scale = statistics.mean(every), statistics.stdev(every) + 1e-6
@@ -62,8 +62,8 @@ def over_tokens(values: list[float], num_tokens: list[int]) -> list[float]:
 
 
 def test_reinforce_pp_takes_mean_and_spread_from_the_tokens_of_the_whole_batch():
-    """Groups of different size; a group of equal rewards has signal. Planted bugs: by group; every
-    sample counts once.
+    """Groups of different size; a group of equal rewards has a signal here. Planted bugs: by group;
+    every sample counts once.
     """
     groups, num_tokens = [[1.0, 0.0], [1.0, 1.0, 1.0]], [[2, 7], [1, 1, 5]]
     expected = over_tokens([1.0, 0.0, 1.0, 1.0, 1.0], [2, 7, 1, 1, 5])
@@ -73,7 +73,9 @@ def test_reinforce_pp_takes_mean_and_spread_from_the_tokens_of_the_whole_batch()
 
 
 def test_reinforce_pp_with_baseline_takes_the_mean_by_group_and_then_whitens_over_tokens():
-    """Planted bugs: the spread by group, which is `grpo`; the mean over tokens is left."""
+    """Planted bugs: the standard deviation by group, which is `grpo`; the mean over tokens is not
+    subtracted.
+    """
     groups, num_tokens = [[1.0, 0.0], [0.2, 0.4], [0.7, 0.7, 0.7]], [[2, 7], [3, 1], [1, 1, 5]]
     centred = [0.5, -0.5, -0.1, 0.1, 0.0, 0.0, 0.0]
     found = np.concatenate(reinforce_pp_baseline(groups, num_tokens))
@@ -83,7 +85,7 @@ def test_reinforce_pp_with_baseline_takes_the_mean_by_group_and_then_whitens_ove
 
 @pytest.mark.parametrize("estimator", [reinforce_pp, reinforce_pp_baseline])
 def test_over_the_batch_equal_rewards_have_exactly_zero_advantage(estimator):
-    """Equal but for rounding. Responses of equal length count as samples do."""
+    """Equal up to rounding. With responses of equal length, tokens count like samples."""
     for found in estimator([[0.3, 0.1 + 0.2], [0.3]], [[1, 5], [2]]):
         assert found.tolist() == [0.0] * len(found)
     rewards = [0.0, 1.0, 1.0, 0.5]
@@ -92,7 +94,7 @@ def test_over_the_batch_equal_rewards_have_exactly_zero_advantage(estimator):
 
 
 def test_the_tokens_of_a_batch_match_its_samples():
-    """Tokens of environments do not count. Planted bug: the length with observations."""
+    """Observation tokens do not count. Planted bug: the length includes observations."""
     samples = [episode((2, "stop"), 0.0), episode((5, "stop"), 0.0, index=1)]
     expected = over_tokens([1.0, 0.0], [2, 5])
     estimator = advantages_of(Advantage.reinforce_pp, RewardConfig())
@@ -102,7 +104,7 @@ def test_the_tokens_of_a_batch_match_its_samples():
 
 @pytest.mark.parametrize("name", BATCH)
 def test_a_batch_keeps_its_groups_apart_and_in_order(name):
-    """Planted bug: groups cut at equal sizes."""
+    """Planted bug: groups are split at equal sizes."""
     groups = [[1.0, 0.0, 0.0], [0.5], [2.0, 0.0]]
     found = BATCH[name](groups, [[1, 2, 3], [4], [1, 1]])
     assert [len(advantages) for advantages in found] == [3, 1, 2]
@@ -145,7 +147,9 @@ def test_an_overlong_buffer_of_zero_turns_the_penalty_off():
 
 
 def gdpo_by_loops(groups: list[list[dict[str, float]]], weights: dict[str, float]) -> list[float]:
-    """The formula of the paper, a sample at a time; a value for each sample of all groups."""
+    """Compute the formula of the paper one sample at a time; return a value for each sample of all
+    groups.
+    """
     sums = []
     for group in groups:
         for sample in group:
@@ -161,8 +165,8 @@ def gdpo_by_loops(groups: list[list[dict[str, float]]], weights: dict[str, float
 
 def test_gdpo_scales_each_function_by_group_and_their_weighted_sum_over_the_batch():
     """Groups of different size, a function that does not score the second one, and responses of
-    different length. Planted bugs: the sum of the weighted values is scaled; a function without its
-    weight; the sum is scaled by group; mean and spread over tokens.
+    different length. Planted bugs: the sum of the weighted values is scaled; a function has no
+    weight; the sum is scaled by group; mean and standard deviation over tokens.
     """
     rng = np.random.default_rng(0)
     names = [["right", "short", "form"]] * 4 + [["right", "form"]] * 2 + [["form", "right"]] * 5
@@ -187,8 +191,10 @@ def test_gdpo_scales_each_function_by_group_and_their_weighted_sum_over_the_batc
     assert np.concatenate(found) == pytest.approx(gdpo_by_loops(groups, weights), rel=1e-12)
 
 
-def test_gdpo_tells_apart_samples_of_equal_reward_and_ignores_a_function_without_spread():
-    """The first function is right for one sample and the second for another. All equal: zeros."""
+def test_gdpo_distinguishes_samples_of_equal_reward_and_ignores_a_constant_function():
+    """The first function is right for one sample and the second for another. If all values are
+    equal, advantages are zero.
+    """
     parts = [(("a", 1.0), ("b", 0.0)), (("a", 0.0), ("b", 1.0)), (("a", 0.0), ("b", 0.0))]
     [found] = gdpo([parts], {"a": 1.0, "b": 0.5})
     assert found[0] > found[1] > found[2]
@@ -208,8 +214,8 @@ def scored(samples: list[Sample], parts: Sequence[dict[str, float]] = ()) -> Sco
 
 
 def episode(*spans: tuple[int, str | None] | float, index: int = 0) -> Sample:
-    """A pair is a completion: tokens and finish reason; a number the reward of an observation of
-    one token, the last one final.
+    """Build an episode. A pair is a completion with its tokens and finish reason; a number is the
+    reward of an observation of one token, the last one final.
     """
     prompt = Prompt(id=0, token_ids=(1,), text="", answer="", source="rows:1", has_environment=True)
     built: list[Span] = [Observation((9,))]
@@ -234,9 +240,9 @@ def episode(*spans: tuple[int, str | None] | float, index: int = 0) -> Sample:
 
 
 def test_the_advantage_of_a_token_sums_its_turn_and_later_turns():
-    """A parked turn is one turn, and what the reward has beyond the environment's belongs to the
-    last one. Planted bugs: a turn for each completion; the sum of earlier turns; the mean of each
-    sample's own turns.
+    """A parked turn is one turn, and reward beyond the environment's belongs to the last turn.
+    Planted bugs: a turn for each completion; the sum of earlier turns; the mean over each sample's
+    own turns.
     """
     parked = episode((2, None), (1, "stop"), 0.5, (2, "stop"), 1.0)
     short = episode((4, "stop"), 0.0, index=1)
@@ -250,9 +256,9 @@ def test_the_advantage_of_a_token_sums_its_turn_and_later_turns():
 
 
 @pytest.mark.parametrize("weight", [0.1, 1.0, 10.0, -2.0])
-def test_equal_earnings_in_later_turns_give_equal_advantages_there_with_any_weight(weight):
-    """Scaling the whole reward changes no advantage but its sign. Planted bug: a turn earns what
-    the environment gave without its weight, and the last one takes the difference back.
+def test_equal_rewards_in_later_turns_give_equal_advantages_there_with_any_weight(weight):
+    """Scaling the whole reward changes only the sign of an advantage. Planted bug: a turn gets the
+    environment's reward without its weight, and the last turn takes the difference back.
     """
     samples = [
         episode((2, "stop"), first, (2, "stop"), 0.25, (2, "stop"), 0.5, index=number)

@@ -23,7 +23,7 @@ def flat(loss_weights: list[np.ndarray]) -> list[float]:
 
 def test_complete_fresh_responses_get_the_textbook_weights():
     """Two responses of 1 and 4 tokens. Planted bugs: token mean per response; the longest response
-    for the budget.
+    instead of the budget.
     """
     fresh = arrays([[1.0], [1.0] * 4])
     assert flat(token_mean(fresh)) == pytest.approx([1 / 5] * 5)
@@ -32,7 +32,9 @@ def test_complete_fresh_responses_get_the_textbook_weights():
 
 
 def test_a_masked_token_and_a_masked_response_are_not_counted():
-    """As if they were not there. Planted bug: a masked token counts in its response's length."""
+    """The weights are as if they did not exist. Planted bug: a masked token counts in its
+    response's length.
+    """
     masked = arrays([[1.0, 0.0, 1.0], [0.0, 0.0], [1.0]])
     assert flat(token_mean(masked)) == pytest.approx([1 / 3, 0, 1 / 3, 0, 0, 1 / 3])
     assert flat(sequence_mean(masked)) == pytest.approx([1 / 4, 0, 1 / 4, 0, 0, 1 / 2])
@@ -41,9 +43,9 @@ def test_a_masked_token_and_a_masked_response_are_not_counted():
 
 
 def test_age_weights_give_stale_tokens_less_weight_than_fresh_ones():
-    """A fresh and a stale response of two tokens, weight 1/2: two thirds and one third. Planted
-    bug: each response divided by the sum of its own age weights, so that a wholly stale one loses
-    nothing.
+    """A fresh and a stale response of two tokens with weight 1/2: they get two thirds and one
+    third. Planted bug: each response is divided by the sum of its own age weights, so that an
+    entirely stale one loses nothing.
     """
     weights = arrays([[1.0, 1.0], [0.5, 0.5]])
     for aggregation in (token_mean, sequence_mean):

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation and the value loss against their formulas in float64."""
+"""Generalised advantage estimation and the value loss compared with their formulas in float64."""
 
 import pytest
 import torch
@@ -11,14 +11,16 @@ LENGTHS = [5, 1, 0, 17]
 
 
 def drawn(seed: int) -> tuple[Tensor, Tensor]:
-    """Rewards and values [T] of all tokens, float64."""
+    """Return random rewards and values [T] of all tokens in float64."""
     generator = torch.Generator().manual_seed(seed)
     rewards, values = torch.randn(2, sum(LENGTHS), dtype=torch.float64, generator=generator)
     return rewards, values
 
 
 def by_sum(rewards: Tensor, values: Tensor, decay: float) -> Tensor:
-    """Schulman et al. 2016, eq. 16, as it is written: a weighted sum over the later deltas."""
+    """Compute Schulman et al. 2016, eq. 16, as it is written: a weighted sum over the
+    later deltas.
+    """
     following = torch.cat([values[1:], values.new_zeros(1)])
     deltas = rewards + following - values
     num = len(values)
@@ -28,7 +30,7 @@ def by_sum(rewards: Tensor, values: Tensor, decay: float) -> Tensor:
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.95, 1.0])
 def test_advantages_equal_the_formula_in_every_response(decay):
-    """Fails when a value or a delta of one response reaches another one."""
+    """Fails when a value or a delta of one response reaches another response."""
     rewards, values = drawn(0)
     found = gae(rewards, values, Responses.of(LENGTHS), decay=decay)
     pairs = zip(rewards.split(LENGTHS), values.split(LENGTHS), strict=True)
@@ -36,15 +38,15 @@ def test_advantages_equal_the_formula_in_every_response(decay):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_with_a_decay_of_1_and_no_value_each_token_has_the_reward_still_to_come():
+def test_with_a_decay_of_1_and_zero_values_each_token_has_the_remaining_reward():
     rewards = torch.tensor([0.0, 0.0, 1.0, 0.5, 0.0, 2.0])
     found = gae(rewards, torch.zeros(6), Responses.of([3, 3]), decay=1.0)
     assert found.tolist() == [1.0, 1.0, 1.0, 2.5, 2.0, 2.0]
 
 
-def test_tokens_of_an_environment_between_turns_change_nothing():
-    """The recursion over a whole sequence that leaves out observations, as verl writes it, equals
-    the one over response tokens alone.
+def test_observation_tokens_between_turns_change_nothing():
+    """The recursion over a whole sequence that skips observations, as verl writes it, equals the
+    one over only response tokens.
     """
     rewards, values = (t[:8] for t in drawn(1))
     is_response = [True, True, False, False, True, False, True, True]
@@ -61,7 +63,7 @@ def test_tokens_of_an_environment_between_turns_change_nothing():
 
 
 def test_the_value_loss_equals_its_formula_with_and_without_a_clip():
-    """Fails when the clip is around the target, or the smaller of the two losses is taken."""
+    """Fails when the clip is around the target, or the smaller of the two losses is used."""
     values, returns = drawn(2)
     old_values = values + drawn(3)[0]
     plain = value_loss(values, returns, old_values=old_values, clip=None)

@@ -1,6 +1,6 @@
 """KL estimators and entropy terms: values, and what their gradients do on average.
 
-Averages are taken exactly, over every token of a vocabulary of seven, not by sampling.
+Averages are exact, over every token of a vocabulary of seven, not sampled.
 """
 
 import math
@@ -17,7 +17,9 @@ REFERENCE = torch.tensor([1.0, 0.2, -0.5, 0.4, 0.0, 0.9, -1.3], dtype=torch.floa
 
 
 def mean_slope(term, *fixed: Tensor) -> Tensor:
-    """E over tokens of the policy of ∇ term(log π(token), …), by logits: what training applies."""
+    """Return E over the policy's tokens of ∇ term(log π(token), …) by logits, which is what
+    training applies.
+    """
     logits = LOGITS.clone().requires_grad_()
     logprobs = logits.log_softmax(0)
     [gradient] = torch.autograd.grad(
@@ -27,7 +29,7 @@ def mean_slope(term, *fixed: Tensor) -> Tensor:
 
 
 def slope_of(quantity) -> Tensor:
-    """∇ of a quantity of log π [7], by logits."""
+    """Return ∇ of a quantity of log π [7], by logits."""
     logits = LOGITS.clone().requires_grad_()
     [gradient] = torch.autograd.grad(quantity(logits.log_softmax(0)), logits)
     return gradient
@@ -37,29 +39,29 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
     return (p.exp() * (p - q)).sum()
 
 
-def test_the_estimators_by_hand():
+def test_the_estimators_equal_values_computed_by_hand():
     logprobs, reference = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
     assert k2(logprobs, reference).tolist() == [0.125, 0.5]
     expected = [math.exp(-0.5) - 1 + 0.5, math.e - 2]
     assert k3(logprobs, reference).tolist() == pytest.approx(expected)
 
 
-def test_k1_to_go_adds_up_a_token_and_those_after_it_in_its_response():
+def test_k1_to_go_sums_over_a_token_and_those_after_it_in_its_response():
     logprobs = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
     found = k1_to_go(logprobs, torch.ones(5), Responses.of([3, 0, 2]))
     assert found.tolist() == [3.0, 3.0, 2.0, 7.0, 4.0]
 
 
 def test_k1_to_go_has_the_gradient_of_the_divergence_of_whole_responses():
-    """Over all pairs of tokens, where the distribution of the second depends on the first.
-    Fails when a token answers for those before it, or for its own part alone.
+    """Over all pairs of tokens, where the distribution of the second depends on the first. Fails
+    when a token's sum includes earlier tokens, or only its own part.
     """
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.randn(n, 3, dtype=torch.float64, generator=generator) for n in (1, 3))
     others = [torch.randn_like(t).log_softmax(1) for t in (first, second)]
 
     def logprobs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of both tokens of each of nine responses [9]."""
+        """Return the log-probabilities of both tokens of each of nine responses [9]."""
         a, b = first.log_softmax(1), second.log_softmax(1)
         return a[0].repeat_interleave(3), b.flatten()
 
@@ -76,7 +78,7 @@ def test_k1_to_go_has_the_gradient_of_the_divergence_of_whole_responses():
 
 
 def test_k3_averages_to_the_divergence_and_k2_and_k3_are_never_negative():
-    """Planted bug: k3 of the inverse ratio, whose mean is another number."""
+    """Planted bug: k3 of the inverse ratio, which has another mean."""
     policy = LOGITS.log_softmax(0)
     mean = (policy.exp() * k3(policy, REFERENCE)).sum()
     torch.testing.assert_close(mean, kl(policy, REFERENCE))
@@ -85,7 +87,7 @@ def test_k3_averages_to_the_divergence_and_k2_and_k3_are_never_negative():
 
 
 def test_k3_is_exact_where_policy_and_reference_almost_agree():
-    """In float32: half the square of 1e-4, not rounding noise. Planted bug: exp(x) - 1."""
+    """In float32, it is half the square of 1e-4 and not rounding noise. Planted bug: exp(x) - 1."""
     value = k3(torch.tensor([-1.0]), torch.tensor([-1.0001])).item()
     log_ratio = float(torch.tensor(-1.0001) - torch.tensor(-1.0))
     assert value == pytest.approx(log_ratio**2 / 2, rel=1e-2)
@@ -115,7 +117,7 @@ def test_the_sampled_entropy_term_has_the_gradient_of_the_exact_one():
 
 @pytest.mark.parametrize("estimator", [k2, k3])
 def test_a_token_far_below_the_reference_gives_no_nan(estimator):
-    """A hundred nats: float32 holds no exponential of that."""
+    """A hundred nats: float32 cannot represent the exponential of that."""
     logprobs = torch.tensor([-100.0, -1.0, -0.5], requires_grad=True)
     values = estimator(logprobs, torch.tensor([-0.1, -1.5, -100.0]))
     [gradient] = torch.autograd.grad((values * torch.tensor([0.0, 1.0, 1.0])).sum(), logprobs)

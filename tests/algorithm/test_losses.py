@@ -42,7 +42,9 @@ LOSSES = {
 
 
 def inputs_of(log_ratios: Tensor, advantages: Tensor, lengths: list[int]) -> LossInputs:
-    """Log-probabilities around -1 that can be differentiated, at these ratios to their anchor."""
+    """Return log-probabilities around -1 that can be differentiated, at these ratios to their
+    anchor.
+    """
     anchor = torch.linspace(-2, -0.5, len(log_ratios), dtype=log_ratios.dtype)
     return LossInputs(
         logprobs=(anchor + log_ratios).requires_grad_(),
@@ -54,7 +56,7 @@ def inputs_of(log_ratios: Tensor, advantages: Tensor, lengths: list[int]) -> Los
 
 
 def slope(loss: TokenLoss, inputs: LossInputs, weights: Tensor | float = 1.0) -> Tensor:
-    """Gradient [T] of the weighted sum of the losses."""
+    """Return the gradient [T] of the weighted sum of the losses."""
     [gradient] = torch.autograd.grad((loss.loss * weights).sum(), inputs.logprobs)
     return gradient
 
@@ -78,8 +80,9 @@ def test_a_bad_token_is_not_pushed_below_the_lower_bound():
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_at_ratio_one_every_loss_has_the_same_gradient(name):
-    """Minus the advantage, summed over a response: with one optimizer step a batch the choice of
-    loss does not matter, GRPO's and GSPO's least of all. Planted bug: SAPO's gate without its 4.
+    """It is minus the advantage, summed over a response: with one optimizer step per batch the
+    choice of loss does not matter, least of all between GRPO and GSPO. Planted bug: SAPO's gate
+    without its factor 4.
     """
     advantages = torch.tensor([1.5, 1.5, 1.5, -0.5, -0.5, 0.0], dtype=torch.float64)
     inputs = inputs_of(torch.zeros(6, dtype=torch.float64), advantages, [3, 2, 1])
@@ -91,7 +94,7 @@ def test_at_ratio_one_every_loss_has_the_same_gradient(name):
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize("name", [*LOSSES, "unbounded ppo_clip"])
 def test_a_ratio_beyond_float32_gives_no_nan(name, advantage):
-    """Nor does a response of such tokens, also with loss weight 0. Fails when exp overflows: the
+    """Nor does a response of such tokens, even with loss weight 0. Fails when exp overflows: the
     gradient of a branch that is not taken is then 0 · inf.
     """
     loss_of = LOSSES.get(name, lambda inputs: ppo_clip(inputs, **CLIP))
@@ -104,7 +107,7 @@ def test_a_ratio_beyond_float32_gives_no_nan(name, advantage):
 
 
 @pytest.mark.parametrize("log_ratio", [-80.0, -3.0, 0.0, 0.2, 5.0, 19.9, 20.0])
-def test_a_ratio_within_the_bound_is_exp_to_the_bit(log_ratio):
+def test_a_ratio_within_the_bound_is_bit_identical_to_exp(log_ratio):
     given = torch.tensor([log_ratio], requires_grad=True)
     [found], [plain] = ratio_of(given), given.exp()
     assert found == plain
@@ -119,7 +122,7 @@ def test_at_ratio_one_the_surrogates_are_minus_the_advantage():
 
 
 @pytest.mark.parametrize("name", ["ppo_clip", "gspo_token", "gspo", "dppo_tv", "dppo_kl"])
-def test_clipped_tokens_are_exactly_the_ones_without_a_gradient(name):
+def test_clipped_tokens_are_exactly_those_without_a_gradient(name):
     """Planted bug: tokens beyond the dual clip are not counted."""
     ratios = torch.tensor([0.5, 0.9, 1.0, 1.25, 2.0, 3.5], dtype=torch.float64)
     for advantage in (2.0, -1.0, 0.5):
@@ -128,8 +131,8 @@ def test_clipped_tokens_are_exactly_the_ones_without_a_gradient(name):
         assert loss.clipped.tolist() == (slope(loss, inputs) == 0).tolist()
 
 
-def test_the_dual_clip_stops_a_bad_token_whose_ratio_ran_away_and_leaves_good_ones():
-    """Planted bug: the dual clip also applied to good tokens."""
+def test_the_dual_clip_stops_a_bad_token_with_a_very_large_ratio_and_not_good_tokens():
+    """Planted bug: the dual clip is also applied to good tokens."""
     ratios = torch.tensor([2.0, 3.5, 10.0, 0.5])
     inputs = inputs_of(ratios.log(), torch.tensor([-1.0, -1.0, -2.0, 2.0]), [4])
     loss = ppo_clip(inputs, **CLIP, dual_clip=3.0)
@@ -139,8 +142,8 @@ def test_the_dual_clip_stops_a_bad_token_whose_ratio_ran_away_and_leaves_good_on
 
 
 def test_gspo_clips_a_response_as_a_whole():
-    """A response of ratios 2 and 1/2 is where it was; one of 2 and 2 is out. Planted bug: the ratio
-    of the whole row instead of the response.
+    """A response with ratios 2 and 1/2 is unchanged on average and not clipped; one with 2 and 2 is
+    clipped. Planted bug: the ratio of the whole row instead of the response.
     """
     log_ratios = torch.tensor([2.0, 0.5, 2.0, 2.0]).log()
     inputs = inputs_of(log_ratios, torch.ones(4), [2, 2])
@@ -150,8 +153,8 @@ def test_gspo_clips_a_response_as_a_whole():
 
 
 def test_gspo_and_gspo_token_differ_only_when_weights_differ_within_a_response():
-    """With equal weights one gradient; otherwise GSPO's is spread evenly and the token form's stays
-    with its token. Planted bug: the token form's ratio is not stopped.
+    """With equal weights the gradients are equal; otherwise GSPO's is spread evenly and that of the
+    token form stays with its token. Planted bug: the ratio of the token form is not stopped.
     """
     log_ratios = torch.tensor([0.1, -0.05, 0.02], dtype=torch.float64)
     inputs = inputs_of(log_ratios, torch.full((3,), 2.0, dtype=torch.float64), [3])
@@ -163,7 +166,7 @@ def test_gspo_and_gspo_token_differ_only_when_weights_differ_within_a_response()
         torch.testing.assert_close(own, -2 * ratio * weights.double())
 
 
-def test_cispo_cuts_weights_and_keeps_every_gradient():
+def test_cispo_clips_weights_and_keeps_every_gradient():
     """Planted bug: the gradient also flows through the weight."""
     ratios = torch.tensor([0.01, 0.9, 2.0, 2.0])
     inputs = inputs_of(ratios.log(), torch.tensor([1.0, -1.0, 1.0, -1.0]), [4])
@@ -175,7 +178,9 @@ def test_cispo_cuts_weights_and_keeps_every_gradient():
 
 
 def test_sapo_fades_the_gradient_on_both_sides_and_faster_for_bad_tokens():
-    """By 4 σ (1 - σ) = 1 / cosh²(τ (r - 1) / 2). Planted bug: one temperature for all."""
+    """The factor is 4 σ (1 - σ) = 1 / cosh²(τ (r - 1) / 2). Planted bug: one
+    temperature for all.
+    """
     ratios = torch.tensor([0.5, 1.0, 3.0, 3.0], dtype=torch.float64)
     advantages = torch.tensor([1.0, 1.0, 1.0, -1.0], dtype=torch.float64)
     inputs = inputs_of(ratios.log(), advantages, [4])
@@ -186,10 +191,10 @@ def test_sapo_fades_the_gradient_on_both_sides_and_faster_for_bad_tokens():
     assert not loss.clipped.any()
 
 
-def test_dppo_lets_rare_tokens_move_far_in_ratio_and_likely_ones_not():
-    """Probabilities 0.001 to 0.01 (ratio 10), 0.5 to 0.7 (ratio 1.4) and 0.9 to 0.6; only a token
-    that was pushed where its advantage leads is masked. Planted bugs: a mask by the ratio; a mask
-    whatever the sign of the advantage.
+def test_dppo_lets_the_ratio_of_rare_tokens_change_a_lot_and_of_likely_ones_only_a_little():
+    """Probabilities 0.001 to 0.01 (ratio 10), 0.5 to 0.7 (ratio 1.4) and 0.9 to 0.6; a token is
+    masked only if it moved in the direction of its advantage. Planted bugs: a mask by the ratio; a
+    mask that ignores the sign of the advantage.
     """
     behaviour = torch.tensor([0.001, 0.5, 0.9, 0.001, 0.5, 0.9], dtype=torch.float64).log()
     logprobs = torch.tensor([0.01, 0.7, 0.6, 0.01, 0.7, 0.6], dtype=torch.float64).log()
@@ -216,7 +221,7 @@ def test_probabilities_that_float32_rounds_to_one_have_a_small_finite_divergence
     torch.testing.assert_close(far, torch.tensor([math.log(2)]))
 
 
-def test_importance_weights_are_capped_and_carry_no_gradient():
+def test_importance_weights_are_capped_and_have_no_gradient():
     proximal = torch.tensor([-1.0, -2.0, -1.0], requires_grad=True)
     behaviour = torch.tensor([-1.5, -1.0, -4.0])
     weights = truncated_importance_weights(proximal, behaviour, cap=2.0)

@@ -1,4 +1,6 @@
-"""Every policy loss against its paper: values token by token, gradients by finite differences."""
+"""Every policy loss compared with its paper: values token by token, gradients by finite
+differences.
+"""
 
 import math
 import random
@@ -53,7 +55,9 @@ PAIRS = {
 
 
 def random_responses(seed: int, lengths: list[int]) -> list[papers.Response]:
-    """Log-ratios spread by 0.3, so that a good part of every bound is crossed."""
+    """Return responses with log-ratios spread by 0.3, so that many tokens are beyond
+    every bound.
+    """
     draw = random.Random(seed)
     found = []
     for length in lengths:
@@ -101,7 +105,7 @@ def finite_differences(
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), lengths=st.lists(st.integers(1, 7), min_size=1, max_size=5))
 def test_a_loss_equals_the_formula_of_its_paper_for_every_token(name, seed, lengths):
-    """Planted bugs: the geometric mean over one token too many; bounds exchanged."""
+    """Planted bugs: the geometric mean over one token too many; bounds swapped."""
     ours, reference = PAIRS[name]
     responses = random_responses(seed, lengths)
     found = ours(inputs_of(responses)).loss.tolist()
@@ -110,8 +114,8 @@ def test_a_loss_equals_the_formula_of_its_paper_for_every_token(name, seed, leng
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_gradient_is_the_finite_difference_of_the_papers_loss(name):
-    """With loss weights that differ from token to token, as age weights do; 40 responses, so that
-    each kind of token occurs. Planted bug: `gspo` with a stopped ratio (its token form).
+    """Loss weights differ from token to token, as with age weights. With 40 responses, each kind of
+    token occurs. Planted bug: `gspo` with a stopped ratio (its token form).
     """
     ours, reference = PAIRS[name]
     responses = random_responses(3, [1, 2, 5, 9] * 10)
@@ -130,7 +134,7 @@ def test_a_gradient_is_the_finite_difference_of_the_papers_loss(name):
 
 @pytest.mark.parametrize("name", ["policy_gradient", "sapo", "gspo", "ppo"])
 def test_a_smooth_loss_passes_autograds_own_check(name):
-    """Bounds so wide that nothing is clipped; also second derivatives are not needed."""
+    """The bounds are so wide that nothing is clipped, and second derivatives are not needed."""
     smooth = {
         "gspo": lambda inputs: losses.gspo(inputs, clip_low=0.9, clip_high=math.inf),
         "ppo": lambda inputs: losses.ppo_clip(inputs, clip_low=0.99, clip_high=math.inf),

@@ -23,7 +23,9 @@ RATIOS = [0.4, 0.5, 1.0, 2.0, 5.0, 8.0]
 
 
 def behaviour_of(ratios: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Learner and engine log-probabilities of these ratios; the learner's have a gradient."""
+    """Return learner and engine log-probabilities with these ratios; the learner's have
+    a gradient.
+    """
     behaviour = torch.linspace(-3, -1, len(ratios), dtype=torch.float64)
     learner = behaviour + torch.tensor(ratios, dtype=torch.float64).log()
     return learner.requires_grad_(), behaviour
@@ -31,7 +33,7 @@ def behaviour_of(ratios: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
 
 @given(LENGTHS)
 def test_every_token_gets_the_sum_and_mean_of_its_own_response(lengths):
-    """Empty responses included. Planted bug: lengths taken for starts."""
+    """Empty responses included. Planted bug: lengths are used as starts."""
     values = torch.arange(1, sum(lengths) + 1, dtype=torch.float64)
     responses = Responses.of(lengths)
     parts = [part.tolist() for part in values.split(lengths)] if lengths else []
@@ -44,7 +46,7 @@ def test_every_token_gets_the_sum_and_mean_of_its_own_response(lengths):
 
 
 def test_a_long_responses_sum_does_not_lose_its_small_parts():
-    """50,000 log-ratios of 1e-4 in float32; adding them one at a time in float32 is wrong by 5e-4.
+    """50,000 log-ratios of 1e-4 in float32. Adding them one at a time in float32 is wrong by 5e-4.
     Planted bug: that sum.
     """
     values = torch.full((50_000,), 1e-4)
@@ -58,8 +60,8 @@ def test_sums_and_means_pass_autograds_own_check():
     assert torch.autograd.gradcheck(lambda v: responses.spread(responses.means(v)) ** 2, (values,))
 
 
-def test_token_weights_are_cut_and_masked_weights_are_dropped():
-    """Planted bugs: IcePop clamps into its bounds; its lower bound is ignored."""
+def test_token_weights_are_clipped_and_masked_weights_are_dropped():
+    """Planted bugs: IcePop clamps to its bounds; its lower bound is ignored."""
     learner, behaviour = behaviour_of(RATIOS)
     cut = truncated_importance_weights(learner, behaviour, cap=2.0)
     assert cut.tolist() == pytest.approx([0.4, 0.5, 1.0, 2.0, 2.0, 2.0])
@@ -97,9 +99,9 @@ def test_a_sequence_weight_is_the_product_over_its_response():
     assert weights.tolist() == pytest.approx([0.25, 0.25, 5.0, 5.0, 5.0])
 
 
-def test_a_geometric_mask_looks_at_the_mean_of_a_response():
-    """Two tokens of ratio 1.2 and eight of it: the same mean, another product. Planted bug: the
-    product is compared.
+def test_a_geometric_mask_uses_the_mean_of_a_response():
+    """Two tokens with ratio 1.2, and eight of them: the mean is the same, the product is not.
+    Planted bug: the product is compared.
     """
     learner, behaviour = behaviour_of([1.2] * 10)
     responses = Responses.of([2, 8])
@@ -115,7 +117,7 @@ def test_a_geometric_mask_looks_at_the_mean_of_a_response():
     ),
     st.sampled_from([0.01, 0.5, 1.0]),
 )
-def test_a_negative_mask_leaves_out_bad_responses_that_the_policy_has_left(drawn, threshold):
+def test_a_negative_mask_leaves_out_bad_responses_that_have_become_unlikely(drawn, threshold):
     """Planted bugs: good responses too; the sum of a response; learner minus engine."""
     gaps = [gap for part, _ in drawn for gap in part]
     behaviour = torch.linspace(-3, -1, len(gaps), dtype=torch.float64)
@@ -132,12 +134,14 @@ def test_a_negative_mask_leaves_out_bad_responses_that_the_policy_has_left(drawn
     found = negative_mask(inputs, threshold=threshold)
     assert not found.requires_grad
     for value, (mean, a) in zip(found.tolist(), means, strict=True):
-        if abs(mean - threshold) > 1e-9:  # nearer, rounding decides
+        if abs(mean - threshold) > 1e-9:  # closer to the bound, rounding decides
             assert value == (0.0 if a < 0 and mean > threshold else 1.0)
 
 
-def test_a_negative_mask_looks_at_each_tokens_own_advantage():
-    """As with advantages of turns; the divergence is still that of the whole response."""
+def test_a_negative_mask_uses_each_tokens_own_advantage():
+    """Advantages of turns differ within a response; the divergence is still that of the whole
+    response.
+    """
     inputs = LossInputs(
         logprobs=torch.tensor([-3.0, 0.0, 0.0]),
         anchor_logprobs=torch.zeros(3),
@@ -149,8 +153,8 @@ def test_a_negative_mask_looks_at_each_tokens_own_advantage():
 
 
 def test_an_overflowing_product_is_masked_or_capped_and_never_nan():
-    """2,000 tokens of ratio e, and of 1/e, in float32. Planted bug: bounds compared after exp with
-    the product itself multiplied in.
+    """2,000 tokens with ratio e, and with 1/e, in float32. Planted bug: bounds are compared after
+    exp, and the product itself is multiplied in.
     """
     log_ratios = torch.cat([torch.ones(2000), -torch.ones(2000)])
     behaviour, responses = torch.zeros(4000), Responses.of([2000, 2000])
@@ -158,7 +162,7 @@ def test_an_overflowing_product_is_masked_or_capped_and_never_nan():
     assert weights[[0, -1]].tolist() == [2.0, 0.0]
 
 
-def test_no_weight_and_no_mask_carries_a_gradient():
+def test_weights_and_masks_have_no_gradient():
     learner, behaviour = behaviour_of(RATIOS)
     responses = Responses.of([2, 4])
     bounds = {"low": 0.5, "high": 2.0}

@@ -1,4 +1,4 @@
-"""Losses, advantages and group filters of the user's: used as given, or refused by name."""
+"""A user's own losses, advantages and group filters are used as given, or refused by name."""
 
 from dataclasses import replace
 
@@ -44,14 +44,14 @@ def test_a_loss_gets_its_arguments_and_its_metrics_are_kept() -> None:
     assert torch.equal(found.loss[:2], same.loss[:2])
 
 
-def test_a_loss_may_return_its_tensor_alone() -> None:
+def test_a_loss_may_return_only_its_tensor() -> None:
     loss = load_loss(of(loss="own_functions:plain"))
     assert loss is not None
     assert torch.equal(loss(INPUTS).loss, -INPUTS.logprobs * INPUTS.advantages)
     assert not loss(INPUTS).clipped.any()
 
 
-def test_advantages_are_one_for_each_sample_or_each_token() -> None:
+def test_advantages_are_one_per_sample_or_one_per_token() -> None:
     signs = load_advantages(of(advantage="own_functions:signs", args={"scale": 2.0}))
     by_token = load_advantages(of(advantage="own_functions:by_token"))
     assert signs is not None
@@ -60,7 +60,7 @@ def test_advantages_are_one_for_each_sample_or_each_token() -> None:
     assert [each.tolist() for each in by_token(SCORED, [[0.0] * 3])[0]] == [[0], [0, 1], [0, 1, 2]]  # type: ignore[union-attr]
 
 
-def test_a_group_filter_sees_the_scored_group() -> None:
+def test_a_group_filter_gets_the_scored_group() -> None:
     keep = load_group_filter(of(group_filter="own_functions:is_mixed", args={"least": 2}))
     assert keep is not None
     few, mixed, all_right = (0.0, 0.0, 1.0), (0.0, 1.0, 1.0), (1.0, 1.0, 1.0)
@@ -122,14 +122,14 @@ def test_a_function_that_cannot_be_used_is_refused_before_training(
         ("texts", "it returned '1' for a sample .*; return numbers"),
     ],
 )
-def test_wrong_advantages_end_the_step_with_a_sentence(function: str, sentence: str) -> None:
+def test_wrong_advantages_end_the_step_with_one_sentence(function: str, sentence: str) -> None:
     estimate = load_advantages(of(advantage=f"own_functions:{function}"))
     assert estimate is not None
     with pytest.raises(OwnFunctionError, match=sentence):
         estimate(SCORED, [[0.0, 1.0, 2.0]])
 
 
-def test_a_loss_that_gives_nan_in_the_run_ends_it_with_its_name() -> None:
+def test_a_loss_that_gives_nan_during_the_run_ends_it_with_its_name() -> None:
     """Fails when the step is skipped instead, with a message about rewards."""
     config = of(loss="own_functions:logarithm")
     try_own_functions(config)
@@ -155,7 +155,9 @@ def test_a_model_that_gives_nan_is_not_blamed_on_the_loss() -> None:
         ("counts", r"group_filter=own_functions:counts: it returned 2\.0; return True"),
     ],
 )
-def test_a_group_filter_that_returns_no_bool_is_refused(function: str, sentence: str) -> None:
+def test_a_group_filter_that_does_not_return_a_bool_is_refused(
+    function: str, sentence: str
+) -> None:
     keep = load_group_filter(of(group_filter=f"own_functions:{function}"))
     assert keep is not None
     with pytest.raises(OwnFunctionError, match=sentence):
@@ -183,8 +185,8 @@ def test_advantages_and_a_group_filter_are_tried_on_two_groups(settings: dict[st
         {"advantage": "own_functions:by_column"},
     ],
 )
-def test_right_functions_pass_the_trial(settings: dict[str, str]) -> None:
-    """Fails when a group of the trial has not the columns of the data, or is not a whole one."""
+def test_valid_functions_pass_the_trial(settings: dict[str, str]) -> None:
+    """Fails when a group in the trial lacks the columns of the data, or is incomplete."""
     prompt = replace(PROMPT, columns={"level": 3}, has_environment=True)
     try_on_groups(TrainConfig(algorithm=of(**settings)), prompt)
 
@@ -200,7 +202,7 @@ def test_right_functions_pass_the_trial(settings: dict[str, str]) -> None:
         ({"group_filter": "a:b", "dynamic_sampling": True}, "remove one of them"),
     ],
 )
-def test_settings_that_do_not_go_with_own_functions_are_refused(
+def test_settings_that_do_not_work_with_own_functions_are_refused(
     settings: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):

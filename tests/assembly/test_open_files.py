@@ -1,4 +1,4 @@
-"""The start says when agents cannot have the files that they need."""
+"""The start reports when agents cannot open the files that they need."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from april_rl.config import TrainConfig
 
 
 @pytest.mark.parametrize(("num_episodes", "is_said"), [(100, False), (1000, True)])
-def test_too_few_open_files_for_the_agents_are_said_at_the_start(
+def test_too_few_open_files_for_the_agents_are_reported_at_the_start(
     num_episodes: int, is_said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environments, "raise_open_files", lambda: 1024)

@@ -1,4 +1,4 @@
-"""A resume names the settings that differ from its checkpoint's."""
+"""A resumed run names the settings that differ from its checkpoint's."""
 
 from pathlib import Path
 
@@ -14,7 +14,9 @@ SAVED = {
 
 
 def test_every_changed_setting_is_named_with_both_values(tmp_path: Path) -> None:
-    """Fails when a setting that only one side has is left out, or a new value of auto is named."""
+    """Fails when a setting that exists on only one side is left out, or a new value of auto is
+    reported.
+    """
     (tmp_path / "config.yaml").write_text(config_text(SAVED))
     assert changes_since(tmp_path, SAVED) == []
     shown = {

@@ -1,4 +1,4 @@
-"""Threads of a worker: its part of the machine's cores."""
+"""A worker's threads: its part of the machine's cores."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from april_rl.planning.sizes import EngineSizes
         ("cuda", 8, ("runtime.threads=3",), 3),
     ],
 )
-def test_a_worker_has_its_part_of_the_cores_on_a_gpu_too(
+def test_a_worker_gets_its_part_of_the_cores_on_a_gpu_too(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     device: str,
@@ -29,7 +29,9 @@ def test_a_worker_has_its_part_of_the_cores_on_a_gpu_too(
     overrides: tuple[str, ...],
     expected: int,
 ) -> None:
-    """On a machine with 64 cores and 8 GPUs. Fails when a worker copies with Ray's one thread."""
+    """On a machine with 64 cores and 8 GPUs. Fails when a worker copies with the single thread that
+    Ray sets.
+    """
     given: dict[str, workers.WorkerSettings] = {}
     monkeypatch.setattr(workers, "Workers", lambda _, **settings: given.update(settings))
     monkeypatch.setattr(workers, "num_gpus", lambda: 8)

@@ -1,4 +1,4 @@
-"""The plan of micro-batches against a plain implementation that searches through all bins."""
+"""The plan of micro-batches compared with a plain implementation that searches all bins."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -17,7 +17,7 @@ few_or_many = st.lists(st.integers(1, BUDGET), min_size=1, max_size=60) | st.lis
 
 
 def cost(length: int, hidden_size: int) -> int:
-    """Return the cost in units of 1/(6 · hidden_size), which makes it a whole number."""
+    """Return the cost in units of 1/(6 · hidden_size), which makes it an integer."""
     return length * (length + 6 * hidden_size)
 
 
@@ -49,8 +49,8 @@ def search(
 
 @given(few_or_many, st.integers(1, 20))
 def test_the_plan_equals_an_exhaustive_search_over_bins(lengths, num_ranks):
-    """Fails when a bin that was too full for one sequence is not asked again for a shorter one, or
-    a bin with too little room is taken for its cost.
+    """Fails when a bin that was too full for one sequence is not tried again for a shorter one, or
+    a bin with too little room is chosen for its cost.
     """
     sizes = {"num_ranks": num_ranks, "max_tokens": BUDGET, "hidden_size": HIDDEN_SIZE}
     assert plan_micro_batches(lengths, **sizes) == search(lengths, **sizes)
@@ -58,7 +58,7 @@ def test_the_plan_equals_an_exhaustive_search_over_bins(lengths, num_ranks):
 
 @given(few_or_many, st.integers(1, 20))
 def test_no_micro_batch_costs_less_than_a_later_one_of_any_rank(lengths, num_ranks):
-    """Fails when a rank is given bins that lie side by side in the order of their cost."""
+    """Fails when a rank gets bins that are neighbours in the order of their cost."""
     plan = plan_micro_batches(
         lengths, num_ranks=num_ranks, max_tokens=BUDGET, hidden_size=HIDDEN_SIZE
     )
@@ -90,8 +90,9 @@ def draw(distribution: str, num_sequences: int) -> list[int]:
 def test_the_plan_of_a_large_batch_equals_the_exhaustive_search(
     distribution, num_sequences, num_ranks, max_tokens, hidden_size
 ):
-    """So it is balanced as well as one that is made one by one. Fails when many sequences are
-    placed at a time without a look at the bins that just became the cheapest, or at their room.
+    """So it is as well balanced as a plan made one sequence at a time. Fails when many sequences
+    are placed at once without checking which bins just became the cheapest, or how much room they
+    have.
     """
     lengths = draw(distribution, num_sequences)
     sizes = {"num_ranks": num_ranks, "max_tokens": max_tokens, "hidden_size": hidden_size}

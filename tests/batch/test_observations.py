@@ -41,8 +41,8 @@ def pack(sample: Sample, advantages: list[float]) -> Batch:
     return packer.pack([group], [[np.array(advantages)]], policy_version=7)
 
 
-def test_contexts_are_sequences_of_their_own_and_one_response():
-    """Fails when a context reads the one before it, or counts as another sample."""
+def test_contexts_are_separate_sequences_of_one_response():
+    """Fails when a context can see the one before it, or counts as another sample."""
     sample = Sample(PROMPT, 0)
     sample = sample.with_span(completion(sample, 5, [3, 4]))
     sample = sample.with_span(Observation(array("i", [90, 91, 92]), begins_context=True))
@@ -60,7 +60,7 @@ def test_contexts_are_sequences_of_their_own_and_one_response():
 
 
 def test_each_token_has_its_own_experts_and_the_last_of_a_context_has_none():
-    """Fails when they are shifted, or another context's."""
+    """Fails when they are shifted, or come from another context."""
     sample = Sample(PROMPT, 0)
     for version, tokens, said, known in (
         (5, [3, 4], Observation(array("i", [90])), [1, 2, 3]),
@@ -79,7 +79,7 @@ def test_each_token_has_its_own_experts_and_the_last_of_a_context_has_none():
 
 
 def test_observations_are_read_and_never_trained():
-    """Fails when one is in the mask, left out of the sequence, or moves what follows it."""
+    """Fails when one is in the mask, missing in the sequence, or shifts what follows it."""
     sample = Sample(PROMPT, 0).with_span(Observation(array("i", [90])))
     sample = sample.with_span(completion(sample, 5, [3, 4, 5]))
     sample = sample.with_span(Observation(array("i", [91, 92])))

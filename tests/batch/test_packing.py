@@ -25,7 +25,7 @@ BUDGET = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """Parts of each sample of each group: (version, tokens), and the packer's settings."""
+    """Parts of each sample of each group as (version, tokens), and the packer's settings."""
 
     parts: list[list[list[tuple[int, int]]]]
     num_ranks: int
@@ -158,7 +158,7 @@ def test_every_sequence_is_in_one_row_with_each_token_labelled_where_it_is_predi
 @quick
 @given(PLANS)
 def test_the_weights_of_a_minibatch_sum_to_one_over_all_ranks(plan):
-    """Fails when each rank divides by its own sum, or a sum below one is taken for one."""
+    """Fails when each rank divides by its own sum, or a sum below one is replaced by one."""
     batch, _ = pack(plan)
     for minibatch in batch.minibatches:
         rows = [row for rank in minibatch for row in rank]
@@ -179,9 +179,9 @@ AGGREGATIONS = {
 @pytest.mark.parametrize("name", AGGREGATIONS)
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_loss_weights_are_aggregated_over_all_ranks_and_without_probes(name, num_ranks):
-    """Two minibatches of two responses each; one sample is trained half, its first tokens are too
-    old. No token is fresh, so a probe goes along. Fails when a rank or a row is aggregated by
-    itself, when probes count as responses, or when weights land with another sample.
+    """Two minibatches of two responses each. One sample is trained only in part, because its first
+    tokens are too old. No token is fresh, so there is a probe as well. Fails when a rank or a row
+    is aggregated on its own, when probes count as responses, or when weights reach another sample.
     """
     old, young = VERSION - 2, VERSION - 1
     parts = [[[(young, 4)], [(young, 12)]], [[(old, 2), (young, 2)], [(young, 6)]]]
@@ -202,9 +202,10 @@ def test_loss_weights_are_aggregated_over_all_ranks_and_without_probes(name, num
 
 @pytest.mark.parametrize("mask_truncated", [False, True])
 @pytest.mark.parametrize("name", AGGREGATIONS)
-def test_masked_truncated_responses_leave_loss_and_denominator(name, mask_truncated):
-    """Three responses of 4, 12 and 8 tokens are packed with advantages; the second was truncated.
-    Planted bug: the weight is taken after the aggregation, so that the denominator counts it.
+def test_masked_truncated_responses_count_neither_in_loss_nor_denominator(name, mask_truncated):
+    """Three responses of 4, 12 and 8 tokens are packed with advantages; the second one was
+    truncated. Planted bug: its weight is removed after the aggregation, so that the denominator
+    still counts it.
     """
     prompt = Prompt(id=0, token_ids=(10_000,), text="", answer="", source="")
     cut = (("stop", 4), ("length", 12), ("stop", 8))
@@ -239,8 +240,8 @@ def test_masked_truncated_responses_leave_loss_and_denominator(name, mask_trunca
 
 @quick
 @given(PLANS)
-def test_weights_fall_with_age_and_end_at_the_cap(plan):
-    """Invariant 7. Fails when the cap is one off, or the decay counts from another age."""
+def test_weights_fall_with_age_and_are_zero_beyond_the_cap(plan):
+    """Invariant 7. Fails when the cap is off by one, or the decay starts at another age."""
     batch, _ = pack(plan)
     for minibatch in batch.minibatches:
         rows = [row for rank in minibatch for row in rank]
@@ -272,7 +273,9 @@ def test_all_ranks_make_the_same_number_of_passes_within_the_budget(plan):
 @quick
 @given(PLANS)
 def test_a_group_is_never_split_over_minibatches_and_staleness_is_counted_when_trained(plan):
-    """Fails when minibatches are cut by samples, or ages are counted before the step's version."""
+    """Fails when minibatches are divided by samples, or ages are counted before the
+    step's version.
+    """
     batch, groups = pack(plan)
     homes: dict[int, set[int]] = {}
     for m, minibatch in enumerate(batch.minibatches):
@@ -305,8 +308,8 @@ def test_a_sequence_beyond_the_budget_names_the_setting():
 
 
 @given(st.lists(st.integers(1, 64), max_size=40), st.integers(1, 4))
-def test_a_plan_holds_every_sequence_once_and_no_row_beyond_the_budget(lengths, num_ranks):
-    """Fails when a bin's room is not looked at before it is filled."""
+def test_a_plan_contains_every_sequence_once_and_no_row_beyond_the_budget(lengths, num_ranks):
+    """Fails when the room in a bin is not checked before it is filled."""
     plan = plan_micro_batches(lengths, num_ranks=num_ranks, max_tokens=64, hidden_size=8)
     bins = [bin_ for rank in plan for bin_ in rank]
     assert sorted(i for bin_ in bins for i in bin_) == list(range(len(lengths)))
@@ -316,7 +319,9 @@ def test_a_plan_holds_every_sequence_once_and_no_row_beyond_the_budget(lengths, 
 
 
 def pass_cost(bins: list[list[list[int]]], lengths: list[int]) -> float:
-    """Return the cost that all ranks wait for: the costliest of the k-th micro-batches, over k."""
+    """Return the cost that all ranks wait for: the most expensive of the k-th micro-batches, summed
+    over k.
+    """
     costs = [
         [sum(lengths[i] + lengths[i] ** 2 / 6144 for i in bin_) for bin_ in rank] for rank in bins
     ]
@@ -336,8 +341,8 @@ def naive_plan(lengths: list[int], *, num_ranks: int, max_tokens: int) -> list[l
 
 
 def test_a_long_tailed_batch_is_balanced_much_better_than_round_robin():
-    """Share of the paid passes that is work, 512 lognormal sequences on 8 ranks: measured 0.999
-    against 0.674. Fails when bins are filled in order of arrival.
+    """The share of useful work in all passes, with 512 lognormal sequences on 8 ranks: measured
+    0.999 against 0.674. Fails when bins are filled in order of arrival.
     """
     rng = np.random.default_rng(0)
     drawn = np.minimum(200 * np.exp(rng.standard_normal(512)), 4096).astype(int) + 50

@@ -1,4 +1,6 @@
-"""Staleness is counted when tokens are trained, by age and by length, and apart from mismatch."""
+"""Staleness is counted when tokens are trained, by age and by length, and separately
+from mismatch.
+"""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -37,9 +39,9 @@ def rows_of(batch: Batch) -> list[MicroBatch]:
 @given(SETUPS, st.integers(1, 5))
 @example(PARKING, 6)
 def test_staleness_by_length_counts_every_trained_token_in_the_bucket_of_its_response(setup, steps):
-    """Against a count token by token. Fails when a bucket goes by the part of a response instead of
-    the whole, ages are those of the samples' first tokens, a bound belongs to the bucket above it,
-    or a bucket without tokens has a key.
+    """Compared with a count token by token. Fails when a bucket depends on a part of a response
+    instead of the whole, ages belong to the samples' first tokens, a bound belongs to the bucket
+    above it, or a bucket without tokens has a key.
     """
     run = Run(setup)
     for version in range(steps):
@@ -58,8 +60,8 @@ def test_staleness_by_length_counts_every_trained_token_in_the_bucket_of_its_res
         assert by_length == pytest.approx(expected)
 
 
-def test_responses_longer_than_a_budget_that_was_lowered_are_in_the_last_bucket():
-    """Fails when they have a bucket, and so tokens, of their own that no metric shows."""
+def test_responses_longer_than_a_lowered_budget_are_in_the_last_bucket():
+    """Fails when they get their own bucket, whose tokens no metric shows."""
     ages, lengths = np.array([0] * 3 + [2] * 30, np.int32), np.array([3, 30])
     read = staleness_by_length(ages, lengths, max_response_tokens=24).read()
     assert read["staleness/off_policy_token_frac_len_to_1_8"] == 0.0
@@ -72,9 +74,9 @@ def test_responses_longer_than_a_budget_that_was_lowered_are_in_the_last_bucket(
 @example(replace(PARKING, keeps=True), 6)
 @example(replace(PARKING, keeps=False), 6)
 def test_only_tokens_of_this_version_on_a_cache_of_this_version_are_compared(setup, steps):
-    """Mismatch is apart from staleness: a stale token is never compared, a fresh one of a kept
-    sample neither, a fresh one after another prefill is. Fails when the version of a token alone
-    decides, or that of the cache of the sample's first part does.
+    """Mismatch is separate from staleness: a stale token is never compared, nor is a fresh one of a
+    kept sample; a fresh one after another prefill is compared. Fails when only the version of a
+    token decides, or the cache version of the sample's first part does.
     """
     run = Run(setup)
     for version in range(steps):
@@ -96,8 +98,8 @@ def test_only_tokens_of_this_version_on_a_cache_of_this_version_are_compared(set
 @given(SETUPS, st.integers(1, 5))
 @example(replace(PARKING, keeps=True), 6)
 @example(replace(PARKING, keeps=False), 6)
-def test_fresh_tokens_on_an_old_cache_are_counted_apart_from_off_policy_tokens(setup, steps):
-    """Fails when off-policy tokens are among them, or fresh tokens on a fresh cache."""
+def test_fresh_tokens_on_an_old_cache_are_counted_separately_from_off_policy_tokens(setup, steps):
+    """Fails when off-policy tokens are included, or fresh tokens on a fresh cache."""
     run = Run(setup)
     for version in range(steps):
         groups = run.step().groups
@@ -113,7 +115,7 @@ def test_fresh_tokens_on_an_old_cache_are_counted_apart_from_off_policy_tokens(s
 
 
 def test_every_trained_token_is_off_policy_or_on_an_old_cache_or_compared():
-    """With kept caches, where there are some of each. Fails when a share is always zero."""
+    """With kept caches, when there are some of each kind. Fails when a share is always zero."""
     run = Run(replace(PARKING, keeps=True))
     shares = []
     for _ in range(6):
@@ -129,8 +131,8 @@ def test_every_trained_token_is_off_policy_or_on_an_old_cache_or_compared():
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_tokens_on_an_old_kv_cache_are_not_compared_with_the_learner(keeps):
-    """On one engine, where every parked sample is gone on with or none is. Fails when the engine's
-    version of the cache is not looked at.
+    """On one engine, where every parked sample continues or none does. Fails when the engine's
+    cache version is ignored.
     """
     run = Run(replace(PARKING, keeps=keeps))
     seen = 0
@@ -148,9 +150,9 @@ def test_tokens_on_an_old_kv_cache_are_not_compared_with_the_learner(keeps):
 
 @pytest.mark.parametrize("finish_stale", [True, False])
 def test_at_the_cap_a_step_either_waits_or_masks(finish_stale):
-    """Invariant 7, both ways, on lengths that outlast a cap of one version. To finish, no token is
-    masked and none is older than the cap; to mask, tokens beyond it are trained with no weight, and
-    are counted. Fails when `on_stale` is not looked at, or masked tokens keep their weight.
+    """Invariant 7, for both choices, with lengths that exceed a cap of one version. With finish, no
+    token is masked and none is older than the cap; with mask, tokens beyond it get no loss weight
+    and are counted. Fails when `on_stale` is ignored, or masked tokens keep their weight.
     """
     run = Run(replace(PARKING, max_staleness=1, finish_stale=finish_stale))
     too_old = 0

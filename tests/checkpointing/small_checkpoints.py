@@ -1,4 +1,4 @@
-"""Checkpoints with a few bytes, for tests of their folder."""
+"""Checkpoints of a few bytes, for tests of their folder."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from april_rl.checkpointing.manifest import record
 
 
 def write(root: Path, step: int, *, content: bytes = b"weights" * 100, **about: object) -> Path:
-    """Write a checkpoint with one file that a worker has hashed and one without a hash."""
+    """Write a checkpoint with one file that has a worker's hash and one without a hash."""
     partial = begin(root, step)
     (partial / "learner").mkdir()
     shard = partial / "learner" / "rank_00000.safetensors"

@@ -1,4 +1,4 @@
-"""Plain data with arrays in it, on disk and back."""
+"""Plain data that contains arrays, written to disk and read back."""
 
 from array import array
 from typing import Any
@@ -25,7 +25,7 @@ STATES = st.recursive(
 
 
 def add_types(state: Any) -> Any:
-    """Add the types, which == does not distinguish."""
+    """Add the types, which == does not compare."""
     if isinstance(state, dict):
         return {key: add_types(value) for key, value in state.items()}
     if isinstance(state, list):
@@ -36,7 +36,7 @@ def add_types(state: Any) -> Any:
 @given(STATES)
 def test_state_is_read_back_exactly_as_it_was_written(tmp_path_factory, state):
     """Fails when two arrays share a slice, a type is lost, a float is rounded, or a key of the data
-    ({"$oid": ...}) is taken for a slice.
+    ({"$oid": ...}) is mistaken for a slice.
     """
     folder = tmp_path_factory.mktemp("state")
     write_state(state, folder, "rollout")
@@ -63,7 +63,7 @@ def write(folder):
     ],
 )
 def test_a_damaged_file_is_refused_by_name(tmp_path, text, tensors):
-    """Fails when a library's error, or a slice outside the column, gets through."""
+    """Fails when a library's error, or a slice outside the column, reaches the user."""
     json_file, tensor_file = write(tmp_path)
     if text is not None:
         json_file.write_text(text)
@@ -74,6 +74,6 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, text, tensors):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    """Fails when FileNotFoundError gets through."""
+    """Fails when FileNotFoundError reaches the user."""
     with pytest.raises(CheckpointError, match=r"rollout\.json"):
         read_state(tmp_path, "rollout")

@@ -1,4 +1,6 @@
-"""A checkpoint appears whole or not at all, and a damaged one is refused with the file's name."""
+"""A checkpoint appears completely or not at all, and a damaged one is refused with the
+file's name.
+"""
 
 import json
 import os
@@ -24,7 +26,7 @@ from april_rl.checkpointing.resume import checkpoint_at, load, unfinished_run
 
 
 def test_a_checkpoint_names_its_files_and_latest_names_the_checkpoint(tmp_path):
-    """Fails when a file is left out of the manifest, or `latest` stays behind."""
+    """Fails when a file is missing in the manifest, or `latest` is not updated."""
     write(tmp_path, 2)
     path = write(tmp_path, 4, ledger="sums")
     manifest = verify(path)
@@ -36,9 +38,9 @@ def test_a_checkpoint_names_its_files_and_latest_names_the_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("failing", ["write_manifest", "sync", "_point_to"])
-def test_an_interrupted_save_leaves_the_earlier_checkpoint(tmp_path, monkeypatch, failing):
-    """Fails when a checkpoint has its name before all of it is there, or the next save trips over
-    what was left.
+def test_an_interrupted_save_keeps_the_earlier_checkpoint(tmp_path, monkeypatch, failing):
+    """Fails when a checkpoint gets its name before it is complete, or the next save fails on the
+    remains.
     """
     before = write(tmp_path, 1)
 
@@ -57,7 +59,7 @@ def test_an_interrupted_save_leaves_the_earlier_checkpoint(tmp_path, monkeypatch
 
 
 def test_a_resumed_run_replaces_the_checkpoint_of_the_same_step(tmp_path):
-    """A run that continued from step 2 comes by step 4 again. Fails when the rename is refused."""
+    """A run that resumed from step 2 reaches step 4 again. Fails when the rename is refused."""
     write(tmp_path, 4, content=b"first")
     path = write(tmp_path, 4, content=b"second")
     assert (path / "learner" / "rank_00000.safetensors").read_bytes() == b"second"
@@ -65,7 +67,7 @@ def test_a_resumed_run_replaces_the_checkpoint_of_the_same_step(tmp_path):
 
 
 def test_a_checkpoint_without_one_of_its_files_does_not_get_its_name(tmp_path):
-    """Fails when a folder is announced from which no one can continue."""
+    """Fails when a folder is announced from which no run can resume."""
     partial = begin(tmp_path, 1)
     (partial / "config.yaml").write_text("name: test\n")
     with pytest.raises(CheckpointError, match=r"lacks run\.json, without which"):
@@ -74,7 +76,9 @@ def test_a_checkpoint_without_one_of_its_files_does_not_get_its_name(tmp_path):
 
 
 def test_the_checkpoint_that_latest_names_is_never_pruned(tmp_path):
-    """Fails when a person who went back to an earlier step loses what the run writes now."""
+    """Fails when a person who went back to an earlier step loses the checkpoints that the run then
+    writes.
+    """
     for step in (20, 90, 100, 30):
         write(tmp_path, step, **({"score": 0.9} if step == 20 else {}))
     prune(tmp_path, keep_last=2, keep_best=1)
@@ -82,8 +86,10 @@ def test_the_checkpoint_that_latest_names_is_never_pruned(tmp_path):
     assert [one.step for one in list_saved(tmp_path)] == [20, 30, 90, 100]
 
 
-def test_later_checkpoints_of_a_branch_that_a_run_leaves_are_set_aside(tmp_path):
-    """Fails when `auto` continues with them, prune counts them, or they are lost unasked."""
+def test_later_checkpoints_of_an_abandoned_branch_are_set_aside(tmp_path):
+    """Fails when `auto` resumes from them, pruning counts them, or they are deleted without a
+    request.
+    """
     for step in (20, 90, 100):
         write(tmp_path, step)
     left = names(set_aside_later(tmp_path / "step_20"))
@@ -102,7 +108,7 @@ def test_later_checkpoints_of_a_branch_that_a_run_leaves_are_set_aside(tmp_path)
 
 
 def test_a_run_does_not_resume_from_an_abandoned_branch_in_its_folder(tmp_path):
-    """Fails when two branches share a folder: `auto` would not know the second one."""
+    """Fails when two branches share a folder: `auto` would not find the second one."""
     root = tmp_path / "run" / "checkpoints"
     for step in (20, 30):
         write(root, step)
@@ -111,13 +117,13 @@ def test_a_run_does_not_resume_from_an_abandoned_branch_in_its_folder(tmp_path):
         CheckpointError, match=r"belongs to a branch that .*run has left: resume it in"
     ):
         load(str(left), tmp_path / "run")
-    # The file is accepted, but it holds no run's state.
+    # The file is valid, but it does not contain the state of a run.
     with pytest.raises(CheckpointError, match=r"run\.json"):
         load(str(left), tmp_path / "another run")
 
 
 def test_without_latest_the_newest_complete_checkpoint_is_found(tmp_path):
-    """Fails when a lost pointer loses the run."""
+    """Fails when losing the pointer loses the run."""
     good, bad = write(tmp_path, 10), write(tmp_path, 20)
     (tmp_path / "latest").unlink()
     (bad / "manifest.json").unlink()
@@ -125,7 +131,7 @@ def test_without_latest_the_newest_complete_checkpoint_is_found(tmp_path):
 
 
 def test_a_latest_file_that_names_another_folder_is_not_followed(tmp_path):
-    """Fails when the pointer is trusted as a path."""
+    """Fails when the pointer is used as a path without a check."""
     good = write(tmp_path / "run", 1)
     write(tmp_path / "other", 7)
     (tmp_path / "run" / "latest").write_text("../other/step_7")
@@ -133,7 +139,7 @@ def test_a_latest_file_that_names_another_folder_is_not_followed(tmp_path):
 
 
 def test_old_checkpoints_are_removed_and_the_best_are_kept(tmp_path):
-    """Fails when the count is off by one, or the newest go."""
+    """Fails when the count is off by one, or the newest are removed."""
     for step, score in ((1, 0.5), (2, 0.25), (3, None), (10, 0.75), (20, None)):
         write(tmp_path, step, **({} if score is None else {"score": score}))
     assert names(prune(tmp_path, keep_last=2, keep_best=2)) == ["step_2", "step_3"]
@@ -146,7 +152,7 @@ def names(paths: list[Path]) -> list[str]:
 
 
 def test_a_file_that_the_controller_cannot_see_fails_the_checkpoint(tmp_path):
-    """Fails when a checkpoint without its shards looks whole."""
+    """Fails when a checkpoint without its shards looks complete."""
     partial = begin(tmp_path, 1)
     with pytest.raises(CheckpointError, match="shared file system"):
         commit(
@@ -160,8 +166,8 @@ def test_a_file_that_the_controller_cannot_see_fails_the_checkpoint(tmp_path):
 
 
 @given(st.data())
-def test_a_flipped_bit_or_a_cut_end_is_found_wherever_it_is(tmp_path_factory, data):
-    """Fails when a file is not hashed, or only its size is looked at."""
+def test_a_flipped_bit_or_a_truncated_file_is_found_everywhere(tmp_path_factory, data):
+    """Fails when a file is not hashed, or only its size is compared."""
     path = write(tmp_path_factory.mktemp("root"), 1)
     names = [p for p in path.rglob("*") if p.is_file() and p.name != "manifest.json"]
     victim = data.draw(st.sampled_from(sorted(names)))
@@ -191,15 +197,15 @@ def test_a_flipped_bit_or_a_cut_end_is_found_wherever_it_is(tmp_path_factory, da
     ],
 )
 def test_a_manifest_of_another_program_or_format_is_refused(tmp_path, text, message):
-    """Fails when a library's error gets through, or a path may lead out of the folder."""
+    """Fails when a library's error reaches the user, or a path may lead out of the folder."""
     path = write(tmp_path, 1)
     (path / "manifest.json").write_text(text)
     with pytest.raises(CheckpointError, match=message):
         read_manifest(path)
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_newest_good_one_is_offered(tmp_path):
-    """Fails when the run begins from damaged files, or from step 0."""
+def test_a_damaged_checkpoint_is_refused_and_the_newest_good_one_is_suggested(tmp_path):
+    """Fails when the run starts from damaged files, or from step 0."""
     root = tmp_path / "checkpoints"
     good, _, bad = write(root, 1), write(root, 2), write(root, 3)
     for path in (root / "step_2", bad):
@@ -210,7 +216,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_good_one_is_offered(tmp_
 
 
 def test_a_path_that_is_not_a_checkpoint_is_refused(tmp_path):
-    """Fails when a mistyped path begins a new run."""
+    """Fails when a mistyped path starts a new run."""
     write(tmp_path / "run" / "checkpoints", 4)
     (tmp_path / "empty" / "checkpoints" / "step_9").mkdir(parents=True)
     for path, said in (
@@ -223,8 +229,8 @@ def test_a_path_that_is_not_a_checkpoint_is_refused(tmp_path):
     assert load("auto", tmp_path) is None
 
 
-def test_resume_takes_a_run_directory_its_checkpoints_or_one_of_them(tmp_path):
-    """Fails when a person has to look for the newest checkpoint of a run."""
+def test_resume_accepts_a_run_directory_its_checkpoints_or_one_of_them(tmp_path):
+    """Fails when a person has to find the newest checkpoint of a run."""
     root = tmp_path / "run" / "checkpoints"
     first, last = write(root, 4), write(root, 10)
     assert checkpoint_at(first) == first
@@ -232,7 +238,7 @@ def test_resume_takes_a_run_directory_its_checkpoints_or_one_of_them(tmp_path):
 
 
 def test_the_newest_unfinished_run_is_found(tmp_path):
-    """Fails when a finished run is gone on with, or one without a checkpoint is chosen."""
+    """Fails when a finished run is continued, or one without a checkpoint is chosen."""
     for number, name in enumerate(["old", "new", "done"]):
         path = write(tmp_path / name / "checkpoints", 1, is_finished=name == "done")
         os.utime(path, (number, number))
@@ -242,7 +248,6 @@ def test_the_newest_unfinished_run_is_found(tmp_path):
 
 
 def test_the_manifest_is_plain_json(tmp_path):
-    """Fails when it is no longer plain JSON."""
     found = json.loads((write(tmp_path, 1) / "manifest.json").read_text())
     assert found["files"]["config.yaml"]["bytes"] == len("name: test\n")
 

@@ -1,5 +1,5 @@
-"""A run is killed while it saves, prunes or goes back: the checkpoints that it finds at its next
-start.
+"""A run is killed while it saves, prunes or goes back: the checkpoints that its next
+start finds.
 """
 
 import os
@@ -22,7 +22,7 @@ from april_rl.checkpointing.manifest import verify
 
 
 class Killed(BaseException):
-    """A kill: no handler of the code catches it."""
+    """A kill, which no handler in the code catches."""
 
 
 def kill_at_call(monkeypatch, number: int) -> None:
@@ -53,9 +53,9 @@ def write_and_prune(root: Path, step: int, content: bytes) -> None:
     prune(root, keep_last=3, keep_best=0)
 
 
-# What a run does with its checkpoints, and the content of the checkpoint that it should continue
-# from when it is done: a stop saves step 30 again; the run goes back to step 20, where step 30 is
-# saved a third time.
+# What a run does with its checkpoints, and the content of the checkpoint from which it should
+# resume afterwards: a stop saves step 30 again; the run goes back to step 20 and saves step 30 for
+# the third time.
 HISTORY = [
     (lambda root: write_and_prune(root, 10, b"10"), b"10"),
     (lambda root: write_and_prune(root, 20, b"20"), b"20"),
@@ -72,10 +72,10 @@ BACK = 5  # the operation that goes back
 
 
 @pytest.mark.parametrize("killed_twice", [False, True])
-def test_a_kill_at_any_moment_loses_only_the_save_under_way(tmp_path, monkeypatch, killed_twice):
-    """Killed at each call of each operation, and in the one that comes first afterwards. Fails when
-    there is no whole checkpoint, when one is lost that was announced, or when a branch comes back
-    that the run has left.
+def test_a_kill_at_any_moment_loses_only_the_save_in_progress(tmp_path, monkeypatch, killed_twice):
+    """The process is killed at each call of each operation, and in the operation that comes first
+    afterwards. Fails when there is no complete checkpoint, when an announced one is lost, or when a
+    branch returns that the run has left.
     """
     num_kills = 0
     for index, (operation, after) in enumerate(HISTORY):
@@ -113,8 +113,8 @@ def content_of(path: Path | None) -> bytes | None:
 
 
 def load_folder(root: Path) -> Path | None:
-    """Return the checkpoint that a run continues from after the kill; its files are unchanged.
-    As a run does, it sets later ones aside.
+    """Return the checkpoint from which a run resumes after the kill; its files are unchanged. Set
+    later ones aside, as a run does.
     """
     recover(root)
     path = latest(root)
@@ -125,8 +125,8 @@ def load_folder(root: Path) -> Path | None:
 
 
 def test_looking_for_the_latest_checkpoint_changes_nothing(tmp_path, monkeypatch):
-    """Killed between the two renames of a second save. Fails when a command that only looks renames
-    files of a run that is going on, or does not find the checkpoint.
+    """Killed between the two renames of a second save. Fails when a command that only reads renames
+    files of a run in progress, or does not find the checkpoint.
     """
     write(tmp_path, 20, content=b"first")
     rename = Path.rename
@@ -146,8 +146,10 @@ def test_looking_for_the_latest_checkpoint_changes_nothing(tmp_path, monkeypatch
     assert load_folder(tmp_path) == tmp_path / "step_20"
 
 
-def test_a_rename_that_the_disk_refuses_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
-    """The one of the same step has been hidden by then. Fails when it stays hidden."""
+def test_a_rename_that_the_disk_refuses_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
+    """The earlier checkpoint of the same step is hidden at that time. Fails when it
+    stays hidden.
+    """
     write(tmp_path, 20, content=b"first")
     rename = Path.rename
 

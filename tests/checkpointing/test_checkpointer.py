@@ -16,7 +16,7 @@ from april_rl.metrics import Metrics
 
 
 class Workers:
-    """Workers that write a file at once and report it after some polls, or report an error."""
+    """Workers that write a file at once and report it, or an error, after some polls."""
 
     def __init__(self) -> None:
         self.answers_after = 0
@@ -96,8 +96,8 @@ def test_every_file_of_a_checkpoint_is_written_and_hashed(setup, tmp_path):
     ],
 )
 def test_checkpoints_are_due_by_steps_and_by_time(setup, changes, due):
-    """A step takes a minute here. Fails when the time is counted from the start of the run, or one
-    of the two settings hides the other.
+    """A step takes a minute here. Fails when the time counts from the start of the run, or one of
+    the two settings overrides the other.
     """
     run, found = setup(**changes), set()
     for step in range(1, 10):
@@ -108,8 +108,8 @@ def test_checkpoints_are_due_by_steps_and_by_time(setup, changes, due):
     assert found == due
 
 
-def test_a_checkpoint_appears_only_when_every_worker_has_written(setup):
-    """Fails when the folder has its name while a worker still writes, or the run waits for it."""
+def test_a_checkpoint_appears_only_when_every_worker_has_finished_writing(setup):
+    """Fails when the folder gets its name while a worker still writes, or the run waits for it."""
     run = setup()
     run.workers.answers_after = 2
     run.checkpointer.start(1, {}, about={})
@@ -119,7 +119,7 @@ def test_a_checkpoint_appears_only_when_every_worker_has_written(setup):
         seen.append(latest(run.root) is not None)
         if seen[-1]:
             break
-        time.sleep(0.01)  # meanwhile a thread writes
+        time.sleep(0.01)  # a thread writes in the meantime
     assert seen[:2] == [False, False]
     assert seen[-1]
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_begins_only_after_the_previous_one_is_finished(setup):
 
 
 def test_old_checkpoints_are_removed(setup):
-    """Fails when keep_last is not read."""
+    """Fails when keep_last is ignored."""
     run = setup(keep_last=2)
     for step in range(1, 5):
         run.save(step)
@@ -144,7 +144,7 @@ def test_old_checkpoints_are_removed(setup):
 
 
 def test_the_checkpoints_with_the_best_evaluations_are_kept(setup):
-    """Fails when a score is that of another step, or another run's rule."""
+    """Fails when a score belongs to another step, or another run's rule is used."""
     metric = "eval/held_out/avg_at_k"
     run = setup(keep_last=1, keep_best=2, best_metric=metric)
     for step, score in enumerate((0.2, 0.9, 0.5, 0.7, None, 0.1), start=1):
@@ -156,7 +156,7 @@ def test_the_checkpoints_with_the_best_evaluations_are_kept(setup):
 
 
 def test_a_full_disk_of_a_worker_fails_only_that_checkpoint(setup):
-    """Fails when the run ends, the message hides the reason, or half a checkpoint stays."""
+    """Fails when the run ends, the message hides the reason, or half a checkpoint remains."""
     run = setup()
     run.save(1)
     run.workers.error = "[Errno 28] No space left on device: 'rank_00000.safetensors'"
@@ -172,7 +172,7 @@ def test_a_full_disk_of_a_worker_fails_only_that_checkpoint(setup):
 
 @pytest.mark.parametrize("error", [MemoryError(), TypeError("not JSON"), OSError(28, "No space")])
 def test_a_writer_that_fails_in_any_way_fails_only_that_checkpoint(setup, tmp_path, error):
-    """In the controller and in a worker. Fails when half a checkpoint is announced as good."""
+    """In the controller and in a worker. Fails when half a checkpoint is announced as complete."""
     run = setup()
     run.save(1)
 
@@ -194,8 +194,8 @@ def test_a_writer_that_fails_in_any_way_fails_only_that_checkpoint(setup, tmp_pa
     assert [one.step for one in list_saved(run.root)] == [1]
 
 
-def test_a_worker_that_writes_less_than_it_said_fails_the_checkpoint(setup):
-    """Fails when a checkpoint without a rank's shards gets its name."""
+def test_a_worker_that_writes_less_than_it_announced_fails_the_checkpoint(setup):
+    """Fails when a checkpoint without the shards of a rank gets its name."""
     run = setup()
     real = run.workers.start_saving
     run.workers.start_saving = lambda folder: [*real(folder), "rank_00001.safetensors"]
@@ -206,7 +206,7 @@ def test_a_worker_that_writes_less_than_it_said_fails_the_checkpoint(setup):
 
 
 def test_the_run_knows_which_checkpoint_it_would_resume(setup):
-    """Fails when a restart gets another checkpoint than the one that got its name last."""
+    """Fails when a restart uses another checkpoint than the last one that got its name."""
     run = setup()
     assert run.checkpointer.last is None
     run.save(2)
@@ -217,7 +217,7 @@ def test_the_run_knows_which_checkpoint_it_would_resume(setup):
 
 
 def test_a_folder_that_cannot_be_created_fails_only_that_checkpoint(setup):
-    """Fails when an OSError of the controller's own disk ends the run."""
+    """Fails when an OSError from the controller's own disk ends the run."""
     run = setup()
     run.root.parent.mkdir(exist_ok=True)
     run.root.write_text("a file where the folder should be")
@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_be_created_fails_only_that_checkpoint(setup):
 
 
 def test_a_folder_that_disappears_during_a_save_fails_only_that_checkpoint(setup):
-    """Fails when the commit's error ends the run."""
+    """Fails when the error while finishing the checkpoint ends the run."""
     run = setup()
     run.save(1)
     run.workers.answers_after = 1
@@ -242,8 +242,8 @@ def test_a_folder_that_disappears_during_a_save_fails_only_that_checkpoint(setup
     assert latest(run.root) == run.root / "step_1"
 
 
-def test_a_worker_gives_up_its_copy_as_soon_as_it_is_written(tmp_path):
-    """Fails when the copy of the last checkpoint is still there while the next one is made."""
+def test_a_worker_frees_its_copy_as_soon_as_it_is_written(tmp_path):
+    """Fails when the copy of the last checkpoint still exists while the next one is made."""
 
     class Copy:
         def write(self, folder: Path) -> list[Path]:

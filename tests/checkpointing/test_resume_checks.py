@@ -1,4 +1,4 @@
-"""Checkpoints from which a run refuses to continue: because of their run, or their model."""
+"""Checkpoints from which a run refuses to continue, because of their run or their model."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -50,8 +50,8 @@ def check(config: TrainConfig, saved: dict, **sizes: int) -> None:
     check_resume(config, saved, model=model_identity(config, sizes_of(**sizes)))
 
 
-def test_adapters_resume_over_the_same_weights_in_another_folder(tmp_path):
-    """Fails when the path counts, or a part of the files does not."""
+def test_adapters_resume_with_the_same_weights_in_another_folder(tmp_path):
+    """Fails when the path is compared, or some of the files are not."""
     saved = state(adapters(model(tmp_path / "a", seed=0)))
     check(adapters(model(tmp_path / "b", seed=0)), saved)
     with pytest.raises(OtherModelError, match=r"model\.path=.*c has other weights"):
@@ -76,21 +76,23 @@ def test_adapters_do_not_resume_with_another_scale(tmp_path):
     ],
 )
 def test_other_adapters_are_refused_by_their_setting(tmp_path, changed, said):
-    """Fails when only the workers find out, once the model is loaded."""
+    """Fails when only the workers find it, after the model is loaded."""
     config = adapters(model(tmp_path / "a", seed=0))
     with pytest.raises(OtherModelError, match=said):
         check(replace(config, lora=changed), state(config))
 
 
 @pytest.mark.parametrize("name", ["hidden_size", "num_layers", "num_heads", "num_parameters"])
-def test_a_model_of_other_sizes_is_refused_before_it_is_loaded(tmp_path, name):
-    """Other heads of the same total size load without an error, and compute something else."""
+def test_a_model_with_other_sizes_is_refused_before_it_is_loaded(tmp_path, name):
+    """Another number of heads with the same total size loads without an error, but computes
+    something else.
+    """
     full = TrainConfig(model=ModelConfig(path=model(tmp_path / "a", seed=0)))
     with pytest.raises(OtherModelError, match=f"has {name} 9, but the model of the checkpoint"):
         check(full, state(full), **{name: 9})
 
 
-def test_a_checkpoint_that_does_not_hold_the_number_of_parameters_is_read(tmp_path):
+def test_a_checkpoint_without_the_number_of_parameters_is_accepted(tmp_path):
     full = TrainConfig(model=ModelConfig(path=model(tmp_path / "a", seed=0)))
     earlier = state(full)
     del earlier["base"]["num_parameters"]
@@ -100,7 +102,9 @@ def test_a_checkpoint_that_does_not_hold_the_number_of_parameters_is_read(tmp_pa
 
 
 def test_the_reference_of_a_run_must_be_the_same_but_trained_weights_may_differ(tmp_path):
-    """A checkpoint holds every trained weight. Fails when a run without a reference is refused."""
+    """A checkpoint contains every trained weight. Fails when a run without a reference
+    is refused.
+    """
     first, other = (model(tmp_path / name, seed=n) for n, name in enumerate("ab"))
     full = TrainConfig(model=ModelConfig(path=first))
     check(replace(full, model=ModelConfig(path=other)), state(full))
@@ -109,9 +113,9 @@ def test_the_reference_of_a_run_must_be_the_same_but_trained_weights_may_differ(
         check(replace(with_reference, model=ModelConfig(path=other)), state(with_reference))
 
 
-def test_a_run_that_began_elsewhere_is_neither_restarted_nor_mixed_with_another(tmp_path):
-    """Killed before its first own checkpoint; or resumed from another run's, beside its own. Fails
-    when `auto` starts at step 0, or two runs share a folder of checkpoints.
+def test_a_run_resumed_from_elsewhere_is_neither_restarted_nor_mixed_with_another(tmp_path):
+    """It was killed before its own first checkpoint, or was resumed from another run although it
+    has checkpoints. Fails when `auto` starts at step 0, or two runs share a folder of checkpoints.
     """
     origin, run_dir = write(tmp_path / "old" / "checkpoints", 50), tmp_path / "new"
     run_dir.mkdir()

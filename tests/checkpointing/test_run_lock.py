@@ -1,4 +1,4 @@
-"""A run owns its directory; a second one is refused, and a dead owner is recognised."""
+"""A run owns its directory: a second one is refused, and a dead owner is recognised."""
 
 import errno
 import json
@@ -41,7 +41,7 @@ HOUR_NS = 3600 * 10**9
 
 
 class Clock:
-    """Time that passes during sleep, and what other processes do meanwhile."""
+    """Time that passes during sleep, and what other processes do in the meantime."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -64,7 +64,7 @@ def clock(monkeypatch):
 
 
 def no_locks(monkeypatch, number=errno.ENOSYS):
-    """Make every file system one without flock."""
+    """Make every file system behave like one without flock."""
 
     def flock(*_):
         raise OSError(number, os.strerror(number))
@@ -73,7 +73,7 @@ def no_locks(monkeypatch, number=errno.ENOSYS):
 
 
 def renews(path: Path, clock: Clock, by_ns: int = 0) -> Callable[[], None]:
-    """Make an owner renew with a clock that is `by_ns` ahead."""
+    """Make an owner renew its file with a clock that is `by_ns` ahead."""
 
     def renew() -> None:
         now = int(clock.now // RENEW_S * RENEW_S * 10**9) + by_ns + 10**18
@@ -84,7 +84,7 @@ def renews(path: Path, clock: Clock, by_ns: int = 0) -> Callable[[], None]:
 
 @pytest.fixture
 def owner(tmp_path):
-    """Another process that owns tmp_path."""
+    """Start another process that owns tmp_path."""
     args = [sys.executable, "-c", OWNER, str(tmp_path)]
     with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "owned\n"
@@ -93,7 +93,7 @@ def owner(tmp_path):
 
 
 def test_a_second_owner_is_refused_with_the_name_of_the_first(owner, tmp_path):
-    """Fails when two runs write into one directory, or the message does not say who is there."""
+    """Fails when two runs write into one directory, or the message does not name the owner."""
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     said = rf"process {owner.pid} on .*hydra\.run\.dir"
     with pytest.raises(RunOwnedError, match=said), own(tmp_path):
@@ -103,7 +103,7 @@ def test_a_second_owner_is_refused_with_the_name_of_the_first(owner, tmp_path):
 
 
 def test_an_owner_that_was_killed_leaves_the_directory_free(owner, tmp_path):
-    """Its file stays. Fails when the file alone counts."""
+    """Its file remains. Fails when the file alone makes an owner."""
     owner.kill()
     owner.wait()
     assert (tmp_path / FILE).is_file()
@@ -114,7 +114,7 @@ def test_an_owner_that_was_killed_leaves_the_directory_free(owner, tmp_path):
 
 
 def test_a_process_that_outlives_the_owner_does_not_keep_the_directory(tmp_path):
-    """A fork has the owner's open files. Fails when it holds the owner's lock."""
+    """A fork inherits the owner's open files. Fails when it keeps the owner's lock."""
     args = [sys.executable, "-c", FORKED, str(tmp_path)]
     with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as process:
         child = int(process.stdout.readline())
@@ -131,7 +131,9 @@ def test_a_process_that_outlives_the_owner_does_not_keep_the_directory(tmp_path)
 def test_an_owner_on_another_machine_is_refused_as_long_as_it_renews_its_file(
     clock, tmp_path, ahead_ns
 ):
-    """Its clock does not matter. Fails when a time of its clock is compared with one of ours."""
+    """The other machine's clock does not matter. Fails when a time from its clock is compared with
+    ours.
+    """
     path = tmp_path / FILE
     path.write_text(json.dumps(ELSEWHERE))
     clock.meanwhile = renews(path, clock, ahead_ns)
@@ -146,8 +148,8 @@ def test_an_owner_on_another_machine_is_refused_as_long_as_it_renews_its_file(
 def test_an_owner_that_died_on_another_machine_is_waited_for_once(
     clock, tmp_path, ahead_ns, capsys
 ):
-    """With one line. Fails when it ends the run that comes after it, or when resume=auto waits
-    twice: as it looks for the run, and as the run begins.
+    """The wait is announced in one line. Fails when the next run ends, or when resume=auto waits
+    twice: while it looks for the run, and when the run starts.
     """
     path = tmp_path / "runs" / "one" / FILE
     path.parent.mkdir(parents=True)
@@ -164,7 +166,7 @@ def test_an_owner_that_died_on_another_machine_is_waited_for_once(
 
 
 def test_a_container_that_died_on_this_machine_leaves_the_directory_free(clock, tmp_path):
-    """Its host had another name. Fails when the name is compared instead of who sees the lock: one
+    """Its host had another name. Fails when the name decides instead of who sees the lock: one
     kernel, through one mount.
     """
     path = tmp_path / FILE
@@ -176,8 +178,8 @@ def test_a_container_that_died_on_this_machine_leaves_the_directory_free(clock, 
 
 
 @pytest.mark.parametrize("kernel", ["another", socket.gethostname()])
-def test_a_lock_of_another_kernel_or_mount_is_not_seen_here(clock, tmp_path, kernel):
-    """Its name does not matter. Fails when an owner counts as dead that may live."""
+def test_a_lock_of_another_kernel_or_mount_is_not_visible_here(clock, tmp_path, kernel):
+    """Its host name does not matter. Fails when an owner counts as dead that may be alive."""
     path = tmp_path / FILE
     with own(tmp_path):
         mine = json.loads(path.read_text())
@@ -190,10 +192,12 @@ def test_a_lock_of_another_kernel_or_mount_is_not_seen_here(clock, tmp_path, ker
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_said_once_and_the_time_of_the_file_decides(
+def test_a_file_system_without_locks_is_reported_once_and_the_file_time_decides(
     clock, monkeypatch, tmp_path, capsys, number
 ):
-    """Fails when nothing can start there, when two runs can, or when a dead one stays forever."""
+    """Fails when no run can start there, when two can, or when a dead one keeps the directory
+    forever.
+    """
     no_locks(monkeypatch, number)
     path = tmp_path / FILE
     with own(tmp_path):
@@ -211,7 +215,7 @@ def test_a_file_system_without_locks_is_said_once_and_the_time_of_the_file_decid
 
 
 def test_resume_auto_finds_its_run_on_a_file_system_without_locks(clock, monkeypatch, tmp_path):
-    """Fails with a traceback out of the configuration."""
+    """Fails when the configuration raises a traceback."""
     no_locks(monkeypatch)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "outputs" / "name" / "one" / FILE
@@ -223,8 +227,8 @@ def test_resume_auto_finds_its_run_on_a_file_system_without_locks(clock, monkeyp
     assert run_directory(AUTO, "name", "fresh") == str(Path("outputs", "name", "one"))
 
 
-def test_an_owner_that_hung_and_lost_its_directory_leaves_the_file_of_the_next(tmp_path):
-    """Fails when it removes it, and a third run starts."""
+def test_an_owner_that_hung_and_lost_its_directory_keeps_the_file_of_the_next(tmp_path):
+    """Fails when it removes that file, so that a third run starts."""
     path = tmp_path / FILE
     with own(tmp_path):
         path.write_text(json.dumps(ELSEWHERE))
@@ -232,7 +236,7 @@ def test_an_owner_that_hung_and_lost_its_directory_leaves_the_file_of_the_next(t
 
 
 def test_an_owner_that_ends_during_the_check_does_not_count(monkeypatch, tmp_path):
-    """Fails with a traceback when the file goes between two looks at it."""
+    """Fails with a traceback when the file disappears between two reads."""
     path = tmp_path / FILE
     fstat = os.fstat
 
@@ -250,7 +254,7 @@ def test_an_owner_that_ends_during_the_check_does_not_count(monkeypatch, tmp_pat
         assert path.exists()
 
 
-def test_a_folder_in_place_of_the_file_is_one_error(tmp_path):
+def test_a_folder_in_place_of_the_file_gives_one_error(tmp_path):
     (tmp_path / FILE).mkdir()
     assert owner_of(tmp_path) is None
     with pytest.raises(RunError, match=r"run\.lock cannot be opened"), own(tmp_path):
@@ -270,8 +274,8 @@ def test_the_text_of_a_lock_file_cannot_control_the_terminal(tmp_path):
     assert run_lock._describe(tmp_path / FILE) == "process 1 on ??2J?red?x??red??, since ?"
 
 
-def test_a_run_that_is_going_on_is_found_before_its_first_checkpoint(owner, tmp_path):
-    """And its directory is then refused. Fails when `resume=auto` starts another run beside it."""
+def test_a_run_in_progress_is_found_before_its_first_checkpoint(owner, tmp_path):
+    """Its directory is then refused. Fails when `resume=auto` starts another run in parallel."""
     assert owner.poll() is None
     runs = tmp_path / "runs"
     runs.mkdir()
@@ -279,8 +283,8 @@ def test_a_run_that_is_going_on_is_found_before_its_first_checkpoint(owner, tmp_
     assert unfinished_run(runs) == runs / "one"
 
 
-def test_asking_for_the_owner_of_a_directory_changes_nothing(tmp_path):
-    """Fails when a look leaves a file behind."""
+def test_reading_the_owner_of_a_directory_changes_nothing(tmp_path):
+    """Fails when reading leaves a file behind."""
     assert owner_of(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
     assert owner_of(Path(tmp_path, "missing")) is None

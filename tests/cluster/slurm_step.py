@@ -1,7 +1,7 @@
-"""A stand-in for Slurm's srun: a process on this machine for each node of the step.
+"""A stand-in for Slurm's srun: one process on this machine for each node of the step.
 
-Each task knows the name of its node, which has one CPU, and is a line of $STEPS_LOG. SIGTERM ends
-the step with everything it started, as Slurm does. The status is the highest of the tasks.
+Each task knows the name of its node, which has one CPU, and writes a line to $STEPS_LOG. SIGTERM
+ends the step with everything it started, as in Slurm. The exit status is the highest of the tasks.
 """
 
 import ctypes

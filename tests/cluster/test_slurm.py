@@ -36,7 +36,7 @@ class Job:
         self.environment = {**kept, **own, **variables}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start the script; without arguments, those of a run."""
+        """Start the script, by default with the arguments of a run."""
         given = arguments or (str(self.run_dir), "+recipe=tiny_cpu")
         return subprocess.Popen(
             ["bash", "tools/cluster/slurm.sh", *given],
@@ -64,8 +64,9 @@ class Job:
 
 
 def requeued(folder: Path, *, status: int, is_finished: bool | None, **variables: str) -> str:
-    """Run a job whose run ends with `status`; return which job it requeues. The last checkpoint
-    says whether the run has finished; None: there is none.
+    """Run a job whose run ends with `status`; return which job it requeues.
+
+    The last checkpoint shows whether the run has finished; None means that there is no checkpoint.
     """
     job = Job(folder, srun=f"exit {status}", **variables)
     if is_finished is not None:
@@ -87,15 +88,15 @@ def requeued(folder: Path, *, status: int, is_finished: bool | None, **variables
         (143, None, ""),
     ],
 )
-def test_a_job_is_requeued_if_its_run_stopped_in_order_and_is_not_finished(
+def test_a_job_is_requeued_if_its_run_stopped_normally_and_is_not_finished(
     tmp_path, status, is_finished, expected
 ):
     """Fails when a run that cannot start is requeued forever, or a stopped one is not."""
     assert requeued(tmp_path, status=status, is_finished=is_finished) == expected
 
 
-def test_a_task_of_an_array_is_requeued_alone_and_has_its_own_run(tmp_path):
-    """The last task has the array's number as its own. Fails when that number is requeued."""
+def test_a_task_of_an_array_is_requeued_separately_and_has_its_own_run(tmp_path):
+    """The last task has the same number as the array. Fails when the whole array is requeued."""
     assert requeued(tmp_path, status=0, is_finished=False, **ARRAY) == "requeue 7_3"
 
 
@@ -110,7 +111,7 @@ def test_a_task_of_an_array_is_requeued_alone_and_has_its_own_run(tmp_path):
         ({**TWO_NODES, "SLURM_JOB_NODELIST": "a.invalid,b"}, (), "means no address, which other"),
     ],
 )
-def test_a_job_that_cannot_start_says_why(tmp_path, variables, arguments, said):
+def test_a_job_that_cannot_start_gives_the_reason(tmp_path, variables, arguments, said):
     output = Job(tmp_path, srun="exit 0", **variables).output(*arguments, status=2)
     assert output.startswith("slurm.sh: error: ")
     assert said in output
@@ -118,22 +119,23 @@ def test_a_job_that_cannot_start_says_why(tmp_path, variables, arguments, said):
 
 @pytest.mark.slow
 def test_a_job_ends_when_ray_does_not_start(tmp_path):
-    """Fails when it waits five minutes for a node that cannot come."""
+    """Fails when it waits five minutes for a node that cannot join."""
     job = Job(tmp_path, srun="echo no port; exit 1", RAY_HEAD_IP="127.0.0.1", **TWO_NODES)
     assert "no port\nslurm.sh: error: Ray has ended on a node" in job.output(status=2)
 
 
-def test_a_cluster_that_never_answers_ends_the_wait():
+def test_the_wait_for_a_cluster_that_never_replies_ends():
     with pytest.raises(SystemExit, match=r"after 0 s: runtime\.ray_address=127\.0\.0\.1:9: no Ray"):
         await_nodes("127.0.0.1:9", 2, 0.0)
 
 
 @pytest.mark.soak
 @pytest.mark.cpu_engine
-def test_a_job_on_two_nodes_stops_at_its_signal_and_finishes_when_it_is_requeued(tmp_path):
-    """Each node has a CPU, so each has a worker. Slurm's signal goes to every process of the steps.
+def test_a_job_on_two_nodes_stops_at_its_signal_and_finishes_after_it_is_requeued(tmp_path):
+    """Each node has one CPU and therefore one worker. Slurm's signal goes to every process of the
+    steps.
 
-    Fails when the signal ends Ray before the run has its checkpoint, when the script hands on
+    Fails when the signal ends Ray before the run has its checkpoint, when the script returns
     another status, or when a process of the cluster outlives it.
     """
     srun = f'exec {sys.executable} {Path(__file__).with_name("slurm_step.py")} "$@"'
@@ -146,7 +148,7 @@ def test_a_job_on_two_nodes_stops_at_its_signal_and_finishes_when_it_is_requeued
     wait_until(lambda: job.has_trained(process), within_s=240)
     started = psutil.Process(process.pid).children(recursive=True)
     for task in started:
-        with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # the process has ended in the meantime
             if not any("slurm" in word for word in task.cmdline()):
                 task.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=240)

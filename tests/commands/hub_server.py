@@ -16,7 +16,7 @@ USER, ORGANISATION, TOKEN = "someone", "lab", "hf_right"
 
 @dataclass
 class Hub:
-    """Files of the server, and the requests it received."""
+    """The server's files and the requests that it received."""
 
     url: str = ""
     role: str = "write"  # role of the token
@@ -28,7 +28,7 @@ class Hub:
     asked: list[str] = field(default_factory=list)
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
-        """Return status and answer of a request with the right token."""
+        """Return status and body of the response to a request with the right token."""
         if path == "/api/whoami-v2":
             token = {"role": self.role, "displayName": "laptop"}
             return 200, {"name": USER, "auth": {"accessToken": token}}
@@ -99,7 +99,7 @@ def serve(hub: Hub) -> Iterator[Hub]:
     """Serve `hub` on a free port of this machine while the context is open."""
 
     class Handler(BaseHTTPRequestHandler):
-        """Hands requests to `hub`, and those without its token back."""
+        """Handler that passes requests to `hub` and rejects requests without its token."""
 
         def _handle(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

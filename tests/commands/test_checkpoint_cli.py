@@ -1,4 +1,6 @@
-"""`python -m april_rl checkpoint`: what it refuses; test_runs.py has what it shows of a run."""
+"""`python -m april_rl checkpoint`: what it refuses; test_runs.py tests what it shows
+about a run.
+"""
 
 import pytest
 from small_checkpoints import write
@@ -20,14 +22,14 @@ from april_rl.commands import checkpoint
     ],
 )
 def test_checkpoint_commands_with_wrong_arguments_are_refused(arguments, status, message, capsys):
-    """Fails when a traceback answers."""
+    """Fails when the user sees a traceback."""
     assert checkpoint.main(arguments) == status
     assert message in capsys.readouterr().err
 
 
 def test_show_ends_with_the_command_line_that_resumes(tmp_path, capsys):
-    """In the directory of the run from its last checkpoint, elsewhere from an earlier one, which
-    else would set later ones aside. Fails when what was given to the run is not given again.
+    """In the directory of the run from its last checkpoint; in another directory from an earlier
+    one, which would otherwise set later ones aside. Fails when an argument of the run is missing.
     """
     state = {
         "collector": {
@@ -53,7 +55,7 @@ def test_show_ends_with_the_command_line_that_resumes(tmp_path, capsys):
     assert "resume     python -m april_rl.train ... resume=" in capsys.readouterr().out
 
 
-def test_abandoned_checkpoints_are_listed_counted_and_removed_when_asked(tmp_path, capsys):
+def test_abandoned_checkpoints_are_listed_counted_and_removed_on_request(tmp_path, capsys):
     root = tmp_path / "checkpoints"
     for step in (1, 2, 3):
         write(root, step)
@@ -73,7 +75,7 @@ def test_abandoned_checkpoints_are_listed_counted_and_removed_when_asked(tmp_pat
     assert [path.name for path in root.glob("step_*")] == ["step_1"]
 
 
-def test_a_run_that_is_going_on_is_not_pruned(tmp_path, capsys):
+def test_a_run_in_progress_is_not_pruned(tmp_path, capsys):
     write(tmp_path / "checkpoints", 1)
     with own(tmp_path):
         assert checkpoint.main(["prune", str(tmp_path), "keep_abandoned=0"]) == 1

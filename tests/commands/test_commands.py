@@ -28,7 +28,7 @@ def test_every_module_in_the_folder_is_a_listed_command() -> None:
     assert written == COMMANDS.keys()
 
 
-def test_without_a_command_all_are_listed_with_one_line_each() -> None:
+def test_without_a_command_each_one_is_listed_with_one_line() -> None:
     done = run()
     assert (done.returncode, done.stderr) == (0, "")
     for name, command in COMMANDS.items():
@@ -88,10 +88,10 @@ def test_an_unknown_command_gives_one_message_with_the_closest_name(
         ("simulate --alpha 0.5", "--alpha: alpha must be >= 1, got 0.5"),
     ],
 )
-def test_wrong_arguments_of_a_command_are_one_line(
+def test_wrong_arguments_of_a_command_give_one_line(
     words: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fails when a library's words or a page of usage answer, or an option is ignored."""
+    """Fails when the user sees a library's message or a page of usage, or an option is ignored."""
     try:
         status = main(words.split())
     except SystemExit as ended:  # argparse
@@ -103,7 +103,7 @@ def test_wrong_arguments_of_a_command_are_one_line(
     assert shown.err.count("\n") == 1
 
 
-def test_an_argument_of_rehearse_with_dashes_is_answered_with_the_word_to_write(
+def test_an_argument_of_rehearse_with_dashes_is_refused_with_the_right_form(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["rehearse", "+recipe=tiny_cpu", "--gpu_gib=24"]) == 1

@@ -1,4 +1,4 @@
-"""`python -m april_rl evaluate`: what is refused and written, and how two evaluations differ."""
+"""`python -m april_rl evaluate`: what it refuses and writes, and how two evaluations differ."""
 
 import json
 from dataclasses import replace
@@ -88,7 +88,7 @@ def test_a_wrong_or_ignored_setting_ends_in_one_message(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before anything is started or written. Fails when a setting of training is swallowed."""
+    """Before anything is started or written. Fails when a training setting is silently ignored."""
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 1
     shown = capsys.readouterr().err
@@ -97,10 +97,12 @@ def test_a_wrong_or_ignored_setting_ends_in_one_message(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_evaluate_gives_a_set_its_task_settings_as_training_does(
+def test_evaluate_gives_a_data_set_its_task_settings_as_training_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Fails when the path of the training data is forgotten: products of five digits are asked."""
+    """Fails when the path of the training data is forgotten: products of five digits would be
+    asked.
+    """
     asked: list[PromptSetConfig] = []
 
     def begin(config: TrainConfig, **_: object) -> None:
@@ -143,7 +145,7 @@ def test_a_report_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         read_report(path)
 
 
-def test_a_difference_pairs_the_prompts_that_both_have() -> None:
+def test_a_difference_pairs_the_prompts_that_both_evaluations_have() -> None:
     """The folder may have moved. Fails when rows are paired by their order."""
     first = set_report([0.0, 0.25, 0.5, 0.75, 1.0])
     second = set_report([0.25, 0.5, 0.5, 1.0, 1.0], folder="/elsewhere")
@@ -157,7 +159,7 @@ def test_a_difference_pairs_the_prompts_that_both_have() -> None:
     assert found.notes == ()
 
 
-def test_figures_that_depend_on_k_are_compared_for_the_same_k_only() -> None:
+def test_metrics_that_depend_on_k_are_compared_only_for_the_same_k() -> None:
     """pass@8 is above pass@4 of the same model."""
     found = difference(set_report([0.0, 0.5]), set_report([0.0, 0.5], k=8))
     assert found.changes.keys() == {"avg_at_k"}
@@ -174,10 +176,10 @@ def test_sets_without_a_common_prompt_are_refused() -> None:
 def test_the_report_agrees_with_the_samples(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Two sets with their own settings, without data.path and without a learner. One of them is
-    compared with an earlier evaluation at another temperature. Fails when a figure does not come
-    from the written samples, when a set is sampled with the settings of the other one, or when a
-    prompt that only one evaluation has counts in the difference.
+    """Two data sets with their own settings, without data.path and without a learner; one of them
+    is compared with an earlier evaluation at another temperature. Fails when a number is not
+    computed from the written samples, when a set is sampled with the settings of the other one, or
+    when a prompt that only one evaluation has counts in the difference.
     """
     task = write_task(tmp_path)
     sums = task / "sums.jsonl"
@@ -221,7 +223,7 @@ def test_the_report_agrees_with_the_samples(
 
 
 def earlier_evaluation(sums: Path) -> SetReport:
-    """Return an evaluation of twelve prompts of `sums`, three samples each, at another
+    """Return an evaluation of twelve prompts of `sums` with three samples each, at another
     temperature.
     """
     averages = [prompt % 4 / 3 for prompt in range(12)]
@@ -237,7 +239,9 @@ def earlier_evaluation(sums: Path) -> SetReport:
 
 
 def evaluate_plain(task: Path, output: str, *arguments: str) -> None:
-    """Run the command on the set `plain`, three samples a prompt and nine tokens a sample."""
+    """Run the command on the set `plain` with three samples per prompt and nine tokens
+    per sample.
+    """
     settings = [
         f"model.path={task / 'model'}",
         f"+evaluation.sets.plain={{path: {task / 'sums.jsonl'}}}",
@@ -261,7 +265,9 @@ def samples_of(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def check_difference(printed: str, before: SetReport, after: Path) -> None:
-    """Check that the printed and written figures equal those of the samples of the same prompts."""
+    """Check that the printed and written numbers equal those computed from the samples of the same
+    prompts.
+    """
     by_prompt: dict[str, list[float]] = {}
     for record in samples_of(after, "plain"):
         by_prompt.setdefault(record["prompt"], []).append(record["reward"])

@@ -1,4 +1,6 @@
-"""`python -m april_rl push`: what the hub receives, and what is refused before it receives any."""
+"""`python -m april_rl push`: what the hub receives, and what is refused before it receives
+anything.
+"""
 
 import json
 import os
@@ -65,7 +67,7 @@ def push(hub: Hub, *words: str, token: str | None = TOKEN) -> subprocess.Complet
 
 
 def test_the_hub_receives_every_file_and_a_card_in_one_commit(hub: Hub, tmp_path: Path) -> None:
-    """Fails when a file is left out, weights arrive damaged, or a stranger cannot read off the card
+    """Fails when a file is left out, weights arrive damaged, or the card does not tell a stranger
     how good the policy is and how it was trained.
     """
     export = make_export(tmp_path / "run")
@@ -97,7 +99,7 @@ def test_the_hub_receives_every_file_and_a_card_in_one_commit(hub: Hub, tmp_path
 
 
 def test_only_files_that_an_export_writes_are_published(hub: Hub, tmp_path: Path) -> None:
-    """Notes, hidden files in folders, what links lead to, and secrets in the records."""
+    """Not notes, hidden files in folders, targets of links, or secrets in the records."""
     export = make_export(tmp_path / "run")
     (export / "adapter" / ".netrc").write_text("password")
     (export / "notes.txt").write_text("mine")
@@ -130,7 +132,7 @@ def test_a_dry_run_prints_the_card_and_the_files_without_a_token(hub: Hub, tmp_p
     assert hub.asked == []
 
 
-def test_a_card_of_ones_own_is_uploaded_as_it_is(hub: Hub, tmp_path: Path) -> None:
+def test_a_users_own_card_is_uploaded_unchanged(hub: Hub, tmp_path: Path) -> None:
     export = make_export(tmp_path / "run")
     (export / "README.md").write_text("---\nlicense: mit\n---\nmine\n")
     done = push(hub, str(export), "someone/math")
@@ -207,7 +209,7 @@ def test_a_refusal_of_the_hub_is_reported_before_the_upload(
     assert (hub.commits, hub.large, hub.repositories) == ([], {}, {"lab/open": False})
 
 
-def test_a_hub_out_of_reach_is_one_message(tmp_path: Path) -> None:
+def test_an_unreachable_hub_gives_one_message(tmp_path: Path) -> None:
     export = make_export(tmp_path / "run")
     # A port where nothing listens.
     done = push(Hub(url="http://127.0.0.1:9"), str(export), "lab/math")

@@ -1,4 +1,4 @@
-"""A run and an evaluation end well where the lab is missing."""
+"""A run and an evaluation end normally where the lab is not installed."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ sys.meta_path.insert(0, WithoutTheLab())
 
 
 def ran(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in which nothing can import the lab, nor can a process that it starts."""
+    """Run a command in which neither its process nor one that it starts can import the lab."""
     (folder / "hidden").mkdir(exist_ok=True)
     (folder / "hidden" / "sitecustomize.py").write_text(HIDDEN)
     variables = environment()
@@ -46,8 +46,8 @@ def test_a_command_of_the_lab_names_the_missing_package(tmp_path):
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_a_run_and_an_evaluation_end_well_without_the_lab(tmp_path):
-    """Fails when the core needs the lab anywhere, or a traceback stands where a report would be."""
+def test_a_run_and_an_evaluation_end_normally_without_the_lab(tmp_path):
+    """Fails when the core needs the lab anywhere, or a traceback appears in place of the report."""
     task = write_task(tmp_path)
     few = ("trainer.num_steps=2", "evaluation.max_prompts=4")
     done = ran(tmp_path, *command(task, tmp_path / "run", *few)[1:])

@@ -1,4 +1,4 @@
-"""The configuration, as Hydra composes it from recipes and overrides."""
+"""The configuration as Hydra composes it from recipes and overrides."""
 
 from dataclasses import fields
 

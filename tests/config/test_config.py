@@ -1,4 +1,4 @@
-"""The configuration: recipes compose, mistakes are refused by name, every setting is read."""
+"""The configuration: recipes compose, mistakes are refused by name, and every setting is read."""
 
 import ast
 from collections.abc import Iterator
@@ -36,13 +36,13 @@ def test_every_recipe_composes_into_a_checked_configuration(recipe: str) -> None
     assert MISSING not in (config.model.path, config.data.path)
 
 
-def test_a_recipe_chooses_its_algorithm_and_the_command_line_wins() -> None:
+def test_a_recipe_selects_its_algorithm_and_the_command_line_takes_precedence() -> None:
     assert load("+recipe=qwen3_4b_dapo").algorithm.dynamic_sampling
     assert not load("+recipe=qwen3_4b_dapo", "algorithm=grpo").algorithm.dynamic_sampling
     assert load("+recipe=tiny_cpu", "rollout.group_size=4").rollout.group_size == 4
 
 
-def test_the_frozen_keys_are_there() -> None:
+def test_the_frozen_keys_exist() -> None:
     frozen = """
         name seed deterministic model.path data.path optimizer.lr trainer.num_steps
         trainer.num_groups trainer.num_minibatches rollout.group_size
@@ -87,7 +87,7 @@ def test_a_value_out_of_range_is_refused_in_one_line_that_starts_with_its_key(
     assert "\n" not in message
 
 
-def test_who_wants_no_evaluation_is_told_how() -> None:
+def test_an_error_about_evaluation_says_how_to_turn_it_off() -> None:
     with pytest.raises(
         ConfigError, match=r"every must be >= 1, got 0; evaluation\.sets\.NAME=null"
     ):
@@ -95,12 +95,12 @@ def test_who_wants_no_evaluation_is_told_how() -> None:
     assert not load("+recipe=tiny_cpu", "evaluation.sets.held_out=null").evaluation.sets
 
 
-def test_a_folder_that_is_no_run_is_refused_with_what_to_give(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused_with_what_to_give_instead(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"give the folder that holds config\.yaml"):
         run_config(tmp_path / "config.yaml")
 
 
-def test_without_a_recipe_the_missing_setting_is_named_with_a_way_out() -> None:
+def test_without_a_recipe_the_missing_setting_is_named_with_a_remedy() -> None:
     message = refusal("model.path=builtin:tiny")
     assert message.startswith("data.path is not set")
     assert "+recipe=NAME" in message
@@ -108,8 +108,8 @@ def test_without_a_recipe_the_missing_setting_is_named_with_a_way_out() -> None:
 
 
 def settings_in(path: Path) -> Iterator[tuple[str, object]]:
-    """Return every key that a file of `configs/` sets, with its value; its folder is its
-    section.
+    """Return every key that a file of `configs/` sets, with its value; its folder is
+    its section.
     """
     section = path.relative_to(config_dir()).parent.as_posix()
     tree = OmegaConf.to_container(OmegaConf.load(path))
@@ -121,7 +121,7 @@ def settings_in(path: Path) -> Iterator[tuple[str, object]]:
             yield (key if section == "." else f"{section}.{key}"), value
 
 
-def test_configs_repeat_no_default_of_the_schema() -> None:
+def test_configs_do_not_repeat_defaults_of_the_schema() -> None:
     defaults = {
         key: value.name if isinstance(value, Enum) else value for key, value in settings().items()
     }
@@ -137,23 +137,23 @@ def test_configs_repeat_no_default_of_the_schema() -> None:
 class Reads(ast.NodeVisitor):
     """The settings that a module reads, through a whole configuration or a section of it.
 
-    A whole configuration is a name or attribute `config`, or what is annotated TrainConfig; a
-    section is an attribute of it, a name that such an attribute is assigned to, or what is
+    A whole configuration is a name or attribute `config`, or anything annotated with TrainConfig. A
+    section is an attribute of it, a name to which such an attribute is assigned, or anything
     annotated with the section's class. Writes do not count.
     """
 
     def __init__(self, tree: ast.Module) -> None:
         self.keys: set[str] = set()
         self._classes = {section.__name__: name for name, section in SECTIONS.items()}
-        # By variable: its section, or "" for a whole configuration.
+        # For each variable: its section, or "" for a whole configuration.
         self._names: dict[str, str] = {}
-        # Twice, because a call may teach what an argument is after its use.
+        # Twice, because a call may reveal what an argument is after its use.
         for node in [*ast.walk(tree)] * 2:
             self._learn(node)
         self.visit(tree)
 
     def _learn(self, node: ast.AST) -> None:
-        """Find out which names of the module stand for a configuration or a section."""
+        """Find out which names of the module are a configuration or a section."""
         if isinstance(node, ast.arg) and node.annotation is not None:
             self._visit_annotation(node.arg, node.annotation)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -182,7 +182,7 @@ class Reads(ast.NodeVisitor):
         return isinstance(node, ast.Attribute) and node.attr.strip("_") == "config"
 
     def _section(self, node: ast.expr) -> str | None:
-        """Return the section that an expression stands for."""
+        """Return the section that an expression refers to."""
         if not isinstance(node, ast.Name | ast.Attribute):
             return None
         known = self._names.get(ast.unparse(node))

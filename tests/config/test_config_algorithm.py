@@ -36,8 +36,8 @@ def refusal(*overrides: str) -> str:
     return str(caught.value)
 
 
-def test_the_name_of_an_algorithm_as_its_loss_is_answered_with_the_parts_that_it_has() -> None:
-    """Fails when a file of configs/algorithm has another loss or advantage, or is forgotten."""
+def test_using_the_name_of_an_algorithm_as_loss_gives_an_error_with_its_parts() -> None:
+    """Fails when a file in configs/algorithm has another loss or advantage, or is missing."""
     chosen = {group: load_tiny(f"algorithm={group}").algorithm for group in GROUPS}
     for key, known in (("loss", Loss), ("advantage", Advantage)):
         parts = {
@@ -48,7 +48,9 @@ def test_the_name_of_an_algorithm_as_its_loss_is_answered_with_the_parts_that_it
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_algorithm_group_composes_into_the_settings_of_its_paper(group: str) -> None:
-    """Fails when a file of configs/algorithm names a key or a value that the schema has not."""
+    """Fails when a file in configs/algorithm names a key or a value that the schema
+    does not have.
+    """
     algorithm = load_tiny(f"algorithm={group}").algorithm
     found = (
         algorithm.advantage,
@@ -125,8 +127,8 @@ def test_every_algorithm_group_composes_into_the_settings_of_its_paper(group: st
 def test_contradicting_settings_are_refused_with_both_names(
     overrides: list[str], named: list[str]
 ) -> None:
-    """Fails when a setting that nothing reads is taken, or a loss that breaks invariant 7: GSPO may
-    leave out single tokens, or a group of one is compared with itself.
+    """Fails when a setting is accepted that nothing reads, or a loss that breaks invariant 7: GSPO
+    may not leave out single tokens, and a group of one cannot be compared with itself.
     """
     message = refusal(
         *(
@@ -157,16 +159,18 @@ def test_contradicting_settings_are_refused_with_both_names(
         ["algorithm.kl=k3", "algorithm.kl_coefficient=0.1"],
     ],
 )
-def test_settings_that_fit_together_are_accepted(overrides: list[str]) -> None:
-    """And arrive. Fails when a check is stricter than its reason, or a value goes elsewhere."""
+def test_settings_that_work_together_are_accepted(overrides: list[str]) -> None:
+    """They also reach their target. Fails when a check is stricter than its reason, or a value goes
+    elsewhere.
+    """
     config = load_tiny(*overrides)
     for key, _, given in (override.partition("=") for override in overrides):
         value = attrgetter(key)(config)
         assert (value.name if isinstance(value, Enum) else value) == yaml.safe_load(given), key
 
 
-def test_every_advantage_has_the_function_of_its_name() -> None:
-    """Estimators over the batch get the whole of it. Fails when two are exchanged."""
+def test_every_advantage_uses_the_function_of_its_name() -> None:
+    """Estimators over the batch get the whole batch. Fails when two are swapped."""
     others = {Advantage.gdpo, Advantage.grpo_by_turn, Advantage.gae, Advantage.none}
     assert ADVANTAGES.keys() == set(Advantage) - others
     groups = [[1.0, 0.0], [0.0, 0.0, 3.0]]
@@ -184,7 +188,9 @@ def test_every_advantage_has_the_function_of_its_name() -> None:
     ("loss", "key"), [(each, key) for each in Loss for key in LOSS_SETTINGS[each]]
 )
 def test_a_loss_reads_every_setting_that_is_listed_for_it(loss: Loss, key: str) -> None:
-    """Settings that are not listed are refused. Fails when one is listed and nothing reads it."""
+    """Settings that are not listed are refused. Fails when a setting is listed and nothing reads
+    it.
+    """
     anchor = torch.full((8,), 0.4).log()
     inputs = LossInputs(
         logprobs=anchor + torch.tensor([0.3, 0.9, 1.2, 2.0]).repeat(2).log(),
@@ -203,7 +209,7 @@ def test_a_loss_reads_every_setting_that_is_listed_for_it(loss: Loss, key: str) 
 
 @pytest.mark.parametrize("choice", [*Loss, *Correction, Kl.k2, Kl.k3, *Ratio])
 def test_the_objective_can_be_built_for_every_choice(choice: Enum) -> None:
-    """Fails when a word of the schema is not one of the learner's."""
+    """Fails when the learner does not know a word of the schema."""
     overrides = [f"algorithm.{type(choice).__name__.lower()}={choice.name}"]
     overrides += ["algorithm.kl_coefficient=0.1"] * isinstance(choice, Kl)
     is_bypass = choice in (Ratio.behaviour, Loss.dppo_tv, Loss.dppo_kl)
@@ -213,8 +219,8 @@ def test_the_objective_can_be_built_for_every_choice(choice: Enum) -> None:
     assert objective.needs_proximal != is_bypass
 
 
-def test_an_age_weight_function_is_called_once_per_age_and_weighs_tokens() -> None:
-    """Fails when the ages are counted from another one, or the last one is left out."""
+def test_an_age_weight_function_is_called_once_per_age_and_weights_tokens() -> None:
+    """Fails when the ages do not start at 0, or the last one is left out."""
     weights = load_age_weights("age_functions:half_each_step", max_staleness=3)
     found = weights(np.array([0, 3, 1, 1], np.int32))
     assert found.tolist() == [1.0, 0.125, 0.5, 0.5]
@@ -236,8 +242,10 @@ def test_an_age_weight_function_is_called_once_per_age_and_weighs_tokens() -> No
         ("age_functions:age_itself", "gives age 0 the weight 0"),
     ],
 )
-def test_an_unusable_age_weight_function_is_refused_by_its_key(function: str, reason: str) -> None:
-    """Before anything is started. Fails when it is tried for age 0 alone, or its error ends the
+def test_an_unusable_age_weight_function_is_refused_with_its_key(
+    function: str, reason: str
+) -> None:
+    """Before anything is started. Fails when it is only tried for age 0, or its error ends the
     program with a traceback.
     """
     config = load_tiny(f"learner.age_weight={function}", "rollout.max_staleness=3")

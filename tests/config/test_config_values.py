@@ -15,8 +15,8 @@ from april_rl.config.task import EvaluationConfig, EvaluationSetConfig
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "größe", ""])
-def test_an_evaluation_set_whose_name_cannot_be_part_of_a_key_is_refused(name: str) -> None:
-    """Fails when only the metrics find out, after the first evaluation."""
+def test_an_evaluation_set_with_an_invalid_name_is_refused(name: str) -> None:
+    """Fails when only the metrics refuse it, after the first evaluation."""
     with pytest.raises(ValueError, match=f"^evaluation.sets.{name}: a name has"):
         EvaluationConfig(
             sets={
@@ -28,7 +28,7 @@ def test_an_evaluation_set_whose_name_cannot_be_part_of_a_key_is_refused(name: s
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_no_setting_accepts_nan_or_infinity(value: float) -> None:
-    """Every float of the schema. Fails when the walk over the sections misses one."""
+    """Checks every float of the schema. Fails when the search over the sections misses one."""
     taken = []
     for name, section in SECTIONS.items():
         for entry in fields(section) if is_dataclass(section) else ():
@@ -55,7 +55,7 @@ def test_the_bounds_of_a_range_are_accepted() -> None:
     assert config.algorithm.overlong_buffer_frac == 1
 
 
-def test_names_that_users_choose_are_set_with_and_without_a_plus() -> None:
+def test_names_that_users_choose_can_be_set_with_and_without_a_plus() -> None:
     named = [
         "data.args={max_digits: 1}",
         "data.chat_template_kwargs.enable_thinking=false",
@@ -216,9 +216,9 @@ SOURCES = (
         (["lora.target_modules=[q_proj]"], "lora.target_modules=['q_proj'] has no effect with"),
     ],
 )
-def test_settings_that_do_not_fit_together_are_refused_in_one_line(overrides, message) -> None:
-    """Fails when a reward misses a data set, a best metric is never measured, or a setting that
-    nothing reads is taken.
+def test_settings_that_do_not_work_together_are_refused_in_one_line(overrides, message) -> None:
+    """Fails when a reward has no data set, a best metric is never measured, or a setting is
+    accepted that nothing reads.
     """
     recipe = [] if "+recipe=tiny_cpu" in overrides else ["+recipe=tiny_cpu"]
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:

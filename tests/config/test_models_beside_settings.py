@@ -1,4 +1,6 @@
-"""Settings of a teacher, a critic and a reference that moves, and which others go with them."""
+"""Settings of a teacher, a critic and an updated reference, and which other settings work with
+them.
+"""
 
 import pytest
 from composed_config import load
@@ -10,7 +12,7 @@ SERVER = "teacher.base_url=http://t/v1"
 K1 = ("algorithm.kl=k1", "algorithm.kl_coefficient=0.1")
 
 
-def test_a_teacher_may_stand_beside_a_reward_or_alone():
+def test_a_teacher_works_with_or_without_a_reward():
     assert load("+recipe=tiny_cpu", TEACHER).algorithm.advantage == "grpo"
     alone = load("+recipe=tiny_cpu", TEACHER, "algorithm.advantage=none", "rollout.group_size=1")
     assert alone.rollout.group_size == 1
@@ -55,6 +57,6 @@ def test_a_teacher_may_stand_beside_a_reward_or_alone():
         ([*K1, "algorithm.loss=gspo"], "algorithm.kl=k1 gives every token its own"),
     ],
 )
-def test_what_contradicts_it_is_refused(overrides, message):
+def test_contradicting_settings_are_refused(overrides, message):
     with pytest.raises(ConfigError, match=message):
         load("+recipe=tiny_cpu", *overrides)

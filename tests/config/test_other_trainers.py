@@ -1,4 +1,4 @@
-"""Settings of other trainers are answered with ours, and the answers agree with the page."""
+"""Settings of other trainers give errors that name ours, and these agree with the page."""
 
 import re
 from pathlib import Path
@@ -25,15 +25,15 @@ def names(cell: str) -> list[str]:
 
 
 @pytest.mark.parametrize("trainer", NAMES)
-def test_every_answer_is_in_a_row_of_the_page(trainer: str) -> None:
+def test_every_suggestion_is_in_a_row_of_the_page(trainer: str) -> None:
     for name, here in NAMES[trainer].items():
         found = [row["here"].replace("`", "") for row in rows() if name in names(row[trainer])]
         assert any(here in cell for cell in found), f"{trainer}'s {name}: {here} not in {found}"
 
 
 @pytest.mark.parametrize("trainer", NAMES)
-def test_every_row_of_the_page_can_be_an_answer(trainer: str) -> None:
-    """The name that stands first in a cell is known, but for those that are the same here."""
+def test_every_row_of_the_page_can_be_a_suggestion(trainer: str) -> None:
+    """The first name in a cell is known, except for names that are the same here."""
     for row in rows():
         first = FIRST_NAME.match(row[trainer])
         if first and first[1] not in row["here"] and "no top-p" not in row["here"]:
@@ -59,13 +59,13 @@ def test_every_row_of_the_page_can_be_an_answer(trainer: str) -> None:
         ("rollout_batch_size", "slime's --rollout-batch-size is here: trainer.num_groups"),
     ],
 )  # fmt: skip
-def test_a_setting_of_another_trainer_is_answered_with_ours(key: str, answer: str) -> None:
+def test_a_setting_of_another_trainer_gives_an_error_with_ours(key: str, answer: str) -> None:
     message = f"{key} is not a setting; {answer} (docs/coming_from.md)"
     assert unknown_setting(key, TrainConfig) == message
 
 
 @pytest.mark.parametrize("key", ["actor_rollout_ref", "actor_rollout_ref.rollout"])
-def test_a_section_of_another_trainer_is_named_as_such(key: str) -> None:
+def test_a_section_of_another_trainer_is_recognised(key: str) -> None:
     assert unknown_setting(key, TrainConfig) == (
         f"{key} is not a setting; it is a section of verl; docs/coming_from.md has its settings"
     )
@@ -79,5 +79,5 @@ def test_a_section_of_another_trainer_is_named_as_such(key: str) -> None:
         ("model.name", "model has path"),
     ],
 )
-def test_a_name_without_its_section_is_found_in_ours(key: str, hint: str) -> None:
+def test_a_name_without_its_section_gives_an_error_with_ours(key: str, hint: str) -> None:
     assert unknown_setting(key, TrainConfig) == f"{key} is not a setting; {hint}"

@@ -1,4 +1,6 @@
-"""A user's own recipes: in any folder (`--config-dir`), and without a set of their parent."""
+"""A user's own recipes: in any folder (`--config-dir`), and without an evaluation set of their
+parent.
+"""
 
 import sys
 from pathlib import Path
@@ -30,7 +32,7 @@ def print_config(words: list[str], capsys, monkeypatch) -> DictConfig:
     return config
 
 
-def test_a_recipe_in_a_folder_of_ones_own_needs_no_header_and_may_choose_an_algorithm(
+def test_a_recipe_in_the_users_folder_needs_no_header_and_may_choose_an_algorithm(
     tmp_path, capsys, monkeypatch
 ):
     (tmp_path / "recipe" / "team").mkdir(parents=True)
@@ -45,9 +47,7 @@ def test_a_recipe_in_a_folder_of_ones_own_needs_no_header_and_may_choose_an_algo
     assert config.rollout.over_sampling_factor == 2.0
 
 
-def test_a_recipe_of_ones_own_inherits_and_leaves_an_evaluation_set_out(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_users_recipe_inherits_and_can_leave_out_an_evaluation_set(tmp_path, capsys, monkeypatch):
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe" / "mine_2.yaml").write_text(
         "defaults: [tiny_cpu]\nname: mine\n"
@@ -58,13 +58,13 @@ def test_a_recipe_of_ones_own_inherits_and_leaves_an_evaluation_set_out(
     assert list(to_config(config).evaluation.sets) == ["test"]
 
 
-def test_null_removes_a_set_on_the_command_line():
+def test_null_on_the_command_line_removes_an_evaluation_set():
     config = to_config(compose_overrides(["recipe=tiny_cpu", "evaluation.sets.held_out=null"]))
     assert config.evaluation.sets == {}
 
 
 @pytest.mark.parametrize("removed", ["evaluation.sets.held_out", "reward.functions.right"])
-def test_the_settings_that_a_run_leaves_can_be_read_when_null_removed_one(
+def test_the_saved_settings_of_a_run_can_be_read_when_null_removed_a_set(
     tmp_path: Path, removed
 ) -> None:
     composed = compose_overrides(["recipe=tiny_cpu", f"++{removed}=null"])
@@ -78,11 +78,11 @@ def test_the_settings_that_a_run_leaves_can_be_read_when_null_removed_one(
         ("tiny_tools_cpu", "environment.function", ""),
         ("tiny_agent_cpu", "environment.agent", ""),
         ("tiny_cpu", "data.instruction", ""),
-        ("tiny_cpu", "data.answer_pattern", None),  # here null is a value of its own
+        ("tiny_cpu", "data.answer_pattern", None),  # here null is a value itself
     ],
 )
-def test_null_empties_a_text_of_the_recipe(tmp_path: Path, recipe, key, value) -> None:
-    """Also in the settings that the run leaves."""
+def test_null_clears_a_text_of_the_recipe(tmp_path: Path, recipe, key, value) -> None:
+    """Also in the settings that the run saves."""
     others = ["environment.command=play"] if key.startswith("environment") else []
     composed = compose_overrides([f"recipe={recipe}", f"{key}=null", *others])
     config = to_config(composed)
@@ -93,7 +93,7 @@ def test_null_empties_a_text_of_the_recipe(tmp_path: Path, recipe, key, value) -
 
 
 def test_the_settings_of_a_run_of_an_older_version_can_be_read(tmp_path: Path) -> None:
-    """Fails when `evaluate RUN` refuses a setting that has been removed since."""
+    """Fails when `evaluate RUN` refuses a setting that has since been removed."""
     composed = compose_overrides(["recipe=tiny_cpu"])
     plain = as_plain(composed)
     for key in REMOVED:
@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_read_stops_only_the_runs_that_name_it(tmp_path, c
     assert print_config([folder, "+recipe=heir"], capsys, monkeypatch).seed == 8
 
 
-def test_a_recipe_beside_the_folder_of_recipes_is_named(tmp_path, capsys, monkeypatch):
+def test_a_recipe_outside_the_folder_of_recipes_is_named(tmp_path, capsys, monkeypatch):
     (tmp_path / "astray.yaml").write_text("defaults: [tiny_cpu]\n")
     words = [f"--config-dir={tmp_path}", "+recipe=astray"]
     monkeypatch.setattr(sys, "argv", ["april_rl.train", *words])
@@ -168,15 +168,15 @@ def test_a_recipe_beside_the_folder_of_recipes_is_named(tmp_path, capsys, monkey
     )
 
 
-def test_a_folder_that_is_not_there_is_named(capsys, monkeypatch):
+def test_a_missing_folder_is_named(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["april_rl.train", "--config-dir", "nowhere", "seed=1"])
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().err == "error: --config-dir nowhere is not a folder\n"
 
 
-def test_other_commands_read_the_folder_too(tmp_path, capsys):
-    """Fails when what was trained with a recipe of one's own cannot be evaluated with it."""
+def test_other_commands_read_the_users_folder_too(tmp_path, capsys):
+    """Fails when a model that was trained with a user's recipe cannot be evaluated with it."""
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe" / "mine_3.yaml").write_text("defaults: [tiny_cpu]\nseed: -1\n")
     for name in ("evaluate", "rehearse", "data", "profile"):
@@ -184,7 +184,7 @@ def test_other_commands_read_the_folder_too(tmp_path, capsys):
         assert "seed must be in" in capsys.readouterr().err, name
 
 
-def test_python_reads_the_folder_too(tmp_path):
+def test_python_reads_the_users_folder_too(tmp_path):
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe" / "mine_4.yaml").write_text("defaults: [tiny_cpu]\nseed: -1\n")
     for run in (train, evaluate):

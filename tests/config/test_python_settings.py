@@ -1,4 +1,4 @@
-"""Settings given as Python values arrive unchanged, also with odd text."""
+"""Settings given as Python values arrive unchanged, even with odd text."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_sections_lists_numbers_and_dotted_keys_are_set() -> None:
     assert config.data.chat_template_kwargs == {"think": False}
 
 
-def test_named_entries_are_added_and_left_out_as_on_the_command_line() -> None:
+def test_named_entries_are_added_and_removed_as_on_the_command_line() -> None:
     sets = config_of({"evaluation": {"sets": {"held_out": None, "test": {"path": "t.jsonl"}}}})
     assert [(name, each.path) for name, each in sets.evaluation.sets.items()] == [
         ("test", "t.jsonl")
@@ -60,7 +60,7 @@ def test_text_arrives_unchanged(text: str) -> None:
     assert config.reward.args == {"a": [text]}
 
 
-def test_a_value_that_no_recipe_can_hold_is_refused_by_its_key() -> None:
+def test_a_value_that_cannot_be_written_in_a_recipe_is_refused_with_its_key() -> None:
     with pytest.raises(ConfigError, match=r"reward\.args is a function; a setting is text"):
         as_overrides({"reward": {"args": {"a": lambda: 0}}})
 

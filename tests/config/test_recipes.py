@@ -1,4 +1,4 @@
-"""Recipes: what a header says is so, memory fits the GPUs it names, sweeps are what they say."""
+"""Recipes: headers are correct, memory fits on the named GPUs, sweeps do what they say."""
 
 import re
 from dataclasses import replace
@@ -33,14 +33,16 @@ _WORKERS = {"one": 1, "eight": 8}
 
 
 def header(name: str) -> str:
-    """Return the comment at the head of a recipe, in one line."""
+    """Return the comment at the head of a recipe as one line."""
     lines = recipes()[name].read_text(encoding="utf-8").splitlines()
     head = [line.lstrip("# ") for line in lines if line.startswith("#")]
     return " ".join(head)
 
 
 def settle_recipe(name: str, *overrides: str) -> tuple[TrainConfig, Layout]:
-    """Return the recipe and its layout on a machine with the GPUs that it names."""
+    """Return the recipe without auto values, and its layout on a machine with the GPUs that it
+    names.
+    """
     config = load(f"+recipe={name}", *overrides)
     workers = config.runtime.num_workers
     assert isinstance(workers, int)
@@ -59,7 +61,7 @@ def planned(name: str, *overrides: str, gpu_gib: int) -> MemoryPlan:
 
 
 @pytest.mark.parametrize("name", recipes())
-def test_a_header_says_how_to_run_the_recipe_on_what_and_what_to_expect(name: str) -> None:
+def test_a_header_gives_the_command_the_hardware_and_the_expected_result(name: str) -> None:
     text = header(name)
     assert re.search(rf"python -m april_rl\.train \+recipe={re.escape(name)}(\s|$)", text)
     assert "Hardware: " in text
@@ -75,8 +77,8 @@ def test_every_recipe_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_the_memory_plan_is_the_one_in_the_header_and_fits_its_gpus(name: str) -> None:
-    """Fails when a setting that takes memory changes and the header does not, or does not fit. The
-    first plan is that of the hardware that the header names.
+    """The first plan is for the hardware that the header names. Fails when a setting changes the
+    memory and the header is not updated, or the plan does not fit.
     """
     config, _ = settle_recipe(name)
     plans = _PLAN.findall(header(name))
@@ -91,9 +93,9 @@ def test_the_memory_plan_is_the_one_in_the_header_and_fits_its_gpus(name: str) -
 
 
 @pytest.mark.parametrize("name", PLANNED)
-def test_a_recipe_evaluates_and_asks_for_an_answer_in_one_form(name: str) -> None:
-    """DAPO-Math asks for a last line by itself; the others have to. Fails when an evaluation asks
-    for another form than the training does.
+def test_a_recipe_evaluates_and_asks_for_answers_in_one_form(name: str) -> None:
+    """DAPO-Math's prompts already ask for a last line; the other data sets need an instruction.
+    Fails when an evaluation asks for another form than the training.
     """
     config = load(f"+recipe={name}")
     assert config.evaluation.sets
@@ -107,7 +109,7 @@ def test_a_recipe_evaluates_and_asks_for_an_answer_in_one_form(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", recipes())
-def test_a_recipe_sets_nothing_that_its_own_device_ignores(name: str) -> None:
+def test_a_recipe_sets_nothing_that_its_device_ignores(name: str) -> None:
     config = load(f"+recipe={name}")
     device = "cpu" if config.runtime.device is Device.cpu else "cuda"
     lines = list(inert_settings(config, device=device))
@@ -115,7 +117,7 @@ def test_a_recipe_sets_nothing_that_its_own_device_ignores(name: str) -> None:
 
 
 def test_our_dapo_recipes_take_several_updates_per_batch() -> None:
-    """Clip-higher is part of DAPO, and with one update a batch it never acts."""
+    """Clip-higher is part of DAPO, and has no effect with one update per batch."""
     configs = {name: load(f"+recipe={name}") for name in OURS}
     dapo = {name: each for name, each in configs.items() if each.algorithm.dynamic_sampling}
     assert dapo
@@ -145,7 +147,7 @@ def test_the_papers_recipes_have_the_published_values(name: str) -> None:
     ("schedule", "factor"), [("synchronous", 1.0), ("april_paper", 2.0), ("mostly_fresh", 1.1)]
 )
 def test_a_schedule_changes_two_settings_of_any_recipe(schedule: str, factor: float) -> None:
-    """And a setting of the command line changes the schedule."""
+    """A setting on the command line overrides the schedule."""
     for recipe in ("tiny_cpu", "qwen3_4b_dapo"):
         base, chosen = load(f"+recipe={recipe}"), load(f"+recipe={recipe}", f"+schedule={schedule}")
         found = chosen.rollout
@@ -183,10 +185,10 @@ def test_the_sweep_over_alpha_has_the_synchronous_loop_and_every_factor_with_thr
         assert each.rollout.refill == (each.rollout.over_sampling_factor != 1)
 
 
-def test_a_sweep_without_multirun_is_refused_before_anything_is_made(
+def test_a_sweep_without_multirun_is_refused_before_anything_is_created(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Hydra itself would run once, with the recipe's own value."""
+    """Hydra itself would do a single run, with the recipe's own value."""
     register()
     chosen = ["+recipe=tiny_cpu", "+sweep=alpha", f"hydra.run.dir={tmp_path / 'run'}"]
     with initialize_config_dir(config_dir(), version_base="1.3"):

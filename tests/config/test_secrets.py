@@ -1,4 +1,4 @@
-"""Secrets of the machine in what a run shows of its settings."""
+"""Secrets of the machine in the settings that a run shows."""
 
 import os
 import subprocess
@@ -48,8 +48,8 @@ def test_a_variable_is_secret_by_its_name(name: str, expected: bool) -> None:
 def test_a_run_shows_references_and_a_resume_reads_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A key that a reference names, one that another setting repeats, and one that the shell has
-    written out.
+    """A secret that a reference names, one that another setting repeats, and one that the shell has
+    expanded.
     """
     monkeypatch.setenv("TOOL_KEY", VALUE)
     monkeypatch.setenv("PLACE", "somewhere")
@@ -73,12 +73,12 @@ def test_a_run_shows_references_and_a_resume_reads_them(
     assert elsewhere.environment.args["key"] == "${oc.env:TOOL_KEY}"
 
 
-def test_settings_without_variables_are_shown_as_they_are() -> None:
+def test_settings_without_variables_are_shown_unchanged() -> None:
     composed = compose_overrides(["+recipe=tiny_cpu", "name=${data.path}"])
     assert as_plain(composed)["name"] == composed.data.path
 
 
-def test_the_command_line_of_a_run_has_no_value_of_a_secret(
+def test_the_shown_command_line_of_a_run_contains_no_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TOOL_KEY", VALUE)
@@ -88,7 +88,7 @@ def test_the_command_line_of_a_run_has_no_value_of_a_secret(
     assert VALUE not in f"{labels.name}{labels.group}"
 
 
-def test_a_longer_word_that_holds_the_value_is_another_word(
+def test_a_longer_word_that_contains_the_value_is_not_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DOOR_PASSWORD", "sesame00")

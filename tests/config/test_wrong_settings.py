@@ -1,5 +1,6 @@
-"""A mistyped setting gives one message, in our words, for each of forty
-commands. Each runs as the command line does, up to the first thing that is wrong.
+"""A mistyped setting gives one message, in our words, for each of forty commands.
+
+Each command runs like the command line, up to the first error.
 """
 
 import sys
@@ -157,10 +158,10 @@ def message_of(words: list[str], capsys, monkeypatch) -> str:
 
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG, ids=[wrong for wrong, _ in WRONG])
-def test_a_wrong_setting_is_named_with_the_values_it_takes(
+def test_a_wrong_setting_is_named_with_the_accepted_values(
     tmp_path: Path, capsys, monkeypatch, wrong, message
 ) -> None:
-    """Fails when a line of Hydra's, OmegaConf's or argparse's gets through."""
+    """Fails when the user sees a line from Hydra, OmegaConf or argparse."""
     recipe = [] if "recipe" in wrong else ["+recipe=tiny_cpu"]
     words = [*recipe, wrong, f"hydra.run.dir={tmp_path / 'run'}"]
     assert message_of(words, capsys, monkeypatch) == f"error: {message}\n"
@@ -184,15 +185,15 @@ def test_a_wrong_setting_is_named_with_the_values_it_takes(
          "'reward.args={a: [1, 2]}'"),
     ],
 )  # fmt: skip
-def test_a_setting_in_two_words_is_answered_with_the_one_to_write(
+def test_a_setting_in_two_words_gives_an_error_with_the_right_form(
     tmp_path: Path, capsys, monkeypatch, words: list[str], message: str
 ) -> None:
     words = ["+recipe=tiny_cpu", f"hydra.run.dir={tmp_path / 'run'}", *words]
     assert message_of(words, capsys, monkeypatch) == f"error: {message}\n"
 
 
-def test_where_a_plus_stands_does_not_matter(capsys, monkeypatch) -> None:
-    """Fails when a person has to know which groups Hydra wants a plus for."""
+def test_the_position_of_a_plus_does_not_matter(capsys, monkeypatch) -> None:
+    """Fails when users have to know for which groups Hydra needs a plus."""
     outputs = set()
     for words in (["recipe=tiny_cpu", "+seed=3"], ["+recipe=tiny_cpu", "seed=3"]):
         monkeypatch.setattr(sys, "argv", ["april_rl.train", *words, "--cfg", "job"])

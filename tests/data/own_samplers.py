@@ -1,4 +1,4 @@
-"""Samplers for data.sampler, right and wrong."""
+"""Samplers for data.sampler, valid and invalid ones."""
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class Half(Backwards):
 
 
 class FailsLater(Backwards):
-    """Right for two prompts, so that the test at the start passes."""
+    """Sampler that is valid for two prompts, so that the trial at the start passes."""
 
     def draw(self):
         index = super().draw()
@@ -51,7 +51,7 @@ class FailsLater(Backwards):
 
 
 class SavesNumpy(Backwards):
-    """Its state holds a mean of numpy as soon as it has learned."""
+    """Sampler whose state holds a NumPy mean as soon as it has learned."""
 
     def learn(self, _index, rewards):
         self.failed.append(np.mean(rewards, dtype=np.float32))
@@ -64,7 +64,7 @@ class SavesNumpyLater(SavesNumpy):
 
 
 class SavesByIndex(Backwards):
-    """JSON turns the keys of its state into texts."""
+    """Sampler whose state has integer keys, which JSON turns into texts."""
 
     def save(self):
         return {7: self.place}

@@ -1,4 +1,4 @@
-"""Values that a dotted path leads to, and answers that are lists."""
+"""Values at a dotted path, and answers that are lists."""
 
 import json
 
@@ -23,7 +23,7 @@ def answers(tmp_path, *rows, **settings):
     return [prompt.answer for prompt in table]
 
 
-def test_a_path_leads_into_json_text(tmp_path):
+def test_a_path_reaches_into_json_text(tmp_path):
     rows = [{"extra": json.dumps({"gold": {"answer": n}})} for n in (1, 2.5)]
     assert answers(tmp_path, *rows, answer_column="extra.gold.answer") == ["1", "2.5"]
 
@@ -46,7 +46,7 @@ def test_a_path_through_a_value_without_fields_says_so(tmp_path, kind):
 
 
 def test_a_list_of_equal_answers_is_that_answer(tmp_path):
-    """As Skywork-OR1, whose ground_truth is JSON text of a list."""
+    """Skywork-OR1 has them: its ground_truth is the JSON text of a list."""
     golds = ['["12\\\\text{ cm}"]', '["7", " 7"]', ["7", "7"], [3], "[1, 4]", '["x", 1]', "[x]"]
     rows = [{"reward_model": {"ground_truth": gold}} for gold in golds]
     found = answers(tmp_path, *rows, answer_column="reward_model.ground_truth")
@@ -54,11 +54,11 @@ def test_a_list_of_equal_answers_is_that_answer(tmp_path):
 
 
 @pytest.mark.parametrize("gold", ['["1", "2"]', ["1", "2"], '[""]', []])
-def test_a_list_of_several_answers_or_of_none_is_refused(tmp_path, gold):
+def test_a_list_of_several_answers_or_none_is_refused(tmp_path, gold):
     with pytest.raises(DataError, match=r"data\.jsonl:2: data\.answer_column=answer"):
         answers(tmp_path, {"answer": ["7"]}, {"answer": gold})
 
 
-def test_a_pattern_reads_the_text_of_a_list_itself(tmp_path):
+def test_a_pattern_reads_the_text_of_the_whole_list(tmp_path):
     rows = [{"answer": '["1", "2"]'}]
     assert answers(tmp_path, *rows, answer_pattern="(?s)(.+)") == ['["1", "2"]']

@@ -1,4 +1,4 @@
-"""Conversations in a column: which are prompts, and what of them reaches the chat template."""
+"""Conversations in a column: which ones are prompts, and what the chat template gets."""
 
 import json
 
@@ -13,7 +13,7 @@ from april_rl.data.errors import DataError
 from april_rl.data.prompts import load_prompts
 from april_rl.data.tokenizer import Tokenizer
 
-# Like Qwen2.5, it writes an assistant's calls as JSON, whose arguments are a mapping.
+# Like Qwen2.5, it writes an assistant's calls as JSON whose arguments are a mapping.
 CALLS = CHAT.replace(
     "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}",
     "{{ m.content }}{% for call in m.tool_calls %}<tool_call>{{ call.function.name }} "
@@ -85,14 +85,16 @@ def test_a_conversation_without_a_question_is_refused_with_its_row(kind, tmp_pat
 
 
 def test_a_refused_conversation_says_which_columns_there_are(tmp_path):
-    """As NuminaMath, whose messages hold the solution and whose `problem` is the question."""
+    """NuminaMath is an example: its messages contain the solution, and its `problem` is the
+    question.
+    """
     prompt = [ASKED, message("assistant", "2")]
     with pytest.raises(DataError, match=r"\(columns: prompt, answer, problem\)"):
         load(tmp_path, prompt, columns={"problem": "What is 1 + 1?"})
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_calls_of_tools_reach_the_template_with_arguments_as_a_mapping(tmp_path, suffix):
+def test_tool_calls_reach_the_template_with_arguments_as_a_mapping(tmp_path, suffix):
     (prompt,) = load(tmp_path, [ASKED, CALLED, RESULT], suffix=suffix)
     assert "<|im_start|>assistant\n<tool_call>add 1 c1</tool_call><|im_end|>" in prompt.text
     assert prompt.text.endswith(
@@ -125,7 +127,7 @@ def test_messages_that_a_template_leaves_out_are_refused(tmp_path):
         load(tmp_path, prompt, chat_template=mute)
 
 
-def test_messages_of_two_users_are_refused_only_by_a_template_that_does(tmp_path):
+def test_two_user_messages_in_a_row_are_refused_only_by_a_template_that_does(tmp_path):
     assert len(load(tmp_path, [ASKED, ASKED])) == 1
     strict = "{% if messages | length > 1 %}{{ raise_exception('roles alternate') }}{% endif %}"
     with pytest.raises(DataError, match=r"data\.jsonl:1: .*roles alternate"):
@@ -137,14 +139,14 @@ def test_messages_as_json_text_are_messages(tmp_path):
     assert "user\n[1, 2] is" in load(tmp_path, "[1, 2] is a list of what?")[0].text
 
 
-def test_instruction_and_pattern_are_of_the_question_not_of_a_tool(tmp_path):
+def test_instruction_and_pattern_apply_to_the_question_not_to_a_tool(tmp_path):
     settings = {"instruction": "Be brief.", "prompt_pattern": "(1.*)"}
     (prompt,) = load(tmp_path, [ASKED, CALLED, RESULT], **settings)
     assert "user\n1 + 1?\n\nBe brief.<|im_end|>" in prompt.text
     assert "<tool_response>2</tool_response>" in prompt.text
 
 
-def test_rows_that_differ_in_a_call_only_are_different(tmp_path):
+def test_rows_that_differ_only_in_a_call_are_different(tmp_path):
     other = {**CALL, "function": {"name": "add", "arguments": '{"a": 5}'}}
     chats = [[ASKED, {**CALLED, "tool_calls": [call]}, RESULT] for call in (CALL, other, CALL)]
     table = load(tmp_path, *chats)
@@ -161,7 +163,7 @@ def test_an_unread_column_of_tools_or_images_is_reported(tmp_path):
 
 @pytest.mark.parametrize("mark", ["<image>", "<image_1>", "<|image_pad|>", "<video>"])
 def test_a_question_about_an_image_is_refused(tmp_path, mark):
-    """Without a column of images the mark is text, as in a question about HTML."""
+    """Without a column of images the mark is ordinary text, as in a question about HTML."""
     prompts, plain = ["one", f"{mark}What is it?"], {"template": Template.plain}
     with pytest.raises(DataError, match=r"data\.jsonl:2: .*column images is not read.*leave such"):
         load(tmp_path, *prompts, columns={"images": ["a.png"]}, **plain)

@@ -1,4 +1,4 @@
-"""Values of a JSON file are those of its text, whatever else stands in their column."""
+"""Values of a JSON file are read as they are written, whatever else their column contains."""
 
 import json
 
@@ -21,7 +21,9 @@ def load(path, **settings):
 
 
 def write(tmp_path, *values, name="data.jsonl"):
-    """Write a file with a row for each value, which is JSON text: its answer and its level."""
+    """Write a file with a row for each value, which is given as JSON text: its answer and its
+    level.
+    """
     path = tmp_path / name
     rows = [
         f'{{"prompt": "one {n}", "answer": {value}, "gold": "1", "level": {value}}}'
@@ -49,7 +51,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("name", ["data.jsonl", "data.json"])
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_answers_are_as_written(kind, name, tmp_path):
+def test_answers_are_read_as_written(kind, name, tmp_path):
     values = ANSWERS[kind]
     found = [prompt.answer for prompt in load(write(tmp_path, *values, name=name))]
     assert found == [value.strip('"') for value in values]
@@ -67,9 +69,9 @@ def test_a_large_power_of_ten_gets_no_invented_digits(tmp_path):
 
 
 @pytest.mark.parametrize("chunk", [1, 2**24])
-def test_columns_of_the_reward_keep_their_kinds(tmp_path, monkeypatch, chunk):
-    """Also where a later part of the file has other kinds. Fails when a text becomes the number
-    that it writes, or a float loses digits.
+def test_columns_for_the_reward_keep_their_types(tmp_path, monkeypatch, chunk):
+    """Even where a later part of the file has other types. Fails when a text becomes a number, or a
+    float loses digits.
     """
     monkeypatch.setattr(json_rows, "_CHUNK_CHARACTERS", chunk)
     values = [1, "42", 0.12345678901234568, ["2024-01-05", None], {"a": 1.5}, {"a": "x"}, None]
@@ -78,7 +80,7 @@ def test_columns_of_the_reward_keep_their_kinds(tmp_path, monkeypatch, chunk):
     assert [prompt.columns["level"] for prompt in read] == values
 
 
-def test_columns_that_come_late_or_widen_late_are_read(tmp_path, monkeypatch):
+def test_columns_that_appear_or_widen_late_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(json_rows, "_CHUNK_CHARACTERS", 1)
     rows = [{"prompt": "one", "answer": 1}, {"prompt": "two", "answer": 0.5, "extra": {"a": 1}}]
     path = tmp_path / "data.jsonl"
@@ -87,7 +89,7 @@ def test_columns_that_come_late_or_widen_late_are_read(tmp_path, monkeypatch):
     assert [(p.answer, p.columns["extra"]) for p in table] == [("1", None), ("0.5", {"a": 1})]
 
 
-def test_a_file_that_looks_like_the_trace_of_an_agent_is_a_data_set(tmp_path):
+def test_a_file_that_looks_like_an_agents_trace_is_a_data_set(tmp_path):
     """The library's own reader replaces the columns of such files."""
     row = {"type": "math", "message": "one", "payload": {"a": 1}, "answer": "2"}
     path = tmp_path / "data.jsonl"
@@ -96,7 +98,7 @@ def test_a_file_that_looks_like_the_trace_of_an_agent_is_a_data_set(tmp_path):
 
 
 def test_a_list_of_lists_says_what_is_expected(tmp_path):
-    """As Open-Reasoner-Zero publishes its rows."""
+    """Open-Reasoner-Zero publishes its rows in this form."""
     path = tmp_path / "orz.json"
     path.write_text(json.dumps([[{"from": "human", "value": "one"}]]))
     with pytest.raises(
@@ -105,7 +107,7 @@ def test_a_list_of_lists_says_what_is_expected(tmp_path):
         load(path)
 
 
-def test_objects_that_take_several_lines_are_rows(tmp_path):
+def test_objects_over_several_lines_are_rows(tmp_path):
     path = tmp_path / "data.json"
     rows = [{"prompt": "one", "answer": 1}, {"prompt": "two", "answer": 2}]
     path.write_text("\n".join(json.dumps(row, indent=1) for row in rows))

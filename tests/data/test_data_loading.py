@@ -1,4 +1,4 @@
-"""Loading of prompt sets: equal rows are used once, and tables are cached for the next start."""
+"""Loading data sets: identical rows are used once, and tables are cached for the next start."""
 
 import json
 import os
@@ -60,8 +60,8 @@ ROWS = [
 ]
 
 
-def test_rows_of_equal_prompt_and_answer_are_used_once_and_counted(tmp_path, tokenizer):
-    """Fails when the answer does not count, or a number is no text."""
+def test_rows_with_equal_prompt_and_answer_are_used_once_and_counted(tmp_path, tokenizer):
+    """Fails when the answer is not compared, or a number is not compared as text."""
     path = jsonl(tmp_path / "data.jsonl", ROWS)
     table = load(path, tokenizer)
     assert [(p.text, p.answer, p.source) for p in table] == [
@@ -87,7 +87,7 @@ def test_rows_that_are_equal_only_when_concatenated_are_different(tmp_path, toke
 
 
 def test_extra_columns_reach_the_prompt_whatever_their_name(tmp_path, tokenizer):
-    """Fails when a data column named as one of ours replaces it."""
+    """Fails when a data column with the name of one of our own replaces it."""
     rows = [{**ROWS[0], "text": ["x", "y"], "place": {"a": None}}, {**ROWS[1], "text": []}]
     table = load(
         jsonl(tmp_path / "data.jsonl", rows), tokenizer, columns=["level", "text", "place"]
@@ -122,7 +122,7 @@ def test_a_single_data_set_is_not_a_mixture(tmp_path, tokenizer):
     ],
     ids=["answer", "prompt", "order"],
 )
-def test_a_file_that_has_changed_is_refused_when_a_run_continues(tmp_path, tokenizer, changed):
+def test_a_changed_file_is_refused_when_a_run_continues(tmp_path, tokenizer, changed):
     """Fails when only the number of prompts is compared."""
 
     def stream():
@@ -136,8 +136,10 @@ def test_a_file_that_has_changed_is_refused_when_a_run_continues(tmp_path, token
         stream().restore(state)
 
 
-def test_a_fingerprint_depends_on_rows_only_not_on_files_or_chunks(tmp_path, tokenizer, store):
-    """Fails when a kept table, a table in chunks or one of several files counts as another one."""
+def test_a_fingerprint_depends_only_on_rows_not_on_files_or_chunks(tmp_path, tokenizer, store):
+    """Fails when a cached table, a table in chunks or one from several files gets another
+    fingerprint.
+    """
     path = jsonl(tmp_path / "data.jsonl", ROWS)
     made, read = load(path, tokenizer), load(path, tokenizer)
     assert len(list(store.iterdir())) == 1
@@ -155,7 +157,7 @@ def test_a_fingerprint_depends_on_rows_only_not_on_files_or_chunks(tmp_path, tok
     assert tokenized.fingerprint(whole) != tokenized.fingerprint(parts[1])
 
 
-def test_a_second_start_finds_the_tokens_of_the_first(tmp_path, tokenizer, store, monkeypatch):
+def test_a_second_start_reuses_the_tokens_of_the_first(tmp_path, tokenizer, store, monkeypatch):
     path = jsonl(tmp_path / "data.jsonl", ROWS)
     first = list(load(path, tokenizer))
     assert len(list(store.iterdir())) == 1  # no unfinished table is left
@@ -164,13 +166,13 @@ def test_a_second_start_finds_the_tokens_of_the_first(tmp_path, tokenizer, store
         second = load(path, tokenizer)
         assert list(second) == first
         assert (second.num_rows, second.num_duplicates) == (4, 1)
-        assert len(load(path, tokenizer, limit=2)) == 3  # the same table serves another limit
+        assert len(load(path, tokenizer, limit=2)) == 3  # the same table is used with another limit
         (tmp_path / "moved.jsonl").write_bytes((tmp_path / "data.jsonl").read_bytes())
         moved = load(str(tmp_path / "moved.jsonl"), tokenizer)
         assert moved[0].source == f"{tmp_path}/moved.jsonl:1"
 
 
-def test_other_content_settings_or_tokenizer_are_tokenized_again(tmp_path, tokenizer, store):
+def test_other_content_settings_or_another_tokenizer_need_new_tokens(tmp_path, tokenizer, store):
     path = jsonl(tmp_path / "data.jsonl", ROWS)
     assert [p.text for p in load(path, tokenizer)] == ["one", "two", "one"]
     assert load(path, tokenizer, instruction="three")[0].text == "one\n\nthree"
@@ -192,7 +194,7 @@ def test_a_start_that_fails_leaves_nothing_behind(tmp_path, tokenizer, store):
     assert list(store.iterdir()) == []
 
 
-def test_processes_give_the_table_of_one_process(tmp_path, tokenizer, store, monkeypatch):
+def test_several_processes_give_the_table_of_one_process(tmp_path, tokenizer, store, monkeypatch):
     monkeypatch.setattr(tokenized, "_ROWS_PER_PROCESS", 2)
     rows = [{"prompt": f"one {'two ' * (i % 7)}", "answer": i} for i in range(50)]
     path = jsonl(tmp_path / "data.jsonl", rows)
@@ -202,7 +204,7 @@ def test_processes_give_the_table_of_one_process(tmp_path, tokenizer, store, mon
     assert list(load(path, tokenizer, num_processes=1)) == list(parallel)
 
 
-def test_a_refusal_in_another_process_is_the_same_message(tmp_path, tokenizer, store, monkeypatch):
+def test_an_error_in_another_process_has_the_same_message(tmp_path, tokenizer, store, monkeypatch):
     monkeypatch.setattr(tokenized, "_ROWS_PER_PROCESS", 2)
     chats = [[{"role": "user", "content": f"one {i}"}] for i in range(8)]
     chats[5].append({"role": "tool", "content": "one"})
@@ -281,10 +283,11 @@ print(len(table), table.num_duplicates, time.process_time() - started, (peak() -
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("tokenizer")
-def test_two_hundred_thousand_rows_load_in_seconds_and_without_becoming_objects(tmp_path):
-    """1.8 million rows are to load in 180 s and 2 GiB: 0.1 ms and 1.2 KiB a row; half of it here.
-    Measured: 10 µs a row and 0.5 KiB, most of it the library and the mapped file. Fails when a
-    row becomes a Python object that stays, or a prompt is tokenized a hundred times.
+def test_two_hundred_thousand_rows_load_in_seconds_without_becoming_objects(tmp_path):
+    """The goal is to load 1.8 million rows in 180 s and 2 GiB, which is 0.1 ms and 1.2 KiB per row;
+    this test allows half of it. Measured: 10 µs and 0.5 KiB per row, mostly the library and the
+    mapped file. Fails when a row remains as a Python object, or a prompt is tokenized a hundred
+    times.
     """
     write_like_dapo(tmp_path / "data.parquet", 200_000, 2_000)
     program = [sys.executable, "-c", MEASURE, str(tmp_path / "words"), tmp_path / "data.parquet"]

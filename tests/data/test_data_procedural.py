@@ -1,4 +1,4 @@
-"""Procedural tasks as data: splits that share nothing, verifiers that are tried."""
+"""Procedural tasks as data: splits without common questions, and verifiers that are tried first."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ def draw(task, *, split="train", run_seed=3, **args):
     )
 
 
-def test_rows_carry_question_answer_and_the_entry_for_the_verifier():
+def test_rows_have_question_answer_and_the_entry_for_the_verifier():
     rows = draw("products", size=50)
     assert [len(values) for values in rows.values()] == [50, 50, 50]
     entry = json.loads(rows["entry"][0])
@@ -25,7 +25,7 @@ def test_rows_carry_question_answer_and_the_entry_for_the_verifier():
 
 
 def test_training_and_test_share_no_question_even_when_there_are_few():
-    """Fails when the splits differ by their seed only: there are 100 products of two digits."""
+    """Fails when the splits differ only by their seed: there are 100 products of two digits."""
     train = set(draw("products", max_digits=1)["prompt"])
     test = set(draw("products", max_digits=1, split="test")["prompt"])
     assert len(train) > 60
@@ -33,7 +33,7 @@ def test_training_and_test_share_no_question_even_when_there_are_few():
     assert not train & test
 
 
-def test_the_run_seed_decides_the_training_rows_and_not_the_test_rows():
+def test_the_run_seed_selects_the_training_rows_but_not_the_test_rows():
     assert draw("gcd", size=20) == draw("gcd", size=20)
     assert draw("gcd", size=20) != draw("gcd", size=20, run_seed=4)
     assert draw("gcd", split="test", run_seed=3) == draw("gcd", split="test", run_seed=4)
@@ -54,7 +54,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_task_that_cannot_train_is_refused_with_its_name_and_the_reason(name):
+def test_a_task_that_cannot_be_trained_is_refused_with_its_name_and_the_reason(name):
     task, settings, reason = REFUSED[name]
     with pytest.raises(DataError, match=rf"data\.path=reasoning_gym:{task}: .*{reason}"):
         draw(task, **{"size": 20, **settings})
@@ -75,7 +75,7 @@ def test_a_task_is_refused_if_any_tried_row_fails():
         check_verifier("products", entries, where="data.path=x")
 
 
-def test_a_missing_package_is_named_with_its_command(monkeypatch):
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(DataError, match=r"reasoning_gym:products needs .*reasoning_gym<0.2"):
         draw("products")

@@ -1,4 +1,4 @@
-"""The processes that tokenize a large table, and the signals of the one that waits for them."""
+"""The processes that tokenize a large table, and signals to the process that waits for them."""
 
 import signal
 
@@ -11,10 +11,12 @@ from april_rl.data.prompts import load_prompts
 from april_rl.data.tokenizer import load_tokenizer
 
 
-def test_processes_that_tokenize_are_ended_by_sigterm_though_this_one_handles_it(
+def test_sigterm_ends_processes_that_tokenize_although_this_process_handles_it(
     tmp_path, monkeypatch
 ):
-    """Fails when they inherit the handler: a refusal in one might wait for another without end."""
+    """Fails when they inherit the handler: an error in one of them might then wait for another
+    forever.
+    """
     seen, tokenize = [], datasets.Dataset.map
 
     def look(*args, **settings):

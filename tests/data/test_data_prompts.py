@@ -1,4 +1,4 @@
-"""Rows to tokenized prompts."""
+"""Rows become tokenized prompts."""
 
 import json
 
@@ -52,9 +52,9 @@ def test_a_list_of_messages_is_used_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("environment", [True, False])
-def test_an_agent_gets_the_bare_question_and_the_policy_no_prompt(tmp_path, environment):
-    """Other sets of the same run are prompts as ever. Fails when the policy reads the question
-    twice.
+def test_an_agent_gets_the_bare_question_and_the_policy_gets_no_prompt(tmp_path, environment):
+    """Other data sets of the same run are prompts as usual. Fails when the policy reads the
+    question twice.
     """
     prompts = tokenize(
         tmp_path, "one", "two", has_agent=True, environment=environment, instruction="three"
@@ -65,7 +65,7 @@ def test_an_agent_gets_the_bare_question_and_the_policy_no_prompt(tmp_path, envi
     assert bool(prompts[1:][0].token_ids) is not environment
 
 
-def test_a_plain_prompt_has_the_template_around_it_and_the_start_token(tmp_path):
+def test_a_plain_prompt_is_put_into_the_template_with_a_start_token(tmp_path):
     (prompt,) = tokenize(
         tmp_path, "one {x}", template=Template.plain, plain_template="Q: {prompt} A:"
     )
@@ -171,7 +171,7 @@ def test_a_folder_without_tokenizer_names_the_key(tmp_path):
 
 
 def without_unknown_token():
-    """A tokenizer whose token for unknown text also begins and ends texts, as in GPT-2."""
+    """Return a tokenizer whose token for unknown text also begins and ends texts, as in GPT-2."""
     tokenizer = hf_tokenizer()
     tokenizer.eos_token = "<unk>"
     return tokenizer
@@ -187,13 +187,13 @@ def test_prompts_that_the_model_cannot_read_are_reported_with_an_example(tmp_pat
     assert table[:1].notes == table.notes
 
 
-def test_a_few_unknown_tokens_or_no_token_for_them_are_not_reported(tmp_path):
+def test_a_few_unknown_tokens_or_a_tokenizer_without_one_are_not_reported(tmp_path):
     few = ["one " * 30, "one zwei"]
     assert tokenize(tmp_path, *few, template=Template.plain).notes == ()
     assert tokenize(tmp_path, "zwei drei", backend=without_unknown_token).notes == ()
 
 
-def test_a_table_of_the_cache_says_the_same_of_unknown_tokens(tmp_path, monkeypatch):
+def test_a_cached_table_reports_the_same_unknown_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "KEEP_FROM_BYTES", 1)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "kept")
     tables = [tokenize(tmp_path, "one", "zwei") for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Reading rows of data files, and messages about files and rows that cannot be used."""
+"""Reading rows of data files, and the errors about files and rows that cannot be used."""
 
 import json
 import os
@@ -25,7 +25,7 @@ class ReadRow(NamedTuple):
 
 
 def load(path, *, key="data.path", columns=(), **settings):
-    """Return every row, as a set with these settings reads it."""
+    """Return every row as a data set with these settings reads it."""
     chosen = PromptSetConfig(path=str(path), **settings)
     with TemporaryDirectory() as folder:
         raw = open_source(chosen, key=key, seed=0, folder=Path(folder))
@@ -41,7 +41,7 @@ def write(tmp_path, text, name="data.jsonl"):
     return path
 
 
-def test_jsonl_rows_know_their_line_also_after_blank_lines(tmp_path):
+def test_jsonl_rows_know_their_line_even_after_blank_lines(tmp_path):
     path = write(tmp_path, '\n{"prompt": "a", "answer": "1"}\n\n{"prompt": "b", "answer": "2"}\n')
     rows = load(path)
     assert [(r.prompt, r.answer, r.source) for r in rows] == [
@@ -55,7 +55,7 @@ def test_a_json_array_is_read_and_its_rows_are_counted(tmp_path):
     assert [row.source for row in load(path)] == [f"{path} row 1", f"{path} row 2"]
 
 
-def test_parquet_structs_are_reached_by_dotted_names(tmp_path):
+def test_parquet_structs_are_read_by_dotted_names(tmp_path):
     path = tmp_path / "data.parquet"
     messages = [{"role": "user", "content": "1 + 1?"}]
     rows = [{"prompt": messages, "reward_model": {"ground_truth": "2", "style": "rule"}}] * 2
@@ -69,7 +69,7 @@ def test_numbers_become_the_text_a_person_would_write(tmp_path):
     assert [r.answer for r in load(write(tmp_path, "\n".join(lines)))] == ["42", "0.5", "-3"]
 
 
-def test_numbers_and_text_may_stand_in_one_column(tmp_path):
+def test_one_column_may_contain_numbers_and_text(tmp_path):
     lines = [json.dumps({"prompt": "q", "answer": value}) for value in (42, "x^2")]
     assert [r.answer for r in load(write(tmp_path, "\n".join(lines)))] == ["42", "x^2"]
 
@@ -93,7 +93,7 @@ def test_the_last_match_of_the_answer_pattern_is_the_answer(tmp_path):
     assert [row.answer for row in load(path, answer_pattern=r"####\s*(.+)")] == ["5"]
 
 
-def test_an_answer_pattern_that_finds_nothing_names_row_value_and_how_many(tmp_path):
+def test_an_answer_pattern_without_a_match_names_row_value_and_number_of_rows(tmp_path):
     answers = ["#### 1", "nothing", "#### 3", "nor here"]
     path = write(tmp_path, "\n".join(json.dumps({"prompt": "a", "answer": a}) for a in answers))
     expected = r":2: data\.answer_pattern=#+\(.*\) finds nothing.*'nothing' \(in 2 of 4 rows\)"
@@ -101,7 +101,7 @@ def test_an_answer_pattern_that_finds_nothing_names_row_value_and_how_many(tmp_p
         load(path, answer_pattern="####(.+)")
 
 
-def test_the_prompt_pattern_takes_the_question_out_of_text_and_of_the_last_message(tmp_path):
+def test_the_prompt_pattern_extracts_the_question_from_text_and_from_the_last_message(tmp_path):
     text = "Solve this.\n\nWhat is 1 + 1?\n\nRemember the box."
     messages = [{"role": "system", "content": text}, {"role": "user", "content": text}]
     pattern = r"(?s)this\.\s+(.+?)\s+Remember"
@@ -159,7 +159,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_a_file_that_cannot_be_used_is_one_message_with_key_or_line(tmp_path, name, caplog):
+def test_a_file_that_cannot_be_used_gives_one_message_with_key_or_line(tmp_path, name, caplog):
     text, expected = BAD_FILES[name]
     path = write(tmp_path, text)
     with pytest.raises(DataError, match=expected) as error:
@@ -169,7 +169,7 @@ def test_a_file_that_cannot_be_used_is_one_message_with_key_or_line(tmp_path, na
     assert not caplog.records
 
 
-def test_a_wrong_name_inside_a_struct_says_which_there_are(tmp_path):
+def test_a_wrong_name_inside_a_struct_lists_the_existing_names(tmp_path):
     path = write(tmp_path, '{"prompt": "a", "reward": {"truth": "1"}}')
     with pytest.raises(DataError, match=r"data\.jsonl has .*answer_column=reward\.gold.*are truth"):
         load(path, answer_column="reward.gold")
@@ -192,8 +192,8 @@ def test_a_missing_file_names_the_key():
     ],
     ids=["timestamp", "binary", "nested"],
 )
-def test_a_column_that_no_checkpoint_can_hold_is_refused_by_name(tmp_path, values):
-    """If the reward asks for it. Fails when the run finds out at its first checkpoint."""
+def test_a_column_that_cannot_be_saved_in_a_checkpoint_is_refused_by_name(tmp_path, values):
+    """Only if the reward needs it. Fails when the run only finds out at its first checkpoint."""
     table = pyarrow.table({"prompt": ["a", "b"], "answer": ["1", "2"], "extra": values})
     pyarrow.parquet.write_table(table, tmp_path / "data.parquet")
     load(tmp_path / "data.parquet")
@@ -201,15 +201,15 @@ def test_a_column_that_no_checkpoint_can_hold_is_refused_by_name(tmp_path, value
         load(tmp_path / "data.parquet", columns=("extra",))
 
 
-def test_a_file_that_is_not_parquet_is_one_message(tmp_path):
-    """Fails when it is asked whether there are rows in it."""
+def test_a_file_that_is_not_parquet_gives_one_message(tmp_path):
+    """Fails when the check for empty files raises its own error."""
     with pytest.raises(DataError, match=r"data\.path=.*broken\.parquet: .*corrupted.*file\.$"):
         load(write(tmp_path, "this is text", "broken.parquet"))
 
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_line_that_is_not_utf_8_is_named(tmp_path, number):
-    """Fails when the bytes are first read where rows become Python values."""
+    """Fails when the bytes are first decoded where rows become Python values."""
     lines = [b'{"prompt": "a", "answer": "1"}\n'] * 4
     lines[number - 1] = '{"prompt": "ä", "answer": "1"}\n'.encode("latin-1")
     path = tmp_path / "data.jsonl"
@@ -230,7 +230,7 @@ BAD_FOR_A_SET = {
 
 @pytest.mark.parametrize("name", BAD_FOR_A_SET)
 def test_a_file_of_an_evaluation_set_is_named_with_its_own_key(tmp_path, name):
-    """Fails when data.path is blamed for it."""
+    """Fails when the error blames data.path."""
     path = tmp_path / name
     if (text := BAD_FOR_A_SET[name]) is not None:
         path.write_text(text)
@@ -240,13 +240,13 @@ def test_a_file_of_an_evaluation_set_is_named_with_its_own_key(tmp_path, name):
     assert "data.path" not in str(error.value)
 
 
-def test_another_kind_of_file_says_which_kinds_there_are(tmp_path):
+def test_another_kind_of_file_is_refused_with_the_supported_kinds(tmp_path):
     with pytest.raises(DataError, match=r"must end in \.jsonl, \.json, \.parquet"):
         load(write(tmp_path, "prompt,answer\na,1\n", "data.csv"))
 
 
 @pytest.mark.slow
-def test_a_data_set_id_without_network_is_one_message(tmp_path):
+def test_a_data_set_id_without_network_gives_one_message(tmp_path):
     program = (
         "from april_rl.data.errors import DataError\n"
         "from april_rl.data.sources import load_id\n"
@@ -273,14 +273,14 @@ def test_the_configuration_of_a_data_set_follows_a_colon(path, named):
     assert hub_name(path) == named
 
 
-def test_a_folder_with_a_colon_in_its_name_is_taken_whole(tmp_path):
+def test_a_folder_with_a_colon_in_its_name_is_taken_as_a_whole(tmp_path):
     folder = tmp_path / "run 12:30"
     folder.mkdir()
     assert hub_name(str(folder)) == (str(folder), None)
 
 
 def test_one_configuration_of_a_data_set_with_several_is_loaded(tmp_path, monkeypatch):
-    """As GSM8K is published: without a configuration the library refuses to choose."""
+    """GSM8K is published in this way: without a configuration the library refuses to choose."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "openai" / "gsm8k"
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Published data sets are read by configuration alone: docs/data.md says which."""
+"""Published data sets can be read with only the settings in docs/data.md."""
 
 import json
 import re
@@ -44,18 +44,18 @@ TOKENIZER = Tokenizer(hf_tokenizer(), path="models/words")
 
 
 def read(name, chosen):
-    """Return the prompts that these settings make of our rows in the schema `name`."""
+    """Return the prompts that these settings make from our rows in the schema `name`."""
     chosen.path = str(FIXTURES / f"{name}.jsonl")
     return load_prompts(chosen, TOKENIZER, key="data.path", max_prompt_tokens=500)
 
 
-def test_the_document_and_the_rows_are_of_the_same_schemas():
+def test_the_page_and_the_rows_have_the_same_schemas():
     assert sorted(SETTINGS) == sorted(path.stem for path in FIXTURES.glob("*.jsonl"))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_published_schema_is_read_by_its_settings_alone(name):
-    """As the one training set, as a source, and as an evaluation set beside another schema."""
+def test_a_published_schema_is_read_with_only_its_settings(name):
+    """As the only training set, as a source, and as an evaluation set next to another schema."""
     others = DataConfig(path="x", prompt_column="no", answer_column="no")
     source = SourceConfig(**({"answer_column": "answer"} | SETTINGS[name]))
     held_out = EvaluationSetConfig(**({"answer_column": "answer"} | SETTINGS[name]))
@@ -72,7 +72,7 @@ def test_a_published_schema_is_read_by_its_settings_alone(name):
         assert not any("####" in p.answer for p in table)
 
 
-def test_the_questions_of_dapo_can_be_asked_another_way():
+def test_the_questions_of_dapo_can_be_asked_in_another_way():
     settings = {**SETTINGS["dapo_math_17k"], **ASKED_ANOTHER_WAY}
     texts = [p.text for p in read("dapo_math_17k", training_sets(DataConfig(**settings))[""])]
     assert all(re.fullmatch(r"user .+\n\nPut your .+ <eos> assistant", text) for text in texts)
@@ -83,8 +83,8 @@ def test_the_questions_of_dapo_can_be_asked_another_way():
     "solution",
     [r"So it is $\boxed 2$.", r"So $x=\boxed{2}$ or $x=\boxed{5}$.", r"\fbox{1}, \boxed{2}"],
 )
-def test_a_solution_of_math_reaches_the_reward_whole(solution, tmp_path):
-    """Its box may have no braces, and there may be several. Fails when a pattern refuses a row."""
+def test_a_solution_of_math_reaches_the_reward_completely(solution, tmp_path):
+    """Its box may lack braces, and there may be several. Fails when a pattern refuses a row."""
     path = tmp_path / "math.jsonl"
     path.write_text(json.dumps({"problem": "one", "solution": solution}))
     chosen = training_sets(DataConfig(**{**SETTINGS["math"], "path": str(path)}))[""]
@@ -92,7 +92,7 @@ def test_a_solution_of_math_reaches_the_reward_whole(solution, tmp_path):
     assert prompt.answer == solution
 
 
-def test_the_line_that_converts_lists_writes_rows_that_are_read(tmp_path):
+def test_the_command_that_converts_lists_writes_readable_rows(tmp_path):
     (line,) = re.findall(r"^(python -c '.+json.load.+')", DOCUMENT, flags=re.M)
     rows = [
         [{"from": "human", "value": "one"}, {"from": "assistant", "ground_truth": {"value": "2"}}]

@@ -1,4 +1,4 @@
-"""The stream of prompts: every prompt once an epoch, sources in their shares, exact resumption."""
+"""The stream of prompts: every prompt once per epoch, sources in their shares, exact resumption."""
 
 from itertools import pairwise
 
@@ -89,7 +89,7 @@ def test_every_source_has_its_share_of_any_number_of_prompts(chosen):
             assert abs(given_out - share) <= len(weights)
 
 
-def test_a_source_of_a_mixture_has_every_prompt_once_an_epoch():
+def test_a_source_of_a_mixture_has_every_prompt_once_per_epoch():
     prompts = take(mixture({"a": 5, "b": 7}, {"a": 1, "b": 1}), 70)
     for name, size in (("a", 5), ("b", 7)):
         texts = [p.text for p in prompts if p.dataset == name]
@@ -127,7 +127,7 @@ def test_a_state_of_another_mixture_is_refused():
         mixture({"a": 4, "b": 8}, {"a": 2, "b": 1}).restore(state)
 
 
-def test_a_source_of_a_mixture_that_has_changed_is_refused_by_its_path():
+def test_a_changed_source_of_a_mixture_is_refused_with_its_path():
     def mixture_of(fingerprint):
         origins = {"a": Origin("a.jsonl", "1"), "b": Origin("b.jsonl", fingerprint)}
         sources = {name: prompts_of(name, 3) for name in "ab"}
@@ -144,7 +144,7 @@ def scored_group(name, *rewards):
     return ScoredGroup(group=Group(prompt=prompt, samples=()), rewards=rewards)
 
 
-def test_each_source_of_a_mixture_has_figures_of_its_own():
+def test_each_source_of_a_mixture_has_its_own_metrics():
     groups = [
         scored_group("a", 1.0, 0.0),
         scored_group("b", 0.0, 0.0),

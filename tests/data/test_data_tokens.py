@@ -1,4 +1,4 @@
-"""Tokens around a prompt: the one at its beginning, and those that end a turn."""
+"""Tokens around a prompt: the start token, and the tokens that end a turn."""
 
 import json
 
@@ -79,7 +79,7 @@ def test_a_prompt_that_an_environment_continues_may_end_its_turn(tmp_path):
 
 
 def write(tmp_path, *, named, chat_template=None):
-    """Write a base model's tokenizer, whose text ends with another token than a turn of its
+    """Write the tokenizer of a base model, whose end-of-text token is not the end of a turn in its
     template.
     """
     tokenizer = hf_byte_tokenizer(chat_template) if chat_template else hf_byte_tokenizer()
@@ -92,14 +92,18 @@ def write(tmp_path, *, named, chat_template=None):
 
 
 def test_a_base_model_stops_where_its_chat_template_ends_a_turn(tmp_path):
-    """As Qwen3-4B-Base. Fails when a response continues after its turn, to its budget."""
+    """Qwen3-4B-Base is an example. Fails when a response continues after its turn, up to its
+    budget.
+    """
     path, ids = write(tmp_path, named=["<|endoftext|>"])
     assert stop_token_ids(path) == [ids["<|endoftext|>"]]
     assert stop_token_ids(path, is_chat=True) == sorted(ids.values())
 
 
 @pytest.mark.parametrize("template", ["chat", "plain"])
-def test_the_engines_of_a_run_get_the_end_of_a_turn_if_it_chats(tmp_path, monkeypatch, template):
+def test_the_engines_of_a_run_with_chat_get_the_token_that_ends_a_turn(
+    tmp_path, monkeypatch, template
+):
     path, ids = write(tmp_path, named=["<|endoftext|>"])
     set_to = [f"model.path={path}", f"data.template={template}", "evaluation.sets.held_out=null"]
     config, layout = settle(
@@ -117,8 +121,8 @@ def test_a_chat_model_keeps_its_own_end_tokens(tmp_path):
     assert stop_token_ids(path, is_chat=True) == [ids[END]]
 
 
-def test_the_end_of_the_last_turn_counts_not_that_of_a_part_of_it(tmp_path):
-    """As gpt-oss, whose parts of a turn end with a token that does not end the turn."""
+def test_the_end_of_the_last_turn_counts_and_not_the_end_of_a_part(tmp_path):
+    """gpt-oss is an example: parts of a turn end with a token that does not end the turn."""
     template = (
         "{% for m in messages %}{{ m.content }}{% if loop.last and not add_generation_prompt %}"
         "<|endoftext|>{% else %}<|im_end|>{% endif %}{% endfor %}"
@@ -133,7 +137,7 @@ def test_a_template_without_special_tokens_adds_no_end(tmp_path):
     assert stop_token_ids(path, is_chat=True) == [ids["<|endoftext|>"]]
 
 
-def test_a_run_has_chat_when_one_of_its_sets_is_rendered_so():
+def test_a_run_has_chat_when_one_of_its_data_sets_uses_a_chat_template():
     plain, chat = Template.plain, Template.chat
     assert has_chat(DataConfig(path="x"), {})
     assert not has_chat(DataConfig(path="x", template=plain), {})

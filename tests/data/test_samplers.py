@@ -1,4 +1,4 @@
-"""Samplers: which prompt of a set comes next, and exact resumption of what they know."""
+"""Samplers: which prompt of a data set comes next, and exact resumption with what they learned."""
 
 import json
 
@@ -35,8 +35,8 @@ def test_an_unknown_prompt_is_never_skipped():
     assert sorted(draws_of(ByPassRate(7, 0), 7)) == list(range(7))
 
 
-def test_the_chance_of_a_prompt_is_the_expected_variance_of_its_rewards():
-    """E[p (1 - p)] by integrating the Beta posterior, over that of the prior."""
+def test_the_probability_of_a_prompt_is_the_expected_variance_of_its_rewards():
+    """E[p (1 - p)] from integrating the Beta posterior, divided by its value for the prior."""
     sampler = ByPassRate(3, 0, least=0.01)
     sampler.learn(0, [1.0] * 8)
     sampler.learn(1, [1.0] * 3 + [0.0] * 5)
@@ -47,7 +47,7 @@ def test_the_chance_of_a_prompt_is_the_expected_variance_of_its_rewards():
         assert sampler.chance(index) == pytest.approx(min(1.0, expected), rel=1e-6)
 
 
-def test_prompts_without_signal_are_drawn_less_and_none_is_left_out():
+def test_prompts_without_signal_are_drawn_less_often_but_never_left_out():
     sampler = ByPassRate(40, 1)
     counts = np.zeros(40)
     for _ in range(4000):
@@ -70,7 +70,7 @@ def test_knowledge_fades_with_the_epochs():
     assert chances == sorted(chances)
 
 
-def test_rewards_of_another_range_are_scaled():
+def test_rewards_with_another_range_are_scaled():
     plain, scaled = ByPassRate(1, 0), ByPassRate(1, 0, low=-1.0, high=1.0)
     plain.learn(0, [1.0, 0.0, 0.5, 1.0])
     scaled.learn(0, [1.0, -1.0, 0.0, 3.0])
@@ -78,7 +78,7 @@ def test_rewards_of_another_range_are_scaled():
 
 
 @given(st.integers(1, 12), st.integers(0, 40), st.integers(0, 30), st.booleans())
-def test_a_restored_stream_keeps_its_knowledge(count, before, elsewhere, is_own):
+def test_a_restored_stream_keeps_what_it_learned(count, before, elsewhere, is_own):
     name = "own_samplers:Backwards" if is_own else "pass_rate"
     source, other = stream(name, count), stream(name, count)
     for taken in [source.take() for _ in range(before)][::2]:
@@ -93,7 +93,7 @@ def test_a_restored_stream_keeps_its_knowledge(count, before, elsewhere, is_own)
         other.learn(theirs, [0.0, 0.0])
 
 
-def test_rewards_reach_the_sampler_by_the_prompt_that_was_drawn():
+def test_rewards_reach_the_sampler_with_the_prompt_that_was_drawn():
     source = stream("own_samplers:Backwards", 4)
     first, second = source.take(), source.take()
     assert [first.text, second.text] == ["3", "2"]
@@ -102,7 +102,7 @@ def test_rewards_reach_the_sampler_by_the_prompt_that_was_drawn():
     assert [source.take().text for _ in range(2)] == ["2", "1"]
 
 
-def test_each_source_of_a_mixture_has_a_sampler_of_its_own():
+def test_each_source_of_a_mixture_has_its_own_sampler():
     config = DataConfig(path="x", sampler="own_samplers:Backwards")
     sets = {name: prompts_of(3, name) for name in "ab"}
     maker = sampler_maker(config, seed=0)
@@ -140,13 +140,13 @@ def test_a_sampler_that_cannot_be_used_is_refused_by_name(sampler, args, sentenc
         stream(sampler, **args)
 
 
-def test_an_index_of_numpy_is_taken_and_saved_as_a_number():
+def test_a_numpy_index_is_accepted_and_saved_as_a_number():
     source = stream("own_samplers:Numpy")
     assert source.take().text == "5"
     assert json.loads(json.dumps(source.save()))["drawn"] == [[0, 5]]
 
 
-def test_what_a_sampler_draws_later_is_checked_in_the_run():
+def test_later_draws_of_a_sampler_are_checked_during_the_run():
     sentence = (
         r"data\.sampler: draw of FailsLater returned 5\.5 of type float for 6 prompts; .* 0 to 5"
     )
@@ -154,8 +154,10 @@ def test_what_a_sampler_draws_later_is_checked_in_the_run():
         stream("own_samplers:FailsLater").take()
 
 
-def test_a_state_that_no_checkpoint_can_hold_ends_the_run():
-    """Fails when the writer of checkpoints finds it, which lets the run continue without them."""
+def test_a_state_that_cannot_be_saved_in_a_checkpoint_ends_the_run():
+    """Fails when only the checkpoint writer finds it, because the run then continues without
+    checkpoints.
+    """
     source = stream("own_samplers:SavesNumpyLater")
     source.learn(source.take(), [1.0, 0.0])
     with pytest.raises(DataError, match=r"data\.sampler: what save of SavesNumpyLater returned"):

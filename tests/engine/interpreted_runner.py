@@ -1,12 +1,12 @@
-"""vLLM's Model Runner V2, the one for GPUs, on CPU by Triton's interpreter."""
+"""vLLM's Model Runner V2, which is made for GPUs, on a CPU through Triton's interpreter."""
 
 import os
 from types import SimpleNamespace
 
 
 def use_runner_of_gpus() -> None:
-    """Make vLLM use that runner in this process, with its own sampler, which draws by seed and
-    position itself.
+    """Make vLLM use that runner in this process, with the runner's own sampler, which draws by seed
+    and position.
     """
     os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
     from triton.backends import backends

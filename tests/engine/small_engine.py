@@ -1,4 +1,4 @@
-"""A small vLLM engine for tests: the defaults of the configuration, except for its size."""
+"""A small vLLM engine for tests, with the defaults of the configuration except for its size."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def small_engine(
     reports_experts: bool = False,
     **settings: Any,
 ) -> VllmEngine:
-    """Start an engine with the model in `folder`; `settings` are those of the section `engine`."""
+    """Start an engine with the model in `folder`; `settings` belong to the section `engine`."""
     from april_rl.engine.vllm_engine import VllmEngine
 
     return VllmEngine(

@@ -1,4 +1,4 @@
-"""The engine: real vLLM on small random models, beside a process group of a learner."""
+"""The engine: real vLLM on small random models, together with a learner's process group."""
 
 import sys
 from array import array
@@ -57,8 +57,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def engines(learner_group: None, folders: dict[str, Path]) -> dict[str, VllmEngine]:  # noqa: ARG001
-    """Both engines live as long as the module, because ending one destroys vLLM's groups of the
-    other.
+    """Keep both engines as long as the module, because ending one destroys vLLM's process groups
+    for the other.
     """
     return {kind: build(folders[kind]) for kind in ("tied", "untied")}
 
@@ -93,7 +93,7 @@ def finish(engine: VllmEngine, requests: list[Request], *, slots: int = 16) -> l
 def reference_logprobs(
     model: PreTrainedModel, prompt: Sequence[int], response: Sequence[int]
 ) -> torch.Tensor:
-    """Return float32 log-probabilities of the response at the sampling temperature, [R]."""
+    """Return the float32 log-probabilities [R] of the response at the sampling temperature."""
     ids = torch.tensor([[*prompt, *response]])
     with torch.no_grad():
         logits = model(ids).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
@@ -127,8 +127,8 @@ def test_behaviour_logprobs_match_the_model_at_the_sampling_temperature(
 
 
 def test_completions_are_arrays_of_their_exact_length(engine: VllmEngine) -> None:
-    """Finished ones and aborted ones: twelve bytes a token. Fails when they come as tuples, or as
-    the arrays that grew with them.
+    """For finished and aborted ones: twelve bytes per token. Fails when they are tuples, or the
+    larger arrays that grew with them.
     """
     tick = engine.advance([request(i, max_tokens=20 + i) for i in range(8)], slots=8, max_steps=23)
     aborted = engine.abort()
@@ -219,7 +219,7 @@ def test_slots_are_never_exceeded_and_refilled_between_steps(engine: VllmEngine)
     assert sum(bool(completion.token_ids) for completion in engine.abort()) == 3
 
 
-def test_the_same_seeds_give_the_same_tokens_and_others_do_not(engine: VllmEngine) -> None:
+def test_the_same_seeds_give_the_same_tokens_and_other_seeds_do_not(engine: VllmEngine) -> None:
     first = finish(engine, [request(i) for i in range(8)])
     assert finish(engine, [request(i) for i in range(8)]) == first
     other = [request(i)._replace(seed=i) for i in range(8)]
@@ -228,7 +228,7 @@ def test_the_same_seeds_give_the_same_tokens_and_others_do_not(engine: VllmEngin
 
 def test_each_request_is_sampled_with_its_own_temperature_and_top_p(engine: VllmEngine) -> None:
     """A tiny nucleus is greedy: the probability of each token is 1. Fails when all requests are
-    drawn at the engine's own temperature, or those that follow at another.
+    sampled at the engine's own temperature, or later ones at the wrong temperature.
     """
     before = finish(engine, [request(i) for i in range(8)])
     tiny, cold = Sampling(TEMPERATURE, top_p=1e-6), Sampling(0.001, top_p=1.0)
@@ -238,12 +238,14 @@ def test_each_request_is_sampled_with_its_own_temperature_and_top_p(engine: Vllm
     )
     assert all(logprob == 0 for completion in greedy for logprob in completion.logprobs)
     same = [a.token_ids == b.token_ids for a, b in zip(greedy, coldest, strict=True)]
-    assert sum(same) >= 6  # in bfloat16 the two best tokens may be equally probable
+    assert sum(same) >= 6  # in bfloat16 the two best tokens may have equal probability
     assert finish(engine, [request(i) for i in range(8)]) == before != greedy
 
 
 def test_a_request_that_cannot_fit_ends_with_an_engine_error(engine: VllmEngine) -> None:
-    """Fails when it is an exception, which would end the run, or takes others along."""
+    """Fails when it raises an exception, which would end the run, or when other requests fail as
+    well.
+    """
     wrong = [request(7, max_tokens=MAX_MODEL_LEN - 5), request(8, max_tokens=-5)]
     completions = finish(engine, [request(0), *wrong, request(1)])
     reasons = {c.sample_id.prompt_id: c.finish_reason for c in completions}
@@ -268,7 +270,7 @@ def test_new_weights_reach_every_layer(
     assert mean_mismatch(folders[kind], finish(engine, requests), length) < 0.02
 
 
-def test_weights_are_not_loaded_under_running_requests(
+def test_weights_are_not_loaded_while_requests_run(
     engine: VllmEngine, folders: dict[str, Path]
 ) -> None:
     engine.advance([request(0)], slots=1, max_steps=1)
@@ -278,7 +280,7 @@ def test_weights_are_not_loaded_under_running_requests(
 
 
 @pytest.mark.usefixtures("engines")
-def test_the_engine_leaves_the_learners_group_alone() -> None:
+def test_the_engine_does_not_touch_the_learners_process_group() -> None:
     total = torch.ones(1)
     dist.all_reduce(total)
     assert (total.item(), dist.get_world_size()) == (1.0, 1)

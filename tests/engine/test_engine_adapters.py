@@ -88,7 +88,7 @@ def whole(engine: VllmEngine) -> list[Completion]:
 
 @torch.no_grad()
 def difference(model: Path, adapter: Path, sampled: Sequence[Completion]) -> float:
-    """Return the largest |engine - peft|, nats."""
+    """Return the largest |engine - peft| in nats."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     adapted = PeftModel.from_pretrained(base, adapter).eval()
     worst = 0.0
@@ -101,9 +101,9 @@ def difference(model: Path, adapter: Path, sampled: Sequence[Completion]) -> flo
     return worst
 
 
-def test_each_adapter_replaces_the_last_one_also_in_the_prefix_cache(engine, model, adapters):
-    """The prompts are the same each time. Fails when vLLM keeps the adapter of the same number, or
-    a prompt's cache that another adapter has computed.
+def test_each_adapter_replaces_the_last_one_even_in_the_prefix_cache(engine, model, adapters):
+    """The prompts are the same each time. Fails when vLLM keeps an old adapter with the same
+    number, or the cache of a prompt that an old adapter has computed.
     """
     for own, other in (adapters, adapters[::-1], adapters):
         load(engine, own)
@@ -113,8 +113,8 @@ def test_each_adapter_replaces_the_last_one_also_in_the_prefix_cache(engine, mod
 
 
 def test_kept_samples_continue_with_the_next_adapter(engine, adapters, tmp_path):
-    """The same adapter from another folder changes nothing, another one does; neither needs a
-    prefill. Fails when a parked sample holds on to the adapter that it began with.
+    """The same adapter from another folder changes nothing, while another adapter does; neither
+    needs a prefill. Fails when a parked sample keeps the adapter with which it began.
     """
     again = tmp_path / "again"
     again.symlink_to(adapters[0])
@@ -135,7 +135,7 @@ def test_kept_samples_continue_with_the_next_adapter(engine, adapters, tmp_path)
 
 
 def test_only_the_chosen_layers_become_lora_layers(model, tmp_path):
-    """q_proj is a part of one layer in vLLM. Fails when a layer without an adapter changes."""
+    """In vLLM, q_proj is a part of one layer. Fails when a layer without an adapter changes."""
     lora = LoraConfig(
         rank=4, alpha=16.0, sync=LoraSync.adapter, target_modules=["self_attn.q_proj", "down_proj"]
     )
@@ -146,9 +146,9 @@ def test_only_the_chosen_layers_become_lora_layers(model, tmp_path):
     assert difference(model, adapter, whole(engine)) < 1e-4
 
 
-def test_layers_that_vllm_does_not_know_by_that_name_are_refused(tmp_path):
-    """vLLM calls the gate_up_proj of a GLM-4 gate_proj and up_proj. Fails when vLLM's error ends
-    the run without the remedy.
+def test_layers_that_vllm_does_not_know_by_their_name_are_refused(tmp_path):
+    """vLLM splits GLM-4's gate_up_proj into gate_proj and up_proj. Fails when vLLM's error ends the
+    run without a remedy.
     """
     config = tiny_config("glm4", head_dim=32, hidden_size=128)
     tiny_model(config).save_pretrained(tmp_path / "model")
@@ -160,7 +160,7 @@ def test_layers_that_vllm_does_not_know_by_that_name_are_refused(tmp_path):
 
 
 def test_experts_are_refused_on_a_cpu(tmp_path):
-    """Fails when vLLM takes a kernel that is not there and ends the run at its first token."""
+    """Fails when vLLM chooses a kernel that does not exist and the run ends at its first token."""
     write_tiny_qwen3_moe(tmp_path)
     with pytest.raises(RunError, match=r"has experts.*set lora\.sync=merged"):
         small_engine(tmp_path, max_model_len=64, max_num_seqs=4, lora=ALONE)

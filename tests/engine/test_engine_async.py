@@ -1,4 +1,6 @@
-"""Asynchronous scheduling on real vLLM: the tokens of synchronous scheduling, and none lost."""
+"""Asynchronous scheduling on real vLLM gives the tokens of synchronous scheduling and
+loses none.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -47,7 +49,7 @@ def expected(folder: Path) -> Iterator[dict[SampleId, Completion]]:
     engine = build(folder, is_async=False)
     finished = engine.advance(requests(), slots=SLOTS, max_steps=10_000).finished
     yield {completion.sample_id: completion for completion in finished}
-    del engine  # only now, because its end takes the process groups of every engine with it
+    del engine  # closed only now, because closing it destroys the process groups of every engine
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def engine(folder: Path, expected: object) -> VllmEngine:  # noqa: ARG001 - afte
 
 
 def requests(so_far: dict[SampleId, Completion] | None = None) -> list[Request]:
-    """Return requests for the samples, or for those of `so_far` from where they stopped."""
+    """Return requests for the samples, or for the samples of `so_far` from where they stopped."""
     asked = [SampleId(i, 0) for i in range(NUM_SAMPLES)] if so_far is None else [*so_far]
     return [request(sample_id, (so_far or {}).get(sample_id)) for sample_id in asked]
 
@@ -74,7 +76,9 @@ def request(sample_id: SampleId, parked: Completion | None) -> Request:
 
 
 def test_the_tokens_equal_synchronous_scheduling(engine, expected):
-    """Fails when a step reads a token that is not there yet, or a draw depends on the schedule."""
+    """Fails when a step reads a token that is not there yet, or sampling depends on the
+    schedule.
+    """
     finished = engine.advance(requests(), slots=SLOTS, max_steps=10_000).finished
     assert {c.finish_reason for c in finished} == {"stop", "length"}
     assert len(finished) == len(expected)
@@ -88,8 +92,10 @@ def is_computing(engine: VllmEngine) -> bool:
     return bool(engine._core.engine_core.batch_queue)
 
 
-def test_ticks_with_a_step_between_them_give_the_tokens_of_one_call(engine, expected):
-    """Fails when a tick waits for its last step, or a request joins or ends wrongly beside it."""
+def test_ticks_with_a_step_in_between_give_the_tokens_of_one_call(engine, expected):
+    """Fails when a tick waits for its last step, or a request joins or ends wrongly during that
+    step.
+    """
     engine.release_parked()
     finished, submit, num_ticks = [], requests(), 0
     while len(finished) < NUM_SAMPLES:
@@ -109,7 +115,7 @@ def test_ticks_with_a_step_between_them_give_the_tokens_of_one_call(engine, expe
 def test_no_token_is_lost_at_an_abort_and_resumed_samples_continue(
     engine, expected, folder, steps, kept
 ):
-    """Fails when the step that is in flight after a tick is lost, or its tokens come twice."""
+    """Fails when the step in flight after a tick is lost, or its tokens come twice."""
     engine.release_parked()
     first = engine.advance(requests(), slots=SLOTS, max_steps=steps)
     assert first.engine_steps == steps
@@ -134,7 +140,7 @@ def test_no_token_is_lost_at_an_abort_and_resumed_samples_continue(
     assert (min(c.context_version for c in rest.finished) < engine.policy_version) == kept
 
 
-def test_a_full_cache_preempts_and_changes_no_token(folder, expected):
+def test_a_full_cache_preempts_without_changing_tokens(folder, expected):
     """Fails when a preempted sample loses the token that was in flight."""
     pressed = build(folder, is_async=True, kv_cache_gib=0.0004)
     tick = pressed.advance(requests(), slots=SLOTS, max_steps=10_000)

@@ -1,5 +1,7 @@
-"""Experts that the engine reports, in vLLM's model runner of GPUs, against the same model in
-transformers: over an abort and new weights, siblings, long prompts, a full cache.
+"""Expert choices that the engine reports against the same model in transformers.
+
+With vLLM's model runner for GPUs: over an abort and new weights, for siblings, long prompts and a
+full cache.
 """
 
 import os
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from april_rl.engine.vllm_engine import VllmEngine
 
 SLOTS, BUDGET, STEPS = 4, 44, 9
-# By prompt id; both are longer than a block (32 tokens), and one is longer than a step (64).
+# By prompt id. Both are longer than a block (32 tokens), and one is longer than a step (64).
 PROMPTS = {
     prompt_id: tuple(5 + (prompt_id * 31 + i * 7) % 80 for i in range(length))
     for prompt_id, length in ((0, 60), (1, 90))
@@ -62,8 +64,8 @@ def choices_of(folder: Path, token_ids: Sequence[int]) -> "NDArray[Any]":
 
 
 def run(folders: list[Path], settings: dict[str, Any]) -> tuple[list[str], int]:
-    """Park samples of one model and continue them with the next; return what is wrong, and how
-    many requests were preempted.
+    """Park samples of one model and continue them with the next; return what is wrong, and the
+    number of preempted requests.
     """
     use_runner_of_gpus()
     from small_engine import small_engine
@@ -115,8 +117,8 @@ def _faults(parts: list[Completion], folders: list[Path], *, is_kept: bool) -> l
 
 
 def attempt_with(folder: Path, *, num_rows: int) -> "Attempt":
-    """Return an attempt to continue two tokens that has sampled `abc` up to its stop text `b`, with
-    experts of `num_rows` tokens.
+    """Return an attempt that continues two tokens and has sampled `abc` up to its stop text `b`,
+    with experts of `num_rows` tokens.
     """
     from april_rl.engine.attempt import Attempt
     from april_rl.engine.stop_texts import StopTexts
@@ -141,7 +143,7 @@ def attempt_with(folder: Path, *, num_rows: int) -> "Attempt":
     return attempt
 
 
-def test_tokens_behind_a_stop_text_take_their_experts_with_them(tmp_path):
+def test_tokens_after_a_stop_text_are_dropped_with_their_experts(tmp_path):
     part = attempt_with(tmp_path, num_rows=4).completion(0, "stop")
     assert len(part.token_ids) == 2
     assert part.experts == Experts(array("H", range(6)), num_layers=1, num_chosen=2)
@@ -168,8 +170,8 @@ def test_missing_experts_are_an_error_that_names_the_sample(tmp_path):
 def test_reported_experts_come_from_the_model_that_sampled_the_next_token(
     tmp_path, settings, num_preempted
 ):
-    """Fails when a token has another's experts or none, or gets those of the newer model when a
-    parked sample is prefilled again.
+    """Fails when a token has no experts or another token's, or gets the newer model's experts when
+    a parked sample is prefilled again.
     """
     pytest.importorskip("triton")
     from tiny_models import write_tiny_qwen3_moe
@@ -184,7 +186,7 @@ def test_reported_experts_come_from_the_model_that_sampled_the_next_token(
 
 def run_rank(rank: int, address: str, folder: Path) -> tuple[list[bool], list[str]]:
     """Return whether each completion of an engine of two ranks has experts, and what is wrong with
-    those of the first rank.
+    the experts of the first rank.
     """
     use_runner_of_gpus()
     import torch.distributed as dist
@@ -214,7 +216,7 @@ def run_rank(rank: int, address: str, folder: Path) -> tuple[list[bool], list[st
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_the_first_rank_of_an_engine_reports_the_experts(tmp_path):
-    """Fails when the other rank's scheduler waits for experts, which its worker does not have."""
+    """Fails when the other rank's scheduler waits for experts that its worker does not have."""
     pytest.importorskip("triton")
     from tiny_models import write_tiny_qwen3_moe
 

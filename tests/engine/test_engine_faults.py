@@ -50,7 +50,7 @@ def engine(folder) -> Iterator[VllmEngine]:
 
 @pytest.fixture
 def planted(engine, monkeypatch) -> Callable[..., list[SampleId]]:
-    """Plant a fault in the outputs of a sample, or of all; return the list of those changed."""
+    """Plant a fault in the outputs of one sample, or of all; return the list of changed outputs."""
 
     def plant(fault: Fault, *, only: SampleId | None = None, times: int = 10**9) -> list[SampleId]:
         changed: list[SampleId] = []
@@ -82,7 +82,7 @@ def without_numbers(output: EngineCoreOutput) -> EngineCoreOutput:
 
 
 def ended_by(engine: VllmEngine, reason: FinishReason) -> Fault:
-    """Return the fault that a request ends at once, without a token."""
+    """Return a fault in which a request ends at once, without a token."""
 
     def end(output: EngineCoreOutput) -> EngineCoreOutput:
         engine._core.abort_requests([output.request_id])
@@ -93,7 +93,7 @@ def ended_by(engine: VllmEngine, reason: FinishReason) -> Fault:
 
 
 class RealRun:
-    """A collector on the engine, α = 2, three groups of two a step."""
+    """A collector on the engine: α = 2, three groups of two per step."""
 
     def __init__(self, engine: VllmEngine, folder: Path) -> None:
         self._engine, self._weights = engine, load_file(folder / "model.safetensors")
@@ -156,7 +156,9 @@ def test_a_response_that_the_engine_fails_once_is_sampled_again(engine, planted,
 def test_a_group_whose_response_always_fails_is_dropped_with_the_reason(
     engine, planted, real_run, kind, reason, said
 ):
-    """Its siblings and the other groups continue. Fails when it is rewarded, or tried forever."""
+    """Its siblings and the other groups continue. Fails when it gets a reward, or is retried
+    forever.
+    """
     fault = {
         "nan": without_numbers,
         "empty": ended_by(engine, FinishReason.STOP),
@@ -173,7 +175,9 @@ def test_a_group_whose_response_always_fails_is_dropped_with_the_reason(
 
 
 def test_an_engine_that_fails_everything_ends_the_run_with_the_reason(planted, real_run):
-    """As with broken weights. Fails when it is tried forever, or equal rewards are made of it."""
+    """Broken weights cause this. Fails when it is retried forever, or the failures end up as equal
+    rewards.
+    """
     planted(without_numbers)
     said = (
         r"dropped because a reward, environment or engine failed.*log-probabilities are not finite"
@@ -182,8 +186,8 @@ def test_an_engine_that_fails_everything_ends_the_run_with_the_reason(planted, r
         real_run.step()
 
 
-def test_a_held_out_sample_that_the_engine_fails_is_not_a_wrong_one(engine, planted):
-    """Fails when it counts as a reward of what the engine gave: its prompt must be left out."""
+def test_a_held_out_sample_that_the_engine_fails_does_not_count_as_wrong(engine, planted):
+    """Fails when the incomplete response gets a reward: its prompt must be left out."""
     planted(without_numbers, only=SampleId(-2, 0))
     prompts = [
         Prompt(id=i, token_ids=(5, 6, 7), text="", answer="", source="held out") for i in range(3)
@@ -212,7 +216,7 @@ def test_a_held_out_sample_that_the_engine_fails_is_not_a_wrong_one(engine, plan
 
 
 def test_a_request_that_does_not_end_is_ended_at_its_limit(engine, monkeypatch):
-    """vLLM is given a limit that is too large. Fails when the response grows beyond its budget."""
+    """vLLM gets a limit that is too large. Fails when the response grows beyond its budget."""
     asked = engine._sampling_params
 
     def without_limit(request: Request) -> SamplingParams:
@@ -249,9 +253,9 @@ def test_an_idle_engine_with_an_unfinished_response_is_reported(engine, planted)
     assert [completion.finish_reason for completion in engine.abort()] == [None]
 
 
-def test_an_exception_in_a_step_passes_and_every_sample_comes_back(engine, monkeypatch):
+def test_after_an_exception_in_a_step_every_sample_comes_back(engine, monkeypatch):
     """The worker's call then fails, which ends in a restart (test_resumed_runs_soak.py). Fails when
-    samples that wait for a slot, or their tokens, are lost by it.
+    waiting samples, or their tokens, are lost.
     """
     computed, steps = engine._core.get_output, []
 

@@ -1,4 +1,4 @@
-"""Parked samples on real vLLM: their KV cache is kept over a change of weights and used again."""
+"""Parked samples on real vLLM: their KV cache is kept and reused after new weights are loaded."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -72,7 +72,7 @@ def request(prompt_id: int, so_far: Sequence[int] = (), *, length: int = 20) -> 
 
 
 def whole(engine: VllmEngine, requests: list[Request]) -> dict[int, Completion]:
-    """Return the response to each prompt without an interruption."""
+    """Return the response to each prompt, generated without an interruption."""
     tick = engine.advance(requests, slots=SLOTS, max_steps=10_000)
     return {c.sample_id.prompt_id: c for c in tick.finished}
 
@@ -83,8 +83,8 @@ def park(engine: VllmEngine, requests: list[Request], *, steps: int) -> dict[int
 
 
 def test_a_kept_sample_continues_as_if_never_interrupted(engine, folders):
-    """With the same weights loaded again, also after other work. Fails when the cache, the position
-    or the seed is another.
+    """With the same weights loaded again, even after other requests. Fails when the cache, the
+    position or the seed is wrong.
     """
     prompts = [request(i) for i in range(6)]
     expected = whole(engine, prompts)
@@ -125,13 +125,14 @@ def test_a_request_that_vllm_has_forgotten_is_prefilled_again(engine, folders, w
         assert completion.is_kept == (i != 1)
 
 
-def test_new_weights_sample_the_rest_and_no_new_prompt_reads_an_old_cache(engine, folders):
-    """Fails when the sync does not reach kept samples, or prompts share old blocks."""
+def test_new_weights_sample_the_rest_and_new_prompts_do_not_read_an_old_cache(engine, folders):
+    """Fails when the weight sync does not reach kept samples, or prompts share old blocks."""
     prompts = [request(i, length=80) for i in range(4)]
     first = park(engine, prompts, steps=20)
     load(engine, folders["later"])
     fresh = whole(engine, [request(i, length=80) for i in range(50, 54)])
-    # The same prompts with other ids: with the old blocks they would start from an old cache.
+    # The same prompts with other ids: if they shared old blocks, they would start from an old
+    # cache.
     twins = [
         Request(
             sample_id=SampleId(900 + i, 0),
@@ -157,7 +158,9 @@ def test_new_weights_sample_the_rest_and_no_new_prompt_reads_an_old_cache(engine
 
 
 def test_a_sample_that_continues_on_another_engine_is_prefilled(engine):
-    """Another start than where it was parked. Fails when state is matched by the sample alone."""
+    """It starts on another engine than the one that parked it. Fails when the state is looked up by
+    the sample only.
+    """
     first = park(engine, [request(0)], steps=25)[0]
     shorter = request(0, first.token_ids[:-3])
     tick = engine.advance([shorter], slots=SLOTS, max_steps=2)
@@ -167,18 +170,16 @@ def test_a_sample_that_continues_on_another_engine_is_prefilled(engine):
 
 
 def test_the_cache_holds_as_many_tokens_as_the_memory_plan_counts(engine, folders):
-    """In float32, up to a block. Fails when keys or values, or a layer, are counted once too
-    often.
-    """
+    """In float32, up to a block. Fails when keys, values or a layer are counted once too often."""
     sizes = model_sizes(read_model(str(folders["now"])), LoraConfig())
     expected = KV_CACHE_GIB * 2**30 / (4 * sizes.kv_numbers)
     assert engine.kv_cache_tokens == pytest.approx(expected, abs=BLOCK)
 
 
 @pytest.mark.parametrize("others", [[], [9]])
-def test_state_is_given_up_when_only_others_are_asked_for(engine, others):
-    """A step that asks for nothing keeps all. Fails when samples that moved to another engine hold
-    their memory forever, or a step without a rollout forgets every sample.
+def test_kept_state_is_freed_when_only_other_samples_are_requested(engine, others):
+    """A step that requests nothing keeps everything. Fails when samples that moved to another
+    engine hold their memory forever, or a step without a rollout forgets every sample.
     """
     first = park(engine, [request(i) for i in range(4)], steps=25)
     park(engine, [request(i) for i in others], steps=25)
@@ -187,9 +188,9 @@ def test_state_is_given_up_when_only_others_are_asked_for(engine, others):
     assert (tick.prefilled_tokens > 0) == bool(others)
 
 
-def test_parked_samples_give_way_when_their_memory_is_needed(engine, folders):
-    """Fails when running samples wait for blocks that idle ones hold."""
-    held: list[Request] = []  # requested at every step, but after those that get the slots
+def test_parked_samples_are_dropped_when_their_memory_is_needed(engine, folders):
+    """Fails when running samples wait for blocks that idle samples hold."""
+    held: list[Request] = []  # requested at every step, but after the samples that get the slots
     for base in range(0, 60, 4):
         prompts = [request(base + i, length=90) for i in range(4)]
         engine.advance([*prompts, *held], slots=4, max_steps=30)
@@ -204,4 +205,4 @@ def test_parked_samples_give_way_when_their_memory_is_needed(engine, folders):
     assert len(whole(engine, [request(1000 + i, length=90) for i in range(20)])) == 20
     tick = engine.advance(held, slots=SLOTS, max_steps=10_000)
     assert len(tick.finished) == len(held)
-    assert 0 < sum(c.is_kept for c in tick.finished) < len(held), "the youngest gave way"
+    assert 0 < sum(c.is_kept for c in tick.finished) < len(held), "the youngest was dropped"

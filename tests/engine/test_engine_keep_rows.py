@@ -1,4 +1,4 @@
-"""Parked samples in vLLM's Model Runner V2, the one for GPUs, run by Triton's interpreter."""
+"""Parked samples in vLLM's Model Runner V2, which is made for GPUs, on Triton's interpreter."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -26,8 +26,8 @@ class Found(NamedTuple):
 
 
 def run(folder: Path) -> Found:
-    """Park three of four slots' worth and continue; park them again and fill all slots with
-    others.
+    """Park three samples of four slots and continue them; park them again and fill all slots with
+    other samples.
     """
     use_runner_of_gpus()
     import test_engine_keep as keep
@@ -70,9 +70,9 @@ def run(folder: Path) -> Found:
 
 
 @pytest.mark.soak
-def test_parked_samples_continue_and_give_way_in_the_model_runner_of_gpus(tmp_path):
-    """Fails when this runner forgets who is not computed for a while, or parked samples hold rows
-    that others need: it has one for each of engine.max_num_seqs.
+def test_parked_samples_continue_and_are_dropped_in_the_model_runner_for_gpus(tmp_path):
+    """Fails when this runner forgets a sample that is not computed for a while, or parked samples
+    hold rows that others need: it has engine.max_num_seqs rows.
     """
     pytest.importorskip("triton")
     found = in_own_process(run, tmp_path)

@@ -1,4 +1,4 @@
-"""vLLM's messages about weights are shown although its log level is ERROR."""
+"""vLLM's messages about weights are shown even though its log level is ERROR."""
 
 import os
 import subprocess

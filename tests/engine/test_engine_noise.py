@@ -1,4 +1,4 @@
-"""The noise of the CPU sampler: right in distribution, a function of seed and position alone."""
+"""The noise of the CPU sampler has the right distribution and depends only on seed and position."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,9 @@ def draw(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def assert_chi_square(counts: np.ndarray, expected: np.ndarray) -> None:
-    """Pearson's statistic within five standard deviations of its mean, the degrees of freedom."""
+    """Check that Pearson's statistic is within five standard deviations of its mean, the degrees of
+    freedom.
+    """
     degrees = counts.size - 1
     statistic = ((counts - expected) ** 2 / expected).sum()
     assert statistic < degrees + 5 * np.sqrt(2 * degrees)
@@ -54,7 +56,7 @@ def test_neighbouring_draws_are_independent(neighbour: str) -> None:
     )
 
 
-def test_a_draw_depends_on_seed_and_position_alone() -> None:
+def test_a_draw_depends_only_on_seed_and_position() -> None:
     rng = np.random.default_rng(1)
     seeds, positions = rng.integers(0, 2**63, 64), rng.integers(0, 1000, 64)
     together = draw(seeds, positions)

@@ -5,8 +5,8 @@ import torch
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 EPSILON = 1e-6
-# Relative errors of one rounding to bfloat16: to the nearest value, or towards zero, as vLLM's
-# kernels do on CPUs without instructions for it, with AVX-512 or not.
+# Relative error of one rounding to bfloat16: to the nearest value, or towards zero, as vLLM's
+# kernels do on CPUs without bfloat16 instructions, with AVX-512 or not.
 HALF_ULP = 2.0**-8
 ROUNDING = {
     torch.float32: 1e-5,
@@ -15,14 +15,14 @@ ROUNDING = {
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Zhang and Sennrich 2019, eq. 4, in float32 [..., D]."""
+    """Compute equation 4 of Zhang and Sennrich 2019 in float32 [..., D]."""
     x = x.float()
     return x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weight.float()
 
 
 @pytest.fixture(scope="module")
 def ops():
-    """vLLM's norms with the priority that an engine on CPU asks for."""
+    """Return vLLM's norms with the priority that an engine on a CPU sets."""
     from vllm import ir
 
     import april_rl.engine.vllm_engine  # noqa: F401 (sets vLLM up)
@@ -44,7 +44,9 @@ def dtype(request) -> torch.dtype:
 
 @pytest.fixture
 def view(dtype) -> torch.Tensor:
-    """Rows [6, 3, 32] with gaps between them, as in q and k; some so small that epsilon counts."""
+    """Return rows [6, 3, 32] with gaps between them, as in q and k; some are so small that epsilon
+    matters.
+    """
     rows = torch.randn(6, 3, 64, generator=torch.Generator().manual_seed(0))
     rows[0] *= EPSILON**0.5
     return rows.to(dtype)[..., :32]
@@ -61,8 +63,8 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, *, num_roundings: 
     torch.testing.assert_close(found.float(), expected, rtol=rtol, atol=1e-6)
 
 
-def test_the_c_norm_is_rms_norm_rounded_once_also_of_a_view(ops, view, weight):
-    """Fails when a view's rows are taken for contiguous ones, or with another epsilon."""
+def test_the_c_norm_is_rms_norm_rounded_once_even_for_a_view(ops, view, weight):
+    """Fails when a view's rows are treated as contiguous, or with the wrong epsilon."""
     found = ops.rms_norm(view, weight, EPSILON)
     assert found.shape == view.shape
     assert_close(found, rms_norm(view, weight), num_roundings=1)
@@ -80,8 +82,10 @@ def test_the_fused_norm_adds_the_residual_and_keeps_the_sum(ops, view, weight):
     assert_close(found, rms_norm(total, weight), num_roundings=2)
 
 
-def test_vllm_takes_the_c_norms_where_they_apply_and_its_own_elsewhere(ops, view, weight):
-    """Fails when a norm without a weight, of a part of the row, or of mixed types is taken too."""
+def test_vllm_uses_the_c_norms_where_they_apply_and_its_own_elsewhere(ops, view, weight):
+    """Fails when they are also used for a norm without a weight, of a part of the row, or of mixed
+    types.
+    """
     from april_rl.engine.cpu.norms import PROVIDER
 
     def provider(op, *tensors, **options):

@@ -1,4 +1,4 @@
-"""Options of vLLM: the accepted ones change speed and memory, not log-probabilities."""
+"""vLLM's options: the accepted ones change speed and memory, but not log-probabilities."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_setting_of_the_engine_reaches_vllm(settings, expected):
         assert getattr(changed, name) == value != getattr(plain, name)
 
 
-def test_an_adapter_gets_layers_of_the_next_rank_that_vllm_has():
+def test_an_adapter_gets_layers_of_the_next_rank_that_vllm_supports():
     assert arguments().enable_lora is False
     found = arguments(lora=LoraConfig(rank=9, sync=LoraSync.adapter))
     assert (found.enable_lora, found.max_loras, found.max_lora_rank) == (True, 1, 16)
@@ -106,8 +106,10 @@ def test_speculation_is_off_by_default():
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_an_engine_of_several_gpus_reduces_with_nccl_only(tmp_path):
-    """vLLM's other ways are on where a GPU has them. Fails when one of them is left on."""
+def test_an_engine_of_several_gpus_reduces_only_with_nccl(tmp_path):
+    """vLLM turns its other methods on where a GPU supports them. Fails when one of them
+    stays on.
+    """
     code = (
         "from april_rl.engine.tensor_parallel import parallel_args\n"
         "from vllm import EngineArgs, envs\n"
@@ -158,8 +160,8 @@ def sample_twice(folder: Path, **settings: Any) -> tuple[Tick, Tick]:
 
 
 def sampled_with_guesses(folder: Path) -> tuple[Tick, Tick]:
-    """The same with three tokens guessed at a time, for a process of its own: vLLM guesses with
-    numba, and no second engine starts beside its library.
+    """Sample in the same way with three speculative tokens at a time, in a separate process: vLLM
+    drafts with numba, and no second engine can start next to that library.
     """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -167,15 +169,15 @@ def sampled_with_guesses(folder: Path) -> tuple[Tick, Tick]:
 
 
 def prompt_ids(index: int) -> tuple[int, ...]:
-    """Return more than a block: the same four tokens over and over, so that there is something
-    to guess by.
+    """Return more tokens than a block holds: the same four over and over, so that drafts can be
+    right.
     """
     return tuple(3 + (7 * index + 5 * (i % 4)) % 90 for i in range(PROMPT_TOKENS))
 
 
 def distributions(folder: Path, completions: tuple[Completion, ...]) -> Iterator[torch.Tensor]:
-    """Return log-probabilities [R, V] of each response by transformers, float32, at the
-    temperature.
+    """Return the log-probabilities [R, V] of each response at the temperature, from transformers in
+    float32.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for completion in completions:
@@ -187,8 +189,9 @@ def distributions(folder: Path, completions: tuple[Completion, ...]) -> Iterator
 
 def differences(folder: Path, tick: Tick) -> tuple[torch.Tensor, torch.Tensor]:
     """Return two differences for every sampled token: engine - transformers in nats, and its
-    log-probability plus the entropy it was drawn with. The second is zero on average if tokens
-    have the distribution of the model.
+    log-probability plus the entropy of its distribution.
+
+    The second is zero on average if tokens have the distribution of the model.
     """
     mismatches, surprises = [], []
     found = distributions(folder, tick.finished)
@@ -204,13 +207,13 @@ def differences(folder: Path, tick: Tick) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_speculative_tokens_have_the_distribution_and_logprobs_of_the_model(folder):
-    """Several tokens a step, some past the end of a response or its budget. Fails when vLLM's CPU
-    kernel expands the temperatures, when a guess is taken as it is, or when log-probabilities of
-    tokens behind the end are kept.
+    """With several tokens per step, some of them beyond the end of a response or its budget. Fails
+    when vLLM's CPU kernel expands the temperatures, when a draft token is accepted unchecked, or
+    when log-probabilities after the end are kept.
     """
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         first, second = pool.submit(sampled_with_guesses, folder).result()
-    assert first.generated_tokens > 1.02 * first.slot_steps, "hardly a guess was right"
+    assert first.generated_tokens > 1.02 * first.slot_steps, "hardly any draft token was right"
     assert first.generated_tokens == sum(len(c.token_ids) for c in first.finished)
     assert max(len(c.token_ids) for c in first.finished) == BUDGET
     for tick in (first, second):
@@ -236,8 +239,8 @@ def test_without_prefix_caching_every_prompt_is_computed_each_time(folder):
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_an_fp8_cache_is_further_from_the_learner_than_the_engine_is_by_itself(folder):
-    """So it needs an off-policy correction: its tokens have another distribution."""
+def test_an_fp8_cache_increases_the_mismatch_with_the_learner(folder):
+    """Its tokens have another distribution, so it needs an off-policy correction."""
     exact, _ = sample_twice(folder)
     rounded, _ = sample_twice(folder, kv_cache_dtype=KvCacheDtype.fp8_e4m3)
     off = [differences(folder, tick)[0].abs().mean().item() for tick in (exact, rounded)]

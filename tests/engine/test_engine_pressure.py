@@ -1,4 +1,4 @@
-"""Real vLLM with a KV cache that is too small: the counters equal what the scheduler did."""
+"""Real vLLM with a KV cache that is too small: the counters match what the scheduler did."""
 
 import random
 from pathlib import Path
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """An engine, and a record of its scheduler's steps."""
+    """An engine with a record of its scheduler's steps."""
 
     engine: VllmEngine
     steps: list[Seen]
@@ -81,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pressed(folder: Path) -> Watched:
-    """vLLM's own admission: a request starts if it fits now."""
+    """Use vLLM's own admission: a request starts if it fits now."""
     return watch(folder, headroom=0.0)
 
 
@@ -108,7 +108,9 @@ def all_ticks(engine: VllmEngine) -> tuple[list[Tick], list[Completion]]:
 
 
 def test_counters_match_the_scheduler(pressed):
-    """Fails when a request that waits for memory counts as running, or recomputing as nothing."""
+    """Fails when a request that waits for memory counts as running, or recomputation does not
+    count.
+    """
     engine, steps = pressed
     steps.clear()
     ticks, finished = all_ticks(engine)
@@ -129,7 +131,7 @@ def test_counters_match_the_scheduler(pressed):
     assert len(finished) == NUM_SAMPLES
 
 
-def test_headroom_spares_most_preemptions_and_changes_no_token(pressed, folder):
+def test_headroom_avoids_most_preemptions_without_changing_tokens(pressed, folder):
     """Fails when the setting does not reach vLLM."""
     ticks, finished = all_ticks(pressed.engine)
     roomy_ticks, roomy = all_ticks(watch(folder, headroom=0.3).engine)

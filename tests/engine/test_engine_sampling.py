@@ -1,4 +1,6 @@
-"""Temperature and top-p of single requests: right in distribution, without effect on others."""
+"""Temperature and top-p of single requests have the right distribution and do not affect other
+requests.
+"""
 
 from types import SimpleNamespace
 
@@ -34,7 +36,7 @@ def float64_nucleus(logits: np.ndarray, *, temperature: float, top_p: float) -> 
 def sampler(
     samplings: list[Sampling | None], positions: np.ndarray | None = None
 ) -> CounterSampler:
-    """Return a sampler on a batch with a row for each sampling; row i has the seed i."""
+    """Return a sampler on a batch with a row for each sampling setting; row i has the seed i."""
     requests = {}
     for row, sampling in enumerate(samplings):
         arguments = {SEED: row} | ({SAMPLING: sampling} if sampling else {})
@@ -49,15 +51,15 @@ def sampler(
 def forward(
     samplings: list[Sampling | None], logits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (tokens, log-probabilities) [B] of one step."""
+    """Return the tokens and log-probabilities [B] of one step."""
     output = sampler(samplings).forward(logits.clone(), None)
     return output.sampled_token_ids[:, 0], output.logprobs_tensors.logprobs[:, 0]
 
 
 @pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.5, 0.75, 0.95, 0.999])
 def test_the_nucleus_equals_a_float64_reference(top_p: float) -> None:
-    """On almost flat, ordinary and peaked distributions. Fails when the token that reaches top_p
-    is left out, one more is taken in, or no more than the first 1024 are looked at.
+    """For almost flat, ordinary and peaked distributions. Fails when the token that reaches top_p
+    is left out, one too many is included, or only the first 1024 are considered.
     """
     rng = np.random.default_rng(0)
     for vocabulary, scale in ((7, 1.0), (3000, 0.1), (20_000, 2.0), (1000, 30.0)):
@@ -72,7 +74,7 @@ def test_the_nucleus_equals_a_float64_reference(top_p: float) -> None:
 
 @pytest.mark.parametrize("sampling", [AIME, Sampling(1.7, 1.0), Sampling(0.8, 0.6)])
 def test_tokens_have_the_frequencies_of_the_nucleus(sampling: Sampling) -> None:
-    """Fails when a token outside is drawn, or inside too often or too rarely."""
+    """Fails when a token outside the nucleus is drawn, or one inside too often or too rarely."""
     count = 10_000
     tokens, logprobs = forward([sampling] * count, LOGITS.expand(count, -1))
     expected = float64_nucleus(LOGITS.numpy(), **sampling._asdict())
@@ -83,8 +85,8 @@ def test_tokens_have_the_frequencies_of_the_nucleus(sampling: Sampling) -> None:
     assert logprobs.exp().numpy() == pytest.approx(expected[tokens.numpy()], rel=1e-4)
 
 
-def test_rows_of_training_are_the_same_bit_for_bit_beside_others() -> None:
-    """Fails when rows without a sampling of their own are divided by a vector, or cut."""
+def test_training_rows_do_not_change_by_a_bit_when_other_rows_join() -> None:
+    """Fails when rows without their own sampling setting are divided by a vector, or cut off."""
     logits = torch.randn((8, 500), generator=torch.Generator().manual_seed(0))
     alone = forward([None] * 8, logits)
     mixed = forward([AIME if row % 2 else None for row in range(8)], logits)

@@ -1,4 +1,4 @@
-"""An engine that cannot be built says which setting to change."""
+"""The error of an engine that cannot be built says which setting to change."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,7 +42,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 def test_a_lack_of_memory_is_distinguished_from_messages_that_mention_memory(
     error, is_lack
 ) -> None:
-    """Fails when any error that has the word is shown as a lack, without its traceback."""
+    """Fails when any error that mentions memory is reported as a lack of it, without a
+    traceback.
+    """
     assert lacks_memory(error) is is_lack
 
 
@@ -80,14 +82,14 @@ NEEDS_TORCHVISION = pytest.raises(RunError, match="imports torchvision, which is
 
 
 @without_torchvision
-def test_a_model_whose_code_in_vllm_needs_torchvision_says_so() -> None:
+def test_a_model_that_needs_torchvision_in_vllm_says_so() -> None:
     with NEEDS_TORCHVISION:
         start_core(Uninspected(async_scheduling=False, model="m"))  # type: ignore[arg-type]
 
 
 @pytest.mark.soak
 @without_torchvision
-def test_vllm_reports_such_a_model_with_the_words_we_search_for(tmp_path: Path) -> None:
+def test_vllms_message_about_such_a_model_has_the_words_we_search_for(tmp_path: Path) -> None:
     tiny_model(tiny_config("qwen3_5_text")).save_pretrained(tmp_path)
     with NEEDS_TORCHVISION:
         small_engine(tmp_path, max_model_len=64, max_num_seqs=4, stop_tokens=[])

@@ -1,4 +1,4 @@
-"""Texts that end a turn, in tokens and on real vLLM."""
+"""Stop texts that end a turn, in tokens and on real vLLM."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ POLICY = Path(april_rl.tiny.__file__).parent / "policy"
         ("aéb", ["é"], 3, 3),
     ],
 )
-def test_the_token_that_completes_a_text_is_the_last(tmp_path, said, texts, num_new, end):
+def test_the_token_that_completes_a_stop_text_is_the_last(tmp_path, said, texts, num_new, end):
     tokenizer = hf_byte_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     token_ids = tokenizer.encode(said)
@@ -36,9 +36,9 @@ def test_the_token_that_completes_a_text_is_the_last(tmp_path, said, texts, num_
 
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_a_turn_ends_at_a_text_also_when_it_was_parked_in_between():
-    """With a step ahead of the text under way. Fails when tokens after it are returned, or the
-    engine waits for more.
+def test_a_turn_ends_at_a_stop_text_even_when_it_was_parked_in_between():
+    """The step after the stop text is already in progress. Fails when tokens after the text are
+    returned, or the engine waits for more.
     """
     tokenizer = load_tokenizer(str(POLICY))
     engine = small_engine(

@@ -1,8 +1,8 @@
-"""The private parts of vLLM that docs/contributing/vllm.md lists: each is there, with the
-signature we rely on.
+"""The private parts of vLLM that docs/contributing/vllm.md lists exist with the signatures we rely
+on.
 
-No engine starts. A part that vLLM lacks fails by its name; that page says where it is used and
-which test shows its behaviour.
+No engine starts. The test of a missing part fails with its name; the page says where the part is
+used and which test shows its behaviour.
 """
 
 import ast
@@ -151,7 +151,7 @@ def test_a_function_of_vllm_has_the_signature_we_rely_on(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "name"), [(path, name) for path in ATTRIBUTES for name in ATTRIBUTES[path].split()]
 )
-def test_an_attribute_of_vllm_that_we_use_is_there(path: str, name: str) -> None:
+def test_an_attribute_of_vllm_that_we_use_exists(path: str, name: str) -> None:
     check_attribute(path, name)
 
 
@@ -171,7 +171,7 @@ def test_a_kernel_for_cpus_has_the_arguments_we_pass(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "fused_add_rms_norm"])
-def test_an_operation_that_we_implement_is_there(name: str) -> None:
+def test_an_operation_that_we_implement_exists(name: str) -> None:
     from vllm import ir
 
     assert name in dir(ir.ops), (
@@ -188,7 +188,7 @@ def test_vllm_reads_a_variable_that_we_set(name: str) -> None:
     )
 
 
-def test_a_part_that_is_gone_or_changed_fails_by_its_name() -> None:
+def test_a_missing_or_changed_part_fails_with_its_name() -> None:
     with pytest.raises(pytest.fail.Exception, match=r"InprocClient\.gone"):
         part(f"{CLIENT}.gone")
     with pytest.raises(pytest.fail.Exception, match=r"Scheduler\.gone"):
@@ -207,7 +207,9 @@ def imported_names() -> Iterator[str]:
 
 
 def test_the_page_names_every_part_and_its_tests_exist() -> None:
-    """Fails when a part is used or checked but not on the page, or a test there was renamed."""
+    """Fails when a part is used or checked but missing from the page, or a test named there was
+    renamed.
+    """
     used = {path.rpartition(":")[2].rpartition(".")[2] for path in SIGNATURES}
     used |= {name for names in ATTRIBUTES.values() for name in names.split()}
     used |= {*KERNELS, *imported_names()}

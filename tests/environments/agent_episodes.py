@@ -1,4 +1,4 @@
-"""Episodes of agents that talk to the policy, and a policy that says what a test needs."""
+"""Episodes of agents that talk to the policy, and a policy whose answers a test chooses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def say(sample: Sample, text: str) -> Sample:
 
 
 def play(pool: EnvironmentPool, sample: Sample, *turns: str) -> tuple[Sample, Observation]:
-    """Let the policy say `turns` as long as it is asked; return the sample and the last reply."""
+    """Let the policy say `turns` for as long as it is asked; return the sample and the
+    last reply.
+    """
     reply = answer(pool, sample)
     for turn in turns:
         if reply.is_final:

@@ -53,7 +53,7 @@ async def wish(client, rest):
 
 
 async def stopped(client, rest):
-    """Count the characters of an answer that the agent reads, which a stop text cuts."""
+    """Count the characters of an answer that the agent reads, which a stop text cuts off."""
     messages = [{"role": "user", "content": "a"}]
     message = await say(client, messages, **json.loads(rest))
     again = {"role": "assistant", "content": f"{message.content}</code>\n"}
@@ -82,7 +82,7 @@ async def stream(client, _rest):
 
 
 async def twice(client, _rest):
-    """Make two requests at once: two conversations."""
+    """Make two requests at once, in two conversations."""
     first, second = await asyncio.gather(
         say(client, [{"role": "user", "content": "a"}]),
         say(client, [{"role": "user", "content": "b"}]),
@@ -91,7 +91,9 @@ async def twice(client, _rest):
 
 
 async def late(client, _rest):
-    """Make two requests when there is room for one: the other one is refused; the reward counts."""
+    """Make two requests when there is room for one, so that the other is refused; the reward
+    counts.
+    """
     both = await asyncio.gather(
         say(client, [{"role": "user", "content": "a"}]),
         say(client, [{"role": "user", "content": "b"}]),
@@ -111,7 +113,7 @@ async def subagent(client, _rest):
 
 
 async def count_call(client, row, _seed, *, context):
-    """A tool with a side effect, called once in the life of the sample."""
+    """Call a tool with a side effect twice; it runs once in the life of the sample."""
     messages = [{"role": "user", "content": row["prompt"]}]
     for _ in range(2):
         messages.append(await say(client, messages))
@@ -209,7 +211,7 @@ async def huge(client, _rest):
         response = await http.post(url, content=b"{}", headers={"Authorization": "Bearer no"})
         assert response.status_code == 401
         assert (await http.get(f"{client.base_url}models")).status_code == 401
-        for depth in (100, 100_000):  # one that JSON can read, and one that it cannot
+        for depth in (100, 100_000):  # a body that JSON can read, and one that it cannot
             deep = b'{"messages": [{"role": "user", "content": "a", "x": %b%b}]}'
             body = deep % (b"[" * depth, b"]" * depth)
             response = await http.post(url, content=body, headers=headers)
@@ -254,7 +256,7 @@ PROGRAMS = {
 
 
 async def shorter_again(client, row, _seed):
-    """Make three requests, and one when the agent is started a second time."""
+    """Make three requests, but only one when the agent is started a second time."""
     note = Path(row["answer"])
     num_requests = 1 if note.exists() else 3
     note.touch()
@@ -269,7 +271,7 @@ async def told(client, _row, seed, *, extra):
 
 
 def main() -> None:
-    """Run as a command: two requests, then the reward; or a complaint."""
+    """Run as a command: make two requests and print the reward, or complain."""
     row = json.loads(os.environ["APRIL_RL_ROW"])
     client = OpenAI()
     messages = [{"role": "user", "content": row["prompt"]}]

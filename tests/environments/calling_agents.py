@@ -20,7 +20,7 @@ async def say(client, messages, **wishes):
 
 
 async def tool(client, _rest):
-    """Read calls of a tool, answer them, and reward the last answer."""
+    """Read calls of a tool, return their results, and reward the last answer."""
     messages = [{"role": "user", "content": "weather?"}]
     for _ in range(3):
         message = await say(client, messages, tools=[WEATHER])

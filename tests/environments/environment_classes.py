@@ -19,8 +19,8 @@ from april_rl.environments.protocol import StepResult
 
 
 class Told:
-    """Environment that does what the turn says; the data's answer names a file that gets a line
-    per call.
+    """Environment that does what the turn says; the answer column names a file that gets a line per
+    call.
     """
 
     def load(self, context):
@@ -97,7 +97,7 @@ class Kept(Told):
 
 
 class SnapshotOnly(Told):
-    """Lack `restore`."""
+    """Environment without `restore`."""
 
     def snapshot(self):
         return None
@@ -120,9 +120,7 @@ class Clerk:
 
 
 class SlowClerk:
-    """Environment that sends a letter that takes too long the first time, and another one after
-    it.
-    """
+    """Environment that sends a letter too slowly the first time, and then another one."""
 
     def load(self, context):
         self.once = context.once
@@ -175,7 +173,7 @@ class Forgetful:
 
 
 class Meeting:
-    """Two episodes in one process, each of which waits for the other one."""
+    """Environment with two episodes in one process, each of which waits for the other one."""
 
     barrier = threading.Barrier(2)
 
@@ -204,7 +202,7 @@ class NeedsArgument:
 
 
 class Variables:
-    """Environment that notes the variables of its process and of a program."""
+    """Environment that records the variables of its process and of a program."""
 
     def reset(self, row, seed):
         self.notes = Path(row["answer"])

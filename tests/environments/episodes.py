@@ -17,7 +17,7 @@ from april_rl.outside.mailbox import Mailbox
 from april_rl.types import Completion, FinishReason, Observation, Prompt, Reply, Sample
 
 EOS = 1
-_NOWHERE = Path("/nowhere")  # for environments without calls
+_NOWHERE = Path("/nowhere")  # for environments that make no calls
 
 
 @cache
@@ -55,7 +55,7 @@ def pool(
 
 
 def fresh(number: int = 0, *, index: int = 0, opening: str = "", notes: object = "") -> Sample:
-    """Return a sample that has not begun; calls are noted in the file `notes`."""
+    """Return a sample that has not begun; the file `notes` gets the calls."""
     prompt = Prompt(
         id=number,
         token_ids=(20,),
@@ -91,7 +91,7 @@ def with_turn(
 
 
 def answers(environments: EnvironmentPool, *samples: Sample) -> list[Reply]:
-    """Return the replies to samples, which are asked about together."""
+    """Return the replies to samples that are submitted together."""
     for sample in samples:
         environments.act(sample)
     return environments.mailbox.collect((environments,), None)
@@ -105,7 +105,7 @@ def answer(environments: EnvironmentPool, sample: Sample) -> Observation:
 
 
 def hear(environments: EnvironmentPool, sample: Sample) -> Sample:
-    """Return the sample with the reply to it."""
+    """Return the sample after the reply to it."""
     return sample.with_span(answer(environments, sample))
 
 

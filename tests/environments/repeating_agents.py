@@ -21,7 +21,7 @@ async def retry(client, _rest):
 
 
 async def abandoned(client, _rest):
-    """Give up by itself, and ask the same question later, whose answer no client has read."""
+    """Give up on a question, and ask it again later; no client has read the first answer."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(say(client), 0.3)
     await asyncio.sleep(1.0)
@@ -29,15 +29,16 @@ async def abandoned(client, _rest):
 
 
 async def again(client, _rest):
-    """Ask the same question three times, two of them together, and get different answers."""
+    """Ask the same question three times, two of them at once, and get different answers."""
     first = await say(client)
     both = await asyncio.gather(say(client), say(client))
     return float(len({first, *both}))
 
 
 async def parallel(client, row, _seed):
-    """Ask six questions at once, which arrive in reverse order after a restart; the reward
-    counts answers that repeat their question.
+    """Ask six questions at once, which arrive in reverse order after a restart.
+
+    The reward counts answers that repeat their question.
     """
     note = Path(row["answer"])
     places = range(6) if not note.exists() else range(5, -1, -1)
@@ -53,7 +54,7 @@ async def parallel(client, row, _seed):
 
 
 async def impatient(client, _row, _seed):
-    """Ask two questions at once, and give one of them up before it is answered."""
+    """Ask two questions at once, and give up on one of them before it is answered."""
     kept = asyncio.ensure_future(say(client))
     await asyncio.sleep(0.3)
     with contextlib.suppress(TimeoutError):

@@ -22,7 +22,7 @@ async def where(client, _row, _seed):
 
 
 async def betray(client, row, _seed):
-    """Write down the access data."""
+    """Write the server's address and key to a file."""
     Path(row["answer"]).write_text(f"{client.base_url} {client.api_key}")
     await say(client)
     return 1.0

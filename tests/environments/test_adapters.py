@@ -1,4 +1,4 @@
-"""Classes in the form of TRL's environments and of SkyRL-gym's."""
+"""Environments in the form of TRL's classes and of SkyRL-gym's."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_model_sees_the_tools_and_the_columns_of_reset_are_requested():
     assert describe(config_of("Twenty")) == Description()
 
 
-def test_a_class_in_trls_form_plays_its_tools_until_a_turn_calls_none(tmp_path):
+def test_a_class_in_trls_form_runs_its_tools_until_a_turn_calls_none(tmp_path):
     with pool(config_of("Counter"), tmp_path) as environments:
         sample = hear(environments, ask(target=3))
         assert text_of(sample.spans[0]) == (
@@ -108,7 +108,7 @@ def test_a_class_in_trls_form_plays_its_tools_until_a_turn_calls_none(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["add", "TOOLS"])
-def test_functions_are_tools_and_give_no_reward(name, tmp_path):
+def test_functions_are_tools_without_a_reward(name, tmp_path):
     config = config_of(name)
     found = describe(config)
     names = [tool["function"]["name"] for tool in found.tools]
@@ -167,7 +167,7 @@ def test_the_policy_reads_errors_of_tools_and_of_unreadable_calls(turn, tmp_path
         assert not observation.is_final
 
 
-def test_the_last_turn_is_rewarded_although_it_calls(tmp_path):
+def test_the_last_turn_is_rewarded_although_it_calls_a_tool(tmp_path):
     with pool(config_of("Counter"), tmp_path) as environments:
         sample = hear(environments, ask(target=4))
         for _ in range(3):
@@ -176,7 +176,7 @@ def test_the_last_turn_is_rewarded_although_it_calls(tmp_path):
         assert last == Observation((), True, 1.0)
 
 
-def test_thoughts_call_nothing():
+def test_calls_in_thoughts_do_not_count():
     told = dialogue(describe(config_of("Counter")).tools)
     text = f"<think>{call('fail')}</think>\n{call('wait')}"
     assert told.turn(encode(text), is_truncated=False, is_last=False).calls == (
@@ -187,7 +187,7 @@ def test_thoughts_call_nothing():
     assert told.turn(encode(text), is_truncated=True, is_last=True).calls == ()
 
 
-def test_a_class_of_skyrl_gym_plays(tmp_path):
+def test_a_class_of_skyrl_gym_runs(tmp_path):
     with pool(config_of("Twenty", word="guess"), tmp_path) as environments:
         sample = hear(environments, ask(max_turns=3))
         assert text_of(sample.spans[0]).startswith("<|im_start|>user\nguess<|im_end|>")
@@ -208,7 +208,7 @@ def test_tools_that_cannot_be_described_or_called_are_refused():
         plain.check_chat({"tools": []})
 
 
-def test_a_tokenizer_may_say_how_its_model_calls():
+def test_a_tokenizer_may_define_the_form_of_its_models_calls():
     made = hf_byte_tokenizer(CHAT.replace("<tool_call>", ""))
     made.response_template = {
         "defaults": {"role": "assistant"},

@@ -21,7 +21,7 @@ def assistant(content, **fields):
 
 
 def additions(said, *messages, asked=ASKED, calls=(), **wishes):
-    """Return what a request with `messages` adds when the policy `said` something to `asked`."""
+    """Return what a request with `messages` adds after the policy answered `said` to `asked`."""
     before = CompletionRequest.of_chat({"messages": asked, **wishes})
     answer = response_of(Turn(said, said, calls=calls), before, name="x", number=1)
     request = CompletionRequest.of_chat({"messages": list(messages), **wishes})
@@ -58,7 +58,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("how", OTHER)
-def test_another_answer_begins_a_context(how):
+def test_another_answer_starts_a_new_context(how):
     said, again = OTHER[how]
     assert additions(said, *ASKED, assistant(again), MORE, stop=["</code>"]) is None
 
@@ -72,16 +72,16 @@ REWRITTEN = {
 
 
 @pytest.mark.parametrize("how", REWRITTEN)
-def test_a_rewritten_history_begins_a_context_although_the_answer_is_repeated(how):
+def test_a_rewritten_history_starts_a_new_context_although_the_answer_is_repeated(how):
     assert additions("No", *REWRITTEN[how], assistant("No"), MORE) is None
 
 
 @pytest.mark.parametrize("field", ["name", "reasoning_content"])
-def test_a_field_that_an_agent_adds_to_an_answer_begins_a_context(field):
+def test_a_field_that_an_agent_adds_to_an_answer_starts_a_new_context(field):
     assert additions("No", *ASKED, assistant("No", **{field: "x"}), MORE) is None
 
 
-def test_other_tools_begin_a_context_although_the_messages_continue():
+def test_other_tools_start_a_new_context_although_the_messages_continue():
     before = CompletionRequest.of_chat({"messages": ASKED})
     answer = response_of(Turn("No", "No"), before, name="x", number=1)
     messages = [*ASKED, assistant("No"), MORE]
@@ -94,7 +94,7 @@ def test_other_tools_begin_a_context_although_the_messages_continue():
 @pytest.mark.parametrize(
     ("arguments", "goes_on"), [({"x": 1}, True), ({"x": 2}, False), ({}, False)]
 )
-def test_calls_are_the_same_when_their_arguments_are_the_same_data(arguments, goes_on):
+def test_calls_are_equal_when_their_arguments_are_equal_data(arguments, goes_on):
     called = {"name": "f", "arguments": json.dumps(arguments, indent=2)}
     again = assistant(None, tool_calls=[{"id": "y", "type": "function", "function": called}])
     result = {"role": "tool", "tool_call_id": "y", "content": "3"}

@@ -1,4 +1,4 @@
-"""Calls of tools in an agent's requests, as chat templates read them."""
+"""Tool calls in an agent's requests, as chat templates read them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call>
 
 
 @pytest.mark.parametrize("form", TEMPLATES)
-def test_the_policy_reads_its_earlier_call_as_it_wrote_it_on_the_way_back(tmp_path, form):
-    """Fails when a template gets the arguments as JSON text, which OpenAI's API has: it writes them
-    as a string in quotes, or refuses them.
+def test_the_policy_reads_its_earlier_call_as_it_wrote_it(tmp_path, form):
+    """Fails when a template gets the arguments as JSON text, as in OpenAI's API: it would write
+    them as a quoted string, or refuse them.
     """
     template = BEGIN + TEMPLATES[form] + END
     with agents(tmp_path, chat_template=template) as pool:

@@ -1,4 +1,4 @@
-"""Requests of an agent that continue its context, and requests that begin a new one."""
+"""Requests of an agent that continue its context, and requests that start a new one."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ def test_a_limit_of_a_request_ends_its_turn_and_the_conversation_continues(tmp_p
         f"{as_prompt('a')}one{END}\n<|im_start|>user\nb{END}\n<|im_start|>assistant\nthree{END}"
     ]
     assert (last.is_final, last.reward) == (True, 5.0)
-    with agents(tmp_path) as pool:  # built again
+    with agents(tmp_path) as pool:  # built a second time
         assert answer(pool, cut) == second
 
 
 def test_a_text_continues_after_its_sampled_tokens_but_not_after_its_end(tmp_path):
-    """A policy that was served reads no token that ends a text, and the text of a `stop` once."""
+    """A served policy does not read the token that ends a text, and reads the text of a `stop`
+    once.
+    """
     with agents(tmp_path) as pool:
         sample = question("text")
         sample = with_turn(sample.with_span(answer(pool, sample)), encode("upon."))
@@ -68,7 +70,7 @@ def test_a_chat_continues_after_the_text_that_ended_its_turn(tmp_path):
     assert (reply.is_final, reply.reward, reply.failure) == (True, 3.0, "")
 
 
-def test_a_rewritten_history_begins_a_context_and_the_sample_stays_one(tmp_path):
+def test_a_rewritten_history_starts_a_new_context_in_the_same_sample(tmp_path):
     with agents(tmp_path) as pool:
         sample, reply = play(pool, question("rewrite"), "one", "two", "three")
     first, second = contexts_of(sample)
@@ -78,7 +80,7 @@ def test_a_rewritten_history_begins_a_context_and_the_sample_stays_one(tmp_path)
     assert (reply.reward, len(sample.completions)) == (5.0, 3)
 
 
-def test_other_tools_begin_a_context_and_so_does_the_way_back(tmp_path):
+def test_other_tools_start_a_new_context_and_so_does_returning_to_the_first_ones(tmp_path):
     with agents(tmp_path) as pool:
         sample, reply = play(pool, question("subagent"), "one", "two", "three")
     first, second, third = contexts_of(sample)
@@ -89,8 +91,8 @@ def test_other_tools_begin_a_context_and_so_does_the_way_back(tmp_path):
     assert reply.reward == 5.0
 
 
-def test_a_context_is_built_again_as_it_was(tmp_path):
-    """In new processes, as after a kill; fails when the form of a context is not compared."""
+def test_a_context_is_rebuilt_unchanged(tmp_path):
+    """In new processes, as after a kill. Fails when the form of a context is not compared."""
     with agents(tmp_path) as pool:
         sample, _ = play(pool, question("subagent"), "one", "two")
     with agents(tmp_path) as pool:

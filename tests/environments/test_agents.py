@@ -1,4 +1,4 @@
-"""Agents that talk to the policy through the package openai, in their real processes."""
+"""Agents that talk to the policy through the openai package, in their real processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_conversation_is_trained_as_it_was_sampled(tmp_path):
 
 
 ENDS = {
-    "stream": 4.3,  # tokens, and a tenth for each character
+    "stream": 4.3,  # tokens, plus a tenth for each character
     "twice": 33.0,
     "huge": 4.0,
     "models": 1.0,
@@ -75,9 +75,9 @@ def test_an_unchanged_client_gets_what_it_expects_or_a_clear_error(tmp_path, tex
 @pytest.mark.parametrize(
     ("text", "wait_s"), [("retry", 1.0), ("abandoned", 0.5), ("abandoned", 1.5)]
 )
-def test_a_client_that_loses_patience_asks_again_and_gets_the_one_answer(tmp_path, text, wait_s):
-    """The sample may be parked over weight syncs; its client gives up after 0.3 s each time. Fails
-    when the request counts twice, or the answer is lost that no one has read.
+def test_a_client_that_times_out_asks_again_and_gets_the_same_answer(tmp_path, text, wait_s):
+    """The sample may be parked during weight syncs, while its client gives up after 0.3 s each
+    time. Fails when the request counts twice, or an answer that no one has read is lost.
     """
     with agents(tmp_path) as pool:
         sample = question(text)
@@ -87,8 +87,8 @@ def test_a_client_that_loses_patience_asks_again_and_gets_the_one_answer(tmp_pat
     assert (reply.is_final, reply.reward) == (True, 3.0)
 
 
-def test_the_same_request_again_gets_another_answer(tmp_path):
-    """For agents that sample several times, or try again what could not be read."""
+def test_an_identical_new_request_gets_another_answer(tmp_path):
+    """Agents that sample several times, or retry after an unreadable answer, need this."""
     with agents(tmp_path) as pool:
         sample, reply = play(pool, question("again"), "one", "two", "three")
     assert (reply.is_final, reply.reward, len(sample.context_lengths)) == (True, 3.0, 3)
@@ -131,7 +131,7 @@ def test_requests_that_wait_when_the_budget_is_used_up_are_refused(tmp_path):
     assert (len(sample.completions), reply.reward, reply.failure) == (1, 2.0, "")
 
 
-def test_a_tool_with_a_side_effect_is_called_once_by_an_agent_that_is_built_again(tmp_path):
+def test_a_tool_with_a_side_effect_is_called_once_by_an_agent_that_is_rebuilt(tmp_path):
     notes = tmp_path / "notes"
     asked = question("x", reference=str(notes))
     with agents(tmp_path, agent="agent_programs:count_call") as pool:
@@ -152,7 +152,7 @@ def test_an_agent_that_is_not_repeatable_is_named_with_the_remedies(tmp_path):
     assert "or set environment.on_restart=again" in reply.failure
 
 
-def test_calls_of_tools_are_read_in_the_form_of_the_model(tmp_path):
+def test_tool_calls_are_read_in_the_form_of_the_model(tmp_path):
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
     with agents(tmp_path) as pool:
         sample, reply = play(pool, question("tool"), call, "it rains")
@@ -168,7 +168,7 @@ def test_tools_of_a_model_that_cannot_call_them_are_refused(tmp_path):
     assert "this model's tool calls cannot be parsed" in reply.failure
 
 
-def test_a_process_that_dies_is_replaced_and_the_agent_is_answered_as_before(tmp_path):
+def test_a_dead_process_is_replaced_and_the_agent_gets_the_same_answers(tmp_path):
     with agents(tmp_path) as pool:
         sample = question("talk hello")
         sample = say(sample.with_span(answer(pool, sample)), "one")
@@ -189,7 +189,7 @@ def test_a_program_is_an_agent(tmp_path):
 
 
 def test_a_program_ends_with_its_episode(tmp_path):
-    """Fails when a sample that was given up leaves its program waiting."""
+    """Fails when an abandoned sample leaves its program waiting."""
     note = tmp_path / "alive"
     script = tmp_path / "agent.py"
     script.write_text(
@@ -236,15 +236,15 @@ os._exit(0)
         (f"{sys.executable} no_such_file.py", "No such file"),
     ],
 )
-def test_a_command_that_ends_at_once_says_why(tmp_path, command, reason):
-    """Fails when it has ended before its process is looked at, and that is the error."""
+def test_a_command_that_ends_at_once_gives_the_reason(tmp_path, command, reason):
+    """Fails when the process ended before it was checked, and that becomes the error."""
     with agents(tmp_path, command=command) as pool:
         for _ in range(3):
             assert reason in answer(pool, question("a")).failure
 
 
 @pytest.mark.parametrize("command", ["", COMMAND], ids=["function", "command"])
-def test_a_proxy_of_the_machine_is_not_asked(command):
+def test_the_proxy_of_the_machine_is_not_used(command):
     proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), "http://127.0.0.1:9")
     done = subprocess.run(
         [sys.executable, "-c", FIRST_REQUEST, command],
@@ -258,7 +258,7 @@ def test_a_proxy_of_the_machine_is_not_asked(command):
 
 
 def asked_for(access):
-    """Return the status of a request with the access that an agent wrote down."""
+    """Return the status of a request with the address and key that an agent wrote to a file."""
     url, key = access.read_text().split()
     body = {"messages": [{"role": "user", "content": "b"}], "n": 2}
     headers = {"Authorization": f"Bearer {key}"}
@@ -266,7 +266,9 @@ def asked_for(access):
 
 
 def test_a_key_ends_with_its_episode(tmp_path):
-    """Another episode keeps the server: the request is wrong, and its key is looked at first."""
+    """Another episode keeps the server open. The request is malformed, and its key is checked
+    first.
+    """
     with agents(tmp_path, agent="serving_agents:betray") as pool:
         for name in ("first", "other"):
             sample = question("x", reference=str(tmp_path / name))
@@ -278,7 +280,7 @@ def test_a_key_ends_with_its_episode(tmp_path):
         assert asked_for(tmp_path / "other") == 400
 
 
-def test_an_agent_elsewhere_is_served_at_that_address_of_the_machine_alone(tmp_path):
+def test_an_agent_on_another_machine_is_served_only_at_the_given_address(tmp_path):
     with agents(tmp_path, agent="serving_agents:where", address="127.0.0.2") as pool:
         _, reply = play(pool, question("x"), "a")
     assert reply.reward == 1.0

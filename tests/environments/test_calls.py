@@ -1,4 +1,4 @@
-"""Calls with a side effect happen once, whatever dies in between."""
+"""Calls with a side effect happen once, no matter which process dies in between."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def calls_in(folder, sample_id):
 
 
 class Tool:
-    """A tool that remembers what it was asked."""
+    """A tool that records its requests."""
 
     def __init__(self, *, fails=False):
         self.asked, self.fails = [], fails
@@ -38,8 +38,8 @@ class Tool:
         return tuple(numbers)
 
 
-def test_a_damaged_note_says_so_with_its_file_and_line(tmp_path):
-    """The last line may be cut off by a kill, the ones before it may not."""
+def test_a_damaged_record_is_reported_with_its_file_and_line(tmp_path):
+    """A kill may cut off the last line, but not the lines before it."""
     tool = Tool()
     calls_in(tmp_path, SAMPLE).once(tool.add, 1, 2)
     (notes,) = tmp_path.rglob("3_1.jsonl")
@@ -49,7 +49,7 @@ def test_a_damaged_note_says_so_with_its_file_and_line(tmp_path):
         calls_in(tmp_path, SAMPLE)
 
 
-def test_a_call_is_made_once_by_its_number_function_and_arguments(tmp_path):
+def test_a_call_is_made_once_for_its_number_function_and_arguments(tmp_path):
     tool = Tool()
     first = calls_in(tmp_path, SAMPLE)
     assert [first.once(tool.add, 1, 2), first.once(tool.add, 1, 2)] == [3, 3]
@@ -64,7 +64,7 @@ def test_a_call_is_made_once_by_its_number_function_and_arguments(tmp_path):
     assert len(tool.asked) == 5
 
 
-def test_calls_keep_their_keys_in_another_folder_and_new_ones_have_others(tmp_path):
+def test_calls_keep_their_keys_in_another_folder_and_new_calls_get_other_keys(tmp_path):
     keys = []
 
     def note(call):
@@ -101,7 +101,7 @@ async def _await_call(calls, function, *args):
     return await calls.once(function, *args)
 
 
-def test_a_call_that_has_not_come_back_is_a_second_attempt_with_the_same_key(tmp_path):
+def test_a_call_that_has_not_returned_is_retried_with_the_same_key(tmp_path):
     tool = Tool(fails=True)
     with pytest.raises(ConnectionError):
         calls_in(tmp_path, SAMPLE).once(tool.add, 1)
@@ -139,7 +139,7 @@ def test_an_abandoned_episode_that_still_runs_makes_no_calls(tmp_path):
     assert len(tool.asked) == 1
 
 
-def test_a_step_that_took_too_long_calls_nothing_more(tmp_path):
+def test_a_step_that_timed_out_makes_no_more_calls(tmp_path):
     letters = tmp_path / "letters"
     with pool("SlowClerk", folder=tmp_path, step_timeout_s=0.5) as environments:
         sample = hear(environments, fresh(notes=letters))
@@ -148,14 +148,14 @@ def test_a_step_that_took_too_long_calls_nothing_more(tmp_path):
     assert letters.read_text().split("\n")[:-1] == ["first 1", "first 2", "a 1", "woke"]
 
 
-def test_a_note_that_was_cut_off_does_not_count(tmp_path):
+def test_a_record_that_was_cut_off_does_not_count(tmp_path):
     tool = Tool()
     assert calls_in(tmp_path, SAMPLE).once(tool.add, 1) == 1
     path = path_of(tmp_path, SAMPLE, "")
     path.write_text(path.read_text()[:-5])
     assert calls_in(tmp_path, SAMPLE).once(tool.add, 1) == 1
     assert tool.asked == [((1,), 1), ((1,), 2)]
-    # Lines that were written after the cut can be read.
+    # Lines written after the cut can be read.
     assert calls_in(tmp_path, SAMPLE).once(tool.add, 1) == 1
     assert len(tool.asked) == 2
 
@@ -177,7 +177,7 @@ def partial_of(value):
     return give
 
 
-def test_an_episode_that_is_built_again_sends_no_letter_twice(tmp_path):
+def test_a_rebuilt_episode_sends_no_letter_twice(tmp_path):
     letters, folder = tmp_path / "letters", tmp_path / "calls"
     with pool("Clerk", folder=folder) as environments:
         sample = hear(environments, say(hear(environments, fresh(notes=letters)), "a"))
@@ -186,14 +186,14 @@ def test_an_episode_that_is_built_again_sends_no_letter_twice(tmp_path):
         sample = hear(environments, say(sample, "dieinside"))
         assert text_of(sample.spans[-1]) == "dieinside2"
         found = {key: metric.read() for key, metric in environments.metrics().items()}
-        # Samples of processes that died got no reply.
+        # Samples of dead processes got no reply.
         assert (found["environment/calls"], found["environment/repeated_calls"]) == (2, 1)
     with pool("Clerk", folder=folder) as environments:
         assert text_of(answer(environments, say(sample, "b"))) == "b1"
     assert letters.read_text().splitlines() == ["a 1", "die 1", "dieinside 1", "dieinside 2", "b 1"]
 
 
-def test_notes_stay_until_no_checkpoint_needs_them(tmp_path):
+def test_records_stay_until_no_checkpoint_needs_them(tmp_path):
     with pool("Clerk", folder=tmp_path, num_saves=2) as environments:
         make = partial(fresh, notes=tmp_path / "letters")
         hear(environments, say(hear(environments, make(1)), "a"))
@@ -207,7 +207,7 @@ def test_notes_stay_until_no_checkpoint_needs_them(tmp_path):
         assert path_of(tmp_path, SampleId(2, 0), "").exists()
 
 
-def test_an_evaluation_knows_nothing_of_the_calls_of_an_earlier_one(tmp_path):
+def test_an_evaluation_ignores_the_calls_of_an_earlier_one(tmp_path):
     letters = tmp_path / "letters"
     with pool("Clerk", folder=tmp_path) as environments:
         for _ in range(2):
@@ -218,7 +218,7 @@ def test_an_evaluation_knows_nothing_of_the_calls_of_an_earlier_one(tmp_path):
     assert letters.read_text().splitlines() == ["a 1", "a 1"]
 
 
-def test_an_evaluation_that_a_kill_has_cut_off_repeats_no_call(tmp_path):
+def test_an_evaluation_that_was_killed_repeats_no_call(tmp_path):
     letters = tmp_path / "letters"
     for _ in range(2):
         with pool("Clerk", folder=tmp_path) as environments:
@@ -227,13 +227,15 @@ def test_an_evaluation_that_a_kill_has_cut_off_repeats_no_call(tmp_path):
     assert letters.read_text().splitlines() == ["a 1"]
 
 
-def test_sets_of_an_evaluation_do_not_share_the_calls_of_equal_numbers(tmp_path):
+def test_evaluation_sets_do_not_share_calls_with_equal_numbers(tmp_path):
     first, second = (path_of(tmp_path, SampleId(-1, 0), name) for name in ("a", "b"))
     assert first != second
 
 
-def test_a_call_after_one_that_raised_is_a_further_attempt_at_it(tmp_path):
-    """With the same key; and an episode that is built again makes no call that has returned."""
+def test_a_call_after_one_that_raised_is_another_attempt_at_it(tmp_path):
+    """It has the same key, and an episode that is rebuilt does not repeat calls that
+    have returned.
+    """
     keys = []
 
     def pay(call):
@@ -254,7 +256,7 @@ def test_a_call_after_one_that_raised_is_a_further_attempt_at_it(tmp_path):
     assert len({call.key for call in keys}) == 1
 
 
-def test_calls_at_the_same_time_with_the_same_arguments_are_different_calls(tmp_path):
+def test_simultaneous_calls_with_the_same_arguments_are_different_calls(tmp_path):
     keys = []
 
     async def pay(call):
@@ -269,7 +271,7 @@ def test_calls_at_the_same_time_with_the_same_arguments_are_different_calls(tmp_
     assert len(set(keys)) == 2
 
 
-def test_an_episode_that_restarts_episodes_makes_its_calls_again_as_further_attempts(tmp_path):
+def test_an_episode_that_restarts_episodes_repeats_its_calls_as_new_attempts(tmp_path):
     letters = tmp_path / "letters"
     settings = {"folder": tmp_path / "calls", "on_restart": OnRestart.again}
     for _ in range(2):

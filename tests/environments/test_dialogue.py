@@ -12,14 +12,14 @@ EOS = WORDS.index("<eos>")
 GENERATION = "{% if add_generation_prompt %}assistant {% endif %}"
 EACH = "{% for m in messages %}"
 SAID = "{{ m.role }} {{ m.content }} <eos> "
-# Like Qwen3: the last answer gets an empty thought, an earlier one gets none; a tool speaks as a
-# user.
+# Like Qwen3: the last answer gets an empty thought, an earlier one gets none; tool messages have
+# the role of the user.
 THINKING = (
     EACH + "{% if m.role == 'tool' %}user two {{ m.content }} <eos> "
     "{% elif m.role == 'assistant' and loop.last %}assistant three {{ m.content }} <eos> "
     "{% else %}" + SAID + "{% endif %}{% endfor %}" + GENERATION
 )
-# Like Mistral: a tool speaks only after a call.
+# Like Mistral: a tool message is only allowed after a call.
 STRICT = (
     EACH + "{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
     "{{ raise_exception('a tool was not called') }}{% endif %}" + SAID + "{% endfor %}" + GENERATION
@@ -55,27 +55,27 @@ def test_turns_and_what_follows_them_are_the_whole_conversation():
     assert prompt + turn + told.following([more]) == render(told, [asked, said, more])
 
 
-def test_a_thought_that_the_template_writes_or_drops_changes_nothing_behind_the_turn():
+def test_a_thought_that_the_template_adds_or_drops_changes_nothing_after_the_turn():
     told = dialogue(THINKING)
     assert words(told.following([message("one", "tool")])) == "user two one <eos> assistant"
     assert words(told.following([message("one")])) == "user one <eos> assistant"
     assert words(told.opening([])) == "assistant"
 
 
-def test_a_tool_speaks_although_the_template_wants_a_call_before_it():
+def test_a_tool_message_works_although_the_template_requires_a_call_before_it():
     assert (
         words(dialogue(STRICT).following([message("one", "tool")])) == "<unk> one <eos> assistant"
     )
 
 
-def test_text_without_a_template_follows_as_it_is():
+def test_text_without_a_template_is_appended_unchanged():
     told = dialogue(is_chat=False)
     assert words(told.opening([message("one two")])) == "one two"
     assert words(told.following([message("one"), message(" two")])) == "one two"
     assert told.following([]) == ()
 
 
-def test_a_turn_is_text_with_and_without_special_tokens():
+def test_a_turn_has_a_text_with_and_without_special_tokens():
     told = dialogue()
     ids = [WORDS.index(word) for word in ("one", "<bos>", "two", "<eos>")]
     turn = told.turn(ids, is_truncated=False, is_last=False)

@@ -1,4 +1,4 @@
-"""Any return value of an environment, an agent or a tool fails at most its own sample."""
+"""Whatever an environment, an agent or a tool returns, at most its own sample fails."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ODD = st.one_of(
     st.booleans(),
     st.integers(-(10**30), 10**30),
     st.floats(),
-    st.text(st.characters(), max_size=6),  # including half characters
+    st.text(st.characters(), max_size=6),  # including unpaired surrogates
     st.binary(max_size=3),
     st.sampled_from([np.int64(5), np.bool_(True), np.float32(0.5), np.zeros(2), np.array("a")]),
     st.sampled_from([object(), Unshowable(), len, {1, 2}, ["END"], [""], [7], ("a",) * 9]),
@@ -57,7 +57,7 @@ FIELDS = st.fixed_dictionaries({}, optional=dict.fromkeys(StepResult._fields, OD
 
 
 def through_the_door(returned):
-    """Return what the policy reads when a process returns this value."""
+    """Return what the controller gets when a process returns this value."""
     begun = heard_of(door.opening("begin", max_tokens=64))
     result = pickle.loads(pickle.dumps(door.result(returned, max_tokens=64)))
     json.dumps(result, ensure_ascii=False).encode()
@@ -70,8 +70,8 @@ def heard_of(result):
 
 
 @given(FIELDS)
-def test_a_step_result_is_plain_and_checked_or_fails_by_name(fields):
-    """Fails when an odd value of any field reaches the controller, where it would end the run."""
+def test_a_step_result_is_plain_and_valid_or_names_its_fault(fields):
+    """Fails when an odd value in any field reaches the controller, where it would end the run."""
     try:
         observation = through_the_door(StepResult(**fields))
     except door.GarbageError as error:
@@ -104,7 +104,7 @@ BODY = st.fixed_dictionaries(
 
 
 @given(BODY)
-def test_a_request_is_refused_or_passes_the_door(body):
+def test_a_request_is_refused_or_valid(body):
     """Fails when an odd value of any key of a request reaches the controller."""
     try:
         request = CompletionRequest.of_chat(body)
@@ -122,7 +122,7 @@ def test_a_request_is_refused_or_passes_the_door(body):
 
 
 @given(ODD)
-def test_what_reset_returns_is_plain_and_checked_or_fails_by_name(returned):
+def test_the_result_of_reset_is_plain_and_valid_or_names_its_fault(returned):
     try:
         result = door.opening(returned, max_tokens=64)
     except door.GarbageError as error:
@@ -163,7 +163,7 @@ def test_a_wrong_field_is_named(field, value):
         door.result(StepResult(**{field: value}), max_tokens=64)
 
 
-def test_numbers_of_numpy_become_plain_ones():
+def test_numpy_numbers_become_plain_numbers():
     returned = StepResult("a", np.float32(0.5), np.bool_(False), max_turn_tokens=np.int64(5))
     checked = door.result(returned._replace(begins_context=np.bool_(True)), max_tokens=64)
     message = {"role": "user", "content": "a"}
@@ -174,7 +174,7 @@ def test_numbers_of_numpy_become_plain_ones():
     ("text", "read"),
     {"\ud83c\udf7a": "🍺", "a\ud83cb": "a\ufffdb", "\udf7a": "\ufffd", "plain": "plain"}.items(),
 )
-def test_halves_of_characters_become_whole_or_are_replaced(text, read):
+def test_surrogates_are_joined_to_characters_or_replaced(text, read):
     assert door.repair(text) == read
     (message,) = door.opening([{"role": "tool", "content": text}], max_tokens=64).messages
     assert message["content"] == read
@@ -191,7 +191,9 @@ def test_arguments_of_calls_reach_the_template_as_mappings():
 
 
 def test_a_huge_text_is_cut_before_it_is_tokenized():
-    """Fails when the controller has to tokenize 10 MiB of a tool, or cuts what would still fit."""
+    """Fails when the controller has to tokenize 10 MiB from a tool, or text is cut that would still
+    fit.
+    """
     (message,) = door.opening("1" * 10_000_000, max_tokens=100).messages
     assert len(message["content"]) == 100 * door.CHARACTERS_PER_TOKEN
     two = [{"role": "tool", "content": "2" * 6300}, {"role": "tool", "content": "3" * 6300}]
@@ -205,7 +207,7 @@ def test_a_final_result_of_reset_is_refused():
         door.opening(StepResult("over", is_final=True), max_tokens=64)
 
 
-def test_deep_arguments_of_a_call_are_a_fault_of_that_turn(monkeypatch):
+def test_deeply_nested_arguments_of_a_call_fail_that_turn(monkeypatch):
     """Fails when they reach pickle, whose recursion would end the thread that sends turns."""
     dialogue = Dialogue(
         tokenizer=tiny_tokenizer(), is_chat=False, variables={}, stop_ids=frozenset({EOS})
@@ -218,8 +220,8 @@ def test_deep_arguments_of_a_call_are_a_fault_of_that_turn(monkeypatch):
     assert "nested more than 32 deep" in turn.fault
 
 
-def test_an_error_behind_the_door_fails_its_sample_alone(monkeypatch):
-    """Fails when whatever a template or a tokenizer raises ends the run."""
+def test_an_error_in_the_controller_fails_only_its_sample(monkeypatch):
+    """Fails when an error of a template or a tokenizer ends the run."""
     with pool() as environments:
         first, second = (hear(environments, fresh(n)) for n in (1, 2))
 

@@ -1,4 +1,4 @@
-"""The pool of environments: real processes that hang, die or answer nonsense."""
+"""The pool of environments: real processes that hang, die or return invalid values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_plain_tuple_of_messages_reward_and_end_is_a_step_result():
     assert (observation.is_final, observation.reward) == (True, 0.5)
 
 
-def test_siblings_get_the_same_seed_and_other_prompts_another(tmp_path):
+def test_siblings_get_the_same_seed_and_other_prompts_another_one(tmp_path):
     notes = tmp_path / "notes"
     with pool() as environments:
         for number, index in ((1, 0), (1, 1), (2, 0)):
@@ -48,7 +48,7 @@ def test_siblings_get_the_same_seed_and_other_prompts_another(tmp_path):
     assert first == second != third
 
 
-def test_a_waiting_episode_holds_no_other_up():
+def test_a_waiting_episode_does_not_delay_others():
     with pool("Meeting") as environments:
         samples = [say(hear(environments, fresh(n)), "a") for n in range(2)]
         assert all(reply.observation.is_final for reply in answers(environments, *samples))
@@ -79,8 +79,8 @@ def test_an_episode_ends_with_its_budgets(settings, finish_reason, is_final):
     assert text_of(observation) == ("" if is_final else "1a")
 
 
-def test_the_budget_of_observations_is_that_of_all_answers_together():
-    """Two tokens each, and five for all: the third one does not fit."""
+def test_the_observation_budget_covers_all_replies_together():
+    """Two tokens for each and five in total: the third one does not fit."""
     with pool(max_observation_tokens=5) as environments:
         sample = hear(environments, fresh())
         for _ in range(2):
@@ -102,7 +102,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("turn", FAILURES)
-def test_an_episode_that_fails_twice_is_given_up_with_its_reason(turn, tmp_path):
+def test_an_episode_that_fails_twice_is_given_up_with_the_reason(turn, tmp_path):
     settings, message = FAILURES[turn]
     notes = tmp_path / "notes"
     with pool(**settings) as environments:
@@ -119,7 +119,7 @@ def test_an_episode_that_fails_twice_is_given_up_with_its_reason(turn, tmp_path)
 
 
 @pytest.mark.parametrize("turn", ["raiseonce", "dieonce"])
-def test_a_second_attempt_builds_the_episode_again(turn, tmp_path):
+def test_a_second_attempt_rebuilds_the_episode(turn, tmp_path):
     notes = tmp_path / "notes"
     with pool() as environments:
         sample = hear(environments, say(hear(environments, fresh(notes=notes)), "a"))
@@ -139,7 +139,7 @@ def test_a_hung_process_is_killed_and_its_other_episodes_continue_elsewhere():
         assert counts(environments)["deaths"] == 2
 
 
-def test_an_episode_that_ends_its_process_takes_no_other_along():
+def test_an_episode_that_ends_its_process_does_not_fail_others():
     with pool() as environments:
         samples = [hear(environments, fresh(n)) for n in range(6)]
         turns = [say(s, "die" if n == 2 else "sleep 0.3") for n, s in enumerate(samples)]
@@ -150,7 +150,7 @@ def test_an_episode_that_ends_its_process_takes_no_other_along():
         assert counts(environments)["deaths"] == 3
 
 
-def test_programs_of_a_process_that_dies_by_itself_end_with_it():
+def test_programs_of_a_process_that_dies_end_with_it():
     with pool() as environments:
         sample = hear(environments, say(hear(environments, fresh()), "start"))
         program = int(text_of(sample.spans[-1]))
@@ -158,7 +158,7 @@ def test_programs_of_a_process_that_dies_by_itself_end_with_it():
         wait_until(lambda: not is_running(program))
 
 
-def test_a_process_that_does_not_read_delays_no_other():
+def test_a_process_that_does_not_read_does_not_delay_others():
     with pool(step_timeout_s=1.0, start_timeout_s=3.0) as environments:
         samples = [hear(environments, fresh(n)) for n in range(30)]
         environments.act(say(samples[0], "block 600"))
@@ -191,7 +191,7 @@ def read_notes(notes):
 
 
 def test_an_episode_with_snapshots_continues_from_the_last_one(tmp_path):
-    """After a death and in another pool, as in a resumed run. Fails when turns are taken again
+    """After a process died, and in another pool, as in a resumed run. Fails when turns are repeated
     whose state was kept, or a call of a later turn counts as one of an earlier turn.
     """
     notes = tmp_path / "notes"
@@ -208,7 +208,7 @@ def test_an_episode_with_snapshots_continues_from_the_last_one(tmp_path):
 
 
 def test_a_snapshot_of_other_turns_is_not_used(tmp_path):
-    """A resumed run may sample other turns after its checkpoint than the run that was killed."""
+    """A resumed run may sample other turns after its checkpoint than the killed run did."""
     notes = tmp_path / "notes"
     with pool("Kept", folder=tmp_path) as environments:
         begun = hear(environments, fresh(notes=notes))
@@ -239,7 +239,7 @@ def test_an_episode_that_cannot_be_repeated_fails():
         assert "environment.on_restart=again" in failure
 
 
-def test_with_on_restart_again_no_episode_is_built_a_second_time(tmp_path):
+def test_with_on_restart_again_no_episode_is_rebuilt(tmp_path):
     notes = tmp_path / "notes"
     with pool(on_restart=OnRestart.again) as environments:
         first, other = hear(environments, fresh(notes=notes)), hear(environments, fresh(1))
@@ -249,7 +249,7 @@ def test_with_on_restart_again_no_episode_is_built_a_second_time(tmp_path):
     assert [line.split()[0] for line in notes.read_text().splitlines()] == ["reset", "die"]
 
 
-def test_first_words_that_do_not_fit_fail():
+def test_an_opening_message_that_does_not_fit_fails():
     with pool(max_observation_tokens=3) as environments:
         failure = answer(environments, fresh(opening="1234")).failure
     assert "its first messages have 4 tokens, more than environment.max_observation" in failure
@@ -263,7 +263,7 @@ def test_programs_that_an_environment_starts_end_with_it():
     wait_until(lambda: not is_running(program))
 
 
-def test_an_episode_that_is_over_is_forgotten():
+def test_a_finished_episode_is_forgotten():
     with pool() as environments:
         sample = say(hear(environments, fresh()), "end 2")
         assert answer(environments, sample) == Observation((), True, 2.0)

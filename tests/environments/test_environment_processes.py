@@ -1,4 +1,4 @@
-"""Processes of environments: what reaches them, what they may use, and what they leave behind."""
+"""Processes of environments: what they receive, what they may use, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _variables_seen(notes):
 
 
 @pytest.mark.slow
-def test_secrets_of_the_machine_reach_no_environment_but_by_a_setting(monkeypatch, tmp_path):
-    """Neither its process nor the programs that it starts."""
+def test_secrets_of_the_machine_reach_an_environment_only_through_a_setting(monkeypatch, tmp_path):
+    """Neither its process nor the programs that it starts get them otherwise."""
     for name in ("HF_TOKEN", "TOOL_KEY", "PLACE"):
         monkeypatch.setenv(name, "1234")
     in_own_process(_variables_seen, tmp_path / "notes")
@@ -36,8 +36,8 @@ def test_secrets_of_the_machine_reach_no_environment_but_by_a_setting(monkeypatc
         assert (seen["TOOL_KEY"], seen["PLACE"]) == ("1234", "1234")
 
 
-def test_a_call_that_waits_for_others_has_its_whole_time(monkeypatch):
-    """Ten calls of 0.2 s in two threads, each of which may take 0.5 s."""
+def test_a_call_that_waits_for_others_gets_its_full_time(monkeypatch):
+    """Ten calls of 0.2 s in two threads, with a limit of 0.5 s each."""
     monkeypatch.setattr(threads_module, "_MOST_CALLS", 2)
 
     async def all_called():
@@ -52,7 +52,7 @@ def test_a_call_that_waits_for_others_has_its_whole_time(monkeypatch):
     assert asyncio.run(all_called()) == [None] * 10
 
 
-def test_calls_that_hang_take_no_room_from_others(monkeypatch):
+def test_calls_that_hang_do_not_block_others(monkeypatch):
     monkeypatch.setattr(threads_module, "_MOST_CALLS", 1)
 
     async def called():
@@ -69,8 +69,8 @@ def test_calls_that_hang_take_no_room_from_others(monkeypatch):
     assert asyncio.run(called()) == 0
 
 
-def test_a_process_with_many_calls_that_hang_is_replaced(monkeypatch):
-    """Its other episodes are built again when their next turn ends."""
+def test_a_process_with_many_hung_calls_is_replaced(monkeypatch):
+    """Its other episodes are rebuilt when their next turn ends."""
     monkeypatch.setattr(supervisor_module, "MAX_HUNG", 2)
     with pool("Plain", step_timeout_s=0.5) as environments:
         hung, slow, other = (hear(environments, fresh(n)) for n in range(3))
@@ -78,7 +78,7 @@ def test_a_process_with_many_calls_that_hang_is_replaced(monkeypatch):
         first = answer(environments, other)
         assert "no answer within" in answer(environments, say(hung, "sleep 600")).failure
         second = answer(environments, say(other.with_span(first), "b"))
-        # A process id differs when the episode is built again.
+        # The process id differs when the episode is rebuilt.
         assert "built again" in second.failure
         assert not answer(environments, say(slow, "a")).failure
         metrics = environments.metrics()
@@ -128,8 +128,8 @@ print(5)
 @pytest.mark.parametrize("new_session", [False, True])
 @pytest.mark.parametrize("end", ["return", "ask", "die"])
 def test_a_command_leaves_nothing_behind(new_session, end, tmp_path):
-    """Its reward counts although a child still has its output open; and what it has started ends
-    with it, with its episode and with its process.
+    """Its reward counts although a child still has its output open. What it started ends with the
+    command, with its episode and with its process.
     """
     script, note = tmp_path / "agent.py", tmp_path / "left"
     script.write_text(LEAVES_ONE_BEHIND)

@@ -1,4 +1,4 @@
-"""Runs whose samples have an environment, through the command."""
+"""Runs whose samples have an environment, started through the command."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ async def run(client, row, seed):
 def test_a_run_trains_an_agent_that_restarts_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails when a request is lost, what the agent says is not in the sample, or engine and learner
-    read different contexts.
+    """Fails when a request is lost, the agent's messages are not in the sample, or engine and
+    learner read different contexts.
     """
     (tmp_path / "forgetful.py").write_text(FORGETFUL)
     monkeypatch.syspath_prepend(tmp_path)
@@ -57,7 +57,7 @@ def test_a_run_trains_an_agent_that_restarts_episodes(
     whole = [said for said in told if len(said) == 10]
     assert whole
     assert all(said[4][1] == said[6][1] == said[8][1] for said in whole), (
-        "each begins from the start"
+        "each starts from the beginning"
     )
     stopped = [said[7][1].strip() for said in whole if "=" in said[7][1]]
     assert stopped
@@ -69,8 +69,8 @@ def test_a_run_trains_an_agent_that_restarts_episodes(
 
 
 def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path, capsys) -> None:
-    """Fails when an environment is asked, but no one sees what it said, or when advantages of turns
-    do not reach the update.
+    """Fails when the replies of an environment are not shown, or when advantages of turns do not
+    reach the update.
     """
     few = ("trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
     run_here(None, tmp_path / "run", *SMALL, *few, "algorithm.advantage=grpo_by_turn")
@@ -83,7 +83,7 @@ def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path, capsys) -> None:
     assert said[1][1].count("=") >= 1, "the partial sums"
     rows = steps_of(tmp_path / "run")
     described = {key.key for key in KEYS if key.stage == "environment"}
-    returned = {key for row in rows for key in row}  # some appear only when an environment answers
+    returned = {key for row in rows for key in row}  # some appear only when an environment replies
     assert described <= returned, "a stage no longer returns what a panel shows"
     assert 1 < fmean(row["environment/turns_mean"] for row in rows) < 2
     assert all(0 <= row.get("environment/empty_slots_frac", 0) < 1 for row in rows)
@@ -99,7 +99,9 @@ def test_a_run_shows_the_turns_of_its_samples(tmp_path: Path, capsys) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("small", [SMALL, AGENT], ids=["tools", "agent"])
 def test_a_killed_run_equals_an_uninterrupted_one(tmp_path: Path, small: tuple[str, ...]) -> None:
-    """Its episodes are built again by their turns; nothing that it says or trains differs."""
+    """Its episodes are rebuilt from their turns; everything that it samples and trains
+    is the same.
+    """
     exact = (
         *(*small, "deterministic=true", "trainer.num_steps=8", "evaluation.every=4"),
         *("checkpoint.every_steps=1", "tracking.save_samples_every=1"),
@@ -144,9 +146,9 @@ async def run(client: AsyncOpenAI, row, seed):
 
 
 @pytest.mark.soak
-def test_a_run_trains_an_agent_whose_answers_have_a_type(tmp_path: Path) -> None:
-    """Fails when `response_format`, which such an agent cannot leave out, is refused. The policy is
-    not made to keep to it: what it says differently fails where the agent reads it.
+def test_a_run_trains_an_agent_with_typed_answers(tmp_path: Path) -> None:
+    """Fails when `response_format` is refused, which such an agent always sends. The policy is not
+    forced to follow it: other answers fail where the agent reads them.
     """
     (tmp_path / "typed.py").write_text(TYPED)
     few = ("trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
@@ -164,6 +166,6 @@ def test_a_run_trains_an_agent_whose_answers_have_a_type(tmp_path: Path) -> None
     "words", [("rehearse", "accept=one_update"), ("evaluate", "evaluation.max_prompts=4")]
 )
 def test_commands_take_a_recipe_with_an_environment(words: tuple[str, ...], tmp_path: Path) -> None:
-    """Fails when a command asks the reward alone what an environment must answer."""
+    """Fails when a command uses only the reward where an environment has to reply."""
     done = run([sys.executable, "-m", "april_rl", words[0], *SMALL[:1], *words[1:]], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

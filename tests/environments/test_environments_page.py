@@ -1,4 +1,4 @@
-"""Run the environments and agents on the pages of docs/."""
+"""Run the environments and agents that the pages in docs/ show."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ON_A_LAPTOP = re.findall(
 def test_the_commands_for_a_laptop_train_what_the_page_shows(
     place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A class, a class with tools, an agent. Fails when none of its episodes earned a reward."""
+    """A class, a class with tools, an agent. Fails when none of its episodes earns a reward."""
     assert len(ON_A_LAPTOP) == 3
     for name, code in (("guess", GUESS), ("check_sums", CHECK), ("my_agent", AGENT)):
         (tmp_path / f"{name}.py").write_text(code)
@@ -58,7 +58,7 @@ def say(text: str) -> Turn:
     return Turn(text, raw_text=text)
 
 
-def test_the_first_example_plays_as_its_comments_say() -> None:
+def test_the_first_example_runs_as_its_comments_say() -> None:
     guess = make(GUESS, "Guess")
     assert guess.reset({"answer": "7", "prompt": ""}, seed=0) == "Guess the number."
     answers = [asyncio.run(guess.step(say(text))) for text in ("9", "five", "3", " 7")]  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def test_the_agent_asks_until_it_is_right(tmp_path, monkeypatch) -> None:
     assert (reply.is_final, reply.reward) == (True, 1.0)
 
 
-def test_a_right_call_of_the_class_with_tools_is_kept() -> None:
+def test_a_correct_call_of_the_class_with_tools_is_kept() -> None:
     check = make(CHECK, "Check")
     check.reset(answer="7")  # type: ignore[call-arg]
     answers = [check.boxed(value) for value in ("6", "7", "8")]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Which process gets an episode, and what that costs when there are many."""
+"""Which process gets an episode, and what that costs with many of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from episodes import answer, answers, fresh, hear, pool, say, text_of
 
 
-def test_the_start_of_an_episode_costs_the_same_however_many_there_are():
+def test_the_start_of_an_episode_costs_the_same_for_any_number_of_episodes():
     with pool(num_processes=2) as environments:
         began_s = time.process_time()
         for number in range(8000):
@@ -15,7 +15,7 @@ def test_the_start_of_an_episode_costs_the_same_however_many_there_are():
         assert time.process_time() - began_s < 3.0
 
 
-def test_a_new_episode_goes_where_the_fewest_are():
+def test_a_new_episode_goes_to_the_process_with_the_fewest():
     with pool(num_processes=2) as environments:
 
         def process_of(sample):
@@ -29,8 +29,8 @@ def test_a_new_episode_goes_where_the_fewest_are():
         assert process_of(hear(environments, fresh(3))) == first
 
 
-def test_replies_are_taken_in_the_order_of_the_questions():
-    """Whichever comes first, and whatever is asked twice."""
+def test_replies_are_taken_in_the_order_of_the_requests():
+    """In whatever order they arrive, and even when one is requested twice."""
     with pool(num_processes=2) as environments:
         samples = [hear(environments, fresh(number)) for number in range(4)]
         turns = ("raiseonce", "sleep 0.2", "a", "dieonce")

@@ -1,4 +1,4 @@
-"""Agents with several simultaneous requests, and agents that are built again."""
+"""Agents with several simultaneous requests, and agents that are rebuilt."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def answer_turns(pool, sample, num_turns):
     return sample, reply
 
 
-def test_simultaneous_requests_are_matched_by_content_after_a_process_has_died(tmp_path):
-    """Fails when an agent that is built again is answered in the order in which it asks."""
+def test_simultaneous_requests_are_matched_by_content_after_a_process_died(tmp_path):
+    """Fails when an agent that is rebuilt gets answers in the order of its requests."""
     with agents(tmp_path, agent=PARALLEL) as pool:
         sample, _ = answer_turns(pool, question("x", reference=str(tmp_path / "note")), 3)
         pool._processes[0].kill()
@@ -32,7 +32,7 @@ def test_simultaneous_requests_are_matched_by_content_after_a_process_has_died(t
 
 
 @pytest.mark.slow
-def test_an_agent_that_asks_something_else_when_it_is_built_again_fails(tmp_path):
+def test_a_rebuilt_agent_that_asks_something_else_fails(tmp_path):
     asked = question("x", reference=str(tmp_path / "note"))
     with agents(tmp_path, agent="repeating_agents:odd", step_timeout_s=6.0) as pool:
         sample = say(asked.with_span(answer(pool, asked)), "abc")
@@ -41,11 +41,11 @@ def test_an_agent_that_asks_something_else_when_it_is_built_again_fails(tmp_path
     assert "it returned something else when it was built again, after turn 0" in reply.failure
 
 
-def test_nothing_is_sampled_for_a_client_that_has_gone(tmp_path):
+def test_nothing_is_sampled_for_a_client_that_has_left(tmp_path):
     with agents(tmp_path, agent="repeating_agents:impatient") as pool:
         sample = question("x")
         sample = sample.with_span(answer(pool, sample))
-        time.sleep(1.0)  # the other request arrives and leaves meanwhile
+        time.sleep(1.0)  # the other request arrives and leaves in the meantime
         sample = say(sample, "abc")
         sample = sample.with_span(answer(pool, sample))
         reply = answer(pool, say(sample, "abcd"))

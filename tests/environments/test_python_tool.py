@@ -1,4 +1,4 @@
-"""The tool `python`: programs in the sandbox, and what the policy reads of them."""
+"""The tool `python`: programs in the sandbox, and what the policy reads from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def tool():
     return PythonTool(timeout_s=1.0, max_characters=60, sandbox="none")
 
 
-def test_the_policy_is_shown_what_the_tool_does():
+def test_the_description_tells_the_policy_what_the_tool_does():
     """Fails when the docstring is not in the form that transformers reads."""
     shown = get_json_schema(PythonTool(sandbox="none").python)["function"]
     assert shown["description"] == "Run a Python program and return its output."
@@ -35,7 +35,7 @@ def test_nothing_is_kept_for_the_next_program(tool):
     assert "NameError" in PythonTool(sandbox="none").python("print(x)")
 
 
-def test_a_program_that_floods_or_does_not_end_is_cut(tool):
+def test_a_program_that_prints_too_much_or_does_not_end_is_cut(tool):
     assert len(tool.python("print('a' * 100000)")) == 60
     assert tool.python("while True: pass").endswith("The program was stopped after 1 s.")
 

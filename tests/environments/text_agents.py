@@ -18,7 +18,7 @@ async def short(client, _rest):
 
 
 async def text(client, _rest):
-    """Continue a text twice, the second time in a stream, and then another text."""
+    """Continue a text twice, the second time as a stream, and then another text."""
     prompt = "once "
     asked = {"model": "m", "max_tokens": 50, "stop": "."}
     answer = await client.completions.create(prompt=prompt, logprobs=0, **asked)

@@ -1,4 +1,6 @@
-"""avg@k, pass@k, maj@k and their intervals: closed forms, enumeration, published values."""
+"""avg@k, pass@k, maj@k and their intervals, compared with closed forms, enumeration and published
+values.
+"""
 
 from collections import Counter
 from itertools import combinations, product
@@ -14,7 +16,9 @@ REWARDS = np.array([[1, 0, 0, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 1, 0,
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_pass_at_k_is_the_share_of_the_subsets_with_a_right_sample(k: int) -> None:
-    """Chen et al. count subsets without listing them. Fails when samples are put back."""
+    """Chen et al. count subsets without listing them. Fails when samples are drawn with
+    replacement.
+    """
     expected = [
         np.mean([max(subset) for subset in combinations(row, k)]) for row in REWARDS.tolist()
     ]
@@ -40,8 +44,12 @@ def test_pass_at_k_needs_k_samples() -> None:
         (["4", "4", "4"], [1, 1, 0], 2 / 3),  # the reward depends on more than the answer
     ],
 )
-def test_the_majority_decides(answers: list[str | None], rewards: list[int], expected) -> None:
-    """Fails when ties go to the first, to the right one, or samples without answer are a party."""
+def test_the_most_frequent_answer_decides(
+    answers: list[str | None], rewards: list[int], expected
+) -> None:
+    """Fails when ties go to the first or the right answer, or samples without an answer vote
+    together.
+    """
     assert majorities([rewards], [answers]) == pytest.approx([expected])
 
 
@@ -53,7 +61,7 @@ def test_majorities_of_random_votes_equal_breaking_ties_at_random() -> None:
     for _ in range(3000):
         winners = []
         for row in answers:
-            # Most_common returns the first of equal ones.
+            # `most_common` returns the first of several equal ones.
             votes = Counter(rng.permutation(row).tolist())
             winners.append(votes.most_common(1)[0][0] == "a")
         drawn.append(winners)
@@ -80,7 +88,9 @@ def test_wilsons_interval_equals_newcombes_table(
 
 
 def test_the_bootstrap_equals_all_resamples() -> None:
-    """All 6**6 of six prompts. Fails with another tail, or when samples without replacement."""
+    """All 6**6 resamples of six prompts. Fails with another tail, or when sampling without
+    replacement.
+    """
     values = np.array([0.1, 0.9, 0.25, 0.6, 0.0, 1.0])
     every = [np.mean(drawn) for drawn in product(values, repeat=len(values))]
     assert bootstrap(values) == pytest.approx(np.percentile(every, [2.5, 97.5]), abs=0.01)
@@ -96,12 +106,12 @@ def test_the_interval_of_many_prompts_follows_the_central_limit_theorem() -> Non
 
 
 def test_rewards_beyond_0_and_1_get_the_bootstrap() -> None:
-    """Their ends are unknown. Fails when an interval of proportions is taken, which ends at 1."""
+    """Their range is unknown. Fails when an interval for proportions is used, which ends at 1."""
     rewards = np.random.default_rng(1).normal(3.0, 2.0, 50)
     found = estimate(rewards)
     assert found.low < rewards.mean() < found.high
     assert found.high > 3
-    assert found == estimate(rewards), "a fixed seed"
+    assert found == estimate(rewards), "the seed is fixed"
     assert paired_difference(rewards, rewards + 5) == pytest.approx((5, 5, 5))
 
 
@@ -115,7 +125,7 @@ def simulate(rng: np.random.Generator, prompts: int, k: int, mean: float) -> np.
     ("prompts", "k", "mean"),
     [(15, 16, 0.5), (30, 1, 0.5), (30, 4, 0.95), (30, 16, 0.02), (200, 4, 0.02), (200, 16, 0.5)],
 )
-def test_intervals_have_the_coverage_they_promise(prompts: int, k: int, mean: float) -> None:
+def test_intervals_have_their_nominal_coverage(prompts: int, k: int, mean: float) -> None:
     """600 sets, ± 1.8 points. Fails when prompts are resampled (78 % for 30, 16, 0.02) or when the
     samples of a prompt count as independent (56 % for 200, 16, 0.5).
     """
@@ -126,10 +136,10 @@ def test_intervals_have_the_coverage_they_promise(prompts: int, k: int, mean: fl
 
 
 @pytest.mark.parametrize(("prompts", "k", "mean"), [(30, 4, 0.02), (30, 16, 0.5), (200, 4, 0.2)])
-def test_intervals_of_differences_have_the_coverage_they_promise(
+def test_intervals_of_differences_have_their_nominal_coverage(
     prompts: int, k: int, mean: float
 ) -> None:
-    """Both sets are of one model, so the true difference is 0."""
+    """Both sets come from one model, so the true difference is 0."""
     rng = np.random.default_rng(3)
     chances = rng.beta(1.2 * mean, 1.2 * (1 - mean), (600, prompts))
     drawn = (rng.binomial(k, chances) / k, rng.binomial(k, chances) / k)
@@ -138,9 +148,9 @@ def test_intervals_of_differences_have_the_coverage_they_promise(
 
 
 @pytest.mark.parametrize("k", [2, 4, 16, 64])
-def test_one_more_sample_moves_an_interval_by_little(k: int) -> None:
-    """Fails when equal values get another kind of interval than all others: 30 prompts all right
-    had [0.886, 1.000], and with one of 120 samples wrong [0.975, 1.000].
+def test_one_more_sample_changes_an_interval_only_a_little(k: int) -> None:
+    """Fails when equal values get another kind of interval than all others: with 30 prompts all
+    right it was [0.886, 1.000], and with one of 120 samples wrong [0.975, 1.000].
     """
     zeros, one_more = np.zeros(30), np.array([1 / k, *np.zeros(29)])
     for equal in (zeros, np.ones(30)):
@@ -148,25 +158,25 @@ def test_one_more_sample_moves_an_interval_by_little(k: int) -> None:
         assert after == pytest.approx(before, abs=0.08 / k**0.5)
     before, after = paired_difference(zeros, zeros), paired_difference(zeros, one_more)
     assert after == pytest.approx(before, abs=0.08 / k**0.5)
-    assert estimate(np.full(30, 1 / 2)).high > 0.51, "equal values are no certainty"
+    assert estimate(np.full(30, 1 / 2)).high > 0.51, "equal values are not certain"
 
 
 @pytest.mark.parametrize("mean", [0.005, 0.1, 0.5])
-def test_intervals_lie_between_0_and_1_and_do_not_say_which_end_is_right(mean: float) -> None:
+def test_intervals_lie_between_0_and_1_and_are_symmetric_in_right_and_wrong(mean: float) -> None:
     for values in simulate(np.random.default_rng(4), 12, 4, mean)[:100]:
         found, other = estimate(values), estimate(1 - values)
         assert 0 <= found.low <= found.value <= found.high <= 1
         assert other == pytest.approx((1 - found.value, 1 - found.high, 1 - found.low))
 
 
-def test_with_one_sample_a_prompt_it_is_wilsons_interval() -> None:
+def test_with_one_sample_per_prompt_it_is_wilsons_interval() -> None:
     values = np.array([1.0] * 15 + [0.0] * 133)
     assert estimate(values)[1:] == pytest.approx((0.0624, 0.1605), abs=5e-5)
 
 
 @pytest.mark.parametrize("right", [0, 1])
-def test_a_set_that_is_all_wrong_or_all_right_still_has_a_width(right: int) -> None:
-    """Fails when it is resampled: thirty zeros are thirty zeros."""
+def test_the_interval_of_a_set_that_is_all_wrong_or_all_right_has_a_width(right: int) -> None:
+    """Fails when the set is resampled: thirty zeros stay thirty zeros."""
     found = estimate(averages(np.full((30, 8), right)))
     assert found.value == right
     assert found.high - found.low == pytest.approx(0.1135, abs=1e-4)  # the value is z² / (30 + z²)
@@ -174,8 +184,8 @@ def test_a_set_that_is_all_wrong_or_all_right_still_has_a_width(right: int) -> N
 
 @pytest.mark.parametrize("pairs", [1, 8, 30, 500])
 def test_two_models_that_agree_on_every_prompt_may_still_differ(pairs: int) -> None:
-    """By hand: without a pair that differs the score test keeps d while n·d² <= z²·d·(1 - d), so as
-    far as z² / (n + z²). Fails when prompts are resampled.
+    """Calculated by hand: without a pair that differs, the score test accepts d while n·d² <=
+    z²·d·(1 - d), which means up to z² / (n + z²). Fails when prompts are resampled.
     """
     half = 1.959964**2 / (pairs + 1.959964**2)
     for values in (np.ones(pairs), np.zeros(pairs), np.full(pairs, 0.25)):
@@ -189,8 +199,8 @@ def test_two_models_that_agree_on_every_prompt_may_still_differ(pairs: int) -> N
 def test_the_interval_of_paired_proportions_ends_where_the_score_test_rejects(
     gained: int, lost: int, pairs: int
 ) -> None:
-    """The likeliest shares under each hypothesis are found on a grid, not by a formula. Fails when
-    gained and lost are swapped, or the variance is not that of the hypothesis.
+    """A grid instead of a formula finds the most likely shares under each hypothesis. Fails when
+    gained and lost are swapped, or the variance is not computed under the hypothesis.
     """
     kept = []
     for difference in np.linspace(-1, 1, 401):
@@ -214,7 +224,9 @@ def test_the_interval_of_paired_proportions_ends_where_the_score_test_rejects(
 
 
 def test_differences_are_paired() -> None:
-    """Prompts differ far more than the two models. Fails when the two sets are compared apart."""
+    """Prompts differ far more than the two models. Fails when the two sets are treated as
+    independent.
+    """
     rng = np.random.default_rng(3)
     chances = rng.beta(0.5, 0.5, 400)
     first, second = rng.binomial(16, chances) / 16, rng.binomial(16, chances**0.9) / 16

@@ -1,5 +1,5 @@
 """Held-out sets on fake engines and scores: sampling follows the set's settings, missing samples
-are refused, and figures and records are complete.
+are an error, and metrics and records are complete.
 """
 
 from dataclasses import replace
@@ -62,7 +62,7 @@ class LosingEngines(FakeEngines):
 
 
 class Again(Completions):
-    """Engine that returns another sample of the prompt in place of the last completion."""
+    """Engine that returns another sample of the prompt instead of the last completion."""
 
     def __iter__(self):
         for completion in super().__iter__():
@@ -87,8 +87,8 @@ def run(scorer: FakeScorer | None = None, *, held_out: HeldOut = HELD_OUT, **set
 
 
 @pytest.mark.parametrize("num_slots", [2, 5, 100])
-def test_every_held_out_sample_is_asked_for_once_with_a_seed_of_its_own(num_slots):
-    """Fails when the samples of a prompt that are sent apart get each other's place, seed or
+def test_every_held_out_sample_is_requested_once_with_its_own_seed(num_slots):
+    """Fails when samples of a prompt that are sent separately get each other's index, seed or
     reward, one is sent twice, or an engine computes more than its share.
     """
     engines = FakeEngines(LENGTH_OF, num_engines=2, budget=BUDGET)
@@ -119,8 +119,8 @@ def test_every_held_out_sample_is_asked_for_once_with_a_seed_of_its_own(num_slot
 
 
 def test_an_evaluation_does_not_touch_parked_samples_of_training(monkeypatch) -> None:
-    """Fails when it ends in an abort, with which an engine forgets the caches of parked samples, or
-    with ticks under way, which the next step would take for its own.
+    """Fails when it ends with an abort, after which an engine forgets the caches of parked samples,
+    or with ticks in progress, which the next step would treat as its own.
     """
     engines = FakeEngines(LENGTH_OF, num_engines=2, budget=BUDGET)
     monkeypatch.setattr(engines, "abort", lambda _: pytest.fail("an evaluation aborts"))
@@ -128,8 +128,8 @@ def test_an_evaluation_does_not_touch_parked_samples_of_training(monkeypatch) ->
     assert engines.under_way == [0, 0]
 
 
-def test_a_set_is_drawn_at_its_own_temperature_and_nucleus() -> None:
-    """Fails when the engines' own are used."""
+def test_a_set_is_sampled_with_its_own_temperature_and_top_p() -> None:
+    """Fails when the engines' own values are used."""
     engines = FakeEngines(LENGTH_OF, num_engines=1, budget=BUDGET)
     aime = replace(HELD_OUT, sampling=replace(HELD_OUT.sampling, temperature=0.6, top_p=0.95))
     evaluator(engines, CountingScorer()).run(aime, lambda _: None)
@@ -137,7 +137,7 @@ def test_a_set_is_drawn_at_its_own_temperature_and_nucleus() -> None:
 
 
 def test_a_missing_sample_is_an_error_and_not_a_zero() -> None:
-    """lighteval #771: AIME24 fell from 0.47 to 0.22 with the samples that vLLM left out."""
+    """lighteval #771: AIME24 fell from 0.47 to 0.22 because of samples that vLLM left out."""
     engines = LosingEngines(LENGTH_OF, num_engines=1, budget=BUDGET)
     with pytest.raises(
         EvaluationError, match=r"sums: the engines did not return all 3 .* at sums:3"
@@ -145,7 +145,7 @@ def test_a_missing_sample_is_an_error_and_not_a_zero() -> None:
         evaluator(engines, CountingScorer()).run(HELD_OUT, lambda _: None)
 
 
-def test_the_figures_match_the_records() -> None:
+def test_the_metrics_match_the_records() -> None:
     found = run()
     rewards = np.array([record.reward for record in found.records]).reshape(NUM_PROMPTS, K)
     values = found.figures.metrics("sums").read()
@@ -169,7 +169,9 @@ def test_the_figures_match_the_records() -> None:
 
 
 def test_a_failed_reward_excludes_its_prompt_and_does_not_count_as_zero() -> None:
-    """The first sample of the second prompt. Fails when it counts as wrong, or goes unsaid."""
+    """The first sample of the second prompt fails. Fails when it counts as wrong, or is not
+    reported.
+    """
     found = run(CountingScorer(failing={-2}))
     kept = [reward(sample_id) for sample_id in IDS if sample_id.prompt_id != -2]
     values = found.figures.metrics("sums").read()
@@ -193,8 +195,8 @@ def test_an_evaluation_quotes_the_error_of_a_failed_environment() -> None:
         figures(outcome, None)
 
 
-def test_evaluation_function_chooses_which_reward_function_decides() -> None:
-    """Fails when the weighted sum that trains is taken for accuracy."""
+def test_evaluation_function_selects_the_reward_function_that_decides() -> None:
+    """Fails when the weighted sum used in training counts as accuracy."""
     scorer = CountingScorer()
     scorer.parts = ("format", "math")
     found = run(scorer, held_out=replace(HELD_OUT, function="math"))
@@ -241,7 +243,7 @@ def test_an_evaluation_set_inherits_from_evaluation_and_then_from_rollout() -> N
     )
 
 
-def test_a_context_that_holds_training_but_not_an_evaluation_is_refused() -> None:
+def test_a_context_that_is_too_short_only_for_an_evaluation_is_refused() -> None:
     config = configure(EvaluationSetConfig(path="aime", max_response_tokens=500))
     assert context_length(config)[0] == 1524
     assert context_length(configure(EvaluationSetConfig(path="aime")))[0] == 1324
@@ -275,9 +277,9 @@ def test_samples_vote_with_the_answers_that_the_reward_reads(function, response,
     assert read(response) == answer
 
 
-def test_the_function_that_decides_is_the_named_one_or_the_first_that_scores_the_set() -> None:
-    """And nothing votes where it reads no answer, as of a program. Fails when a function decides
-    that gives the set no value.
+def test_the_named_function_decides_or_else_the_first_that_scores_the_set() -> None:
+    """There is no vote where the function reads no answer, for example from a program. Fails when a
+    function decides that gives the set no value.
     """
     config = configure(EvaluationSetConfig(path="aime"))
     functions = {

@@ -1,4 +1,4 @@
-"""Run directories like those of real runs, by the real collector on simulated engines."""
+"""Run directories like those of real runs, written by the real collector on simulated engines."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -31,8 +31,8 @@ def make_run(
     seed: int = 0,
     accuracy: Sequence[float] = (0.5, 0.7),
 ) -> Path:
-    """Write the directory of a finished run: held-out accuracy `accuracy`[0] before the first step,
-    rising to `accuracy`[1] at the last.
+    """Write the directory of a finished run whose held-out accuracy rises from `accuracy`[0] before
+    the first step to `accuracy`[1] at the last.
     """
     run_dir.mkdir(parents=True)
     config = TrainConfig()

@@ -1,4 +1,4 @@
-"""`rollout.over_sampling_factor=auto` decides on predictions, and saves its state."""
+"""`rollout.over_sampling_factor=auto` decides from predictions and saves its state."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)
 def script(
     gain: Callable[[float], float] = lambda _: 1.0, *, asked: list[Comparison] | None = None
 ) -> Callable[[Comparison], Future[list[Prediction]]]:
-    """Return predictions in which the throughput of α is `gain(α)` and no budget is broken."""
+    """Return predictions in which α has the throughput `gain(α)` and no budget is exceeded."""
 
     def submit(comparison: Comparison) -> Future[list[Prediction]]:
         if asked is not None:
@@ -56,8 +56,8 @@ def test_alpha_goes_up_for_a_gain_of_three_percent_and_not_of_one() -> None:
     assert fast.factors[-1] == 4
 
 
-def test_after_going_down_alpha_goes_up_again_only_for_twice_the_gain() -> None:
-    """Predictions that turn round: α = 1.5 seems to lose, then to gain 4 %. Fails when it follows
+def test_after_going_down_alpha_only_goes_up_again_for_twice_the_gain() -> None:
+    """The predictions reverse: α = 1.5 first seems to lose, then to gain 4 %. Fails when it follows
     them forever.
     """
     compared: list[float] = []
@@ -73,7 +73,7 @@ def test_after_going_down_alpha_goes_up_again_only_for_twice_the_gain() -> None:
 
 
 def test_a_single_high_prediction_does_not_change_alpha() -> None:
-    """Fails when each comparison is followed as it is."""
+    """Fails when each comparison takes effect directly."""
     compared: list[float] = []
 
     def gain(factor: float) -> float:
@@ -85,7 +85,7 @@ def test_a_single_high_prediction_does_not_change_alpha() -> None:
     assert max(run.factors) == 1.5
 
 
-def test_comparisons_get_rarer_while_alpha_stays() -> None:
+def test_comparisons_become_rarer_while_alpha_stays() -> None:
     """Fails when comparisons are made at every step, or never again."""
     asked: list[Comparison] = []
     tune(SMALL, tuner(SMALL, submit=script(lambda α: α**0.02, asked=asked)), num_steps=100)
@@ -93,8 +93,8 @@ def test_comparisons_get_rarer_while_alpha_stays() -> None:
 
 
 def test_a_step_does_not_wait_for_predictions() -> None:
-    """The old factor stays until it is there, and nothing else is asked. Fails when begin_step
-    waits: then this test never ends.
+    """The old factor stays until the prediction arrives, and no other is requested. Fails when
+    begin_step waits: then this test never ends.
     """
     pending: list[tuple[Comparison, Future[list[Prediction]]]] = []
 
@@ -114,7 +114,7 @@ def test_a_step_does_not_wait_for_predictions() -> None:
 
 
 def test_a_failed_simulation_is_reported_once_and_alpha_stays() -> None:
-    """Fails when the run ends with it, or asks again and again."""
+    """Fails when it ends the run, or another simulation is requested again and again."""
     asked: list[Comparison] = []
 
     def submit(comparison: Comparison) -> Future[list[Prediction]]:
@@ -132,9 +132,9 @@ def test_a_failed_simulation_is_reported_once_and_alpha_stays() -> None:
     ]
 
 
-def test_an_alpha_that_breaks_a_budget_twice_in_a_row_is_never_used_again() -> None:
+def test_an_alpha_that_exceeds_a_budget_twice_in_a_row_is_never_used_again() -> None:
     """Fails when a single wrong comparison is enough, when it is tried again, or when the budget is
-    asked only on the way up.
+    only checked on the way up.
     """
     # KV tokens that each comparison predicts for α above 1.25.
     held = [50, 50, 200, 50, *[200] * 3, *[50] * 20]
@@ -167,7 +167,7 @@ def test_alpha_never_exceeds_what_the_staleness_cap_allows() -> None:
 
 
 def test_steps_without_engine_work_do_not_count_towards_the_next_comparison() -> None:
-    """Fails when such a step counts: after two with work it would be due."""
+    """Fails when such a step counts: after two steps with work, a comparison would be due."""
     asked: list[Comparison] = []
     auto = tuner(SMALL, submit=script(asked=asked))
     tune(SMALL, auto, num_steps=2)
@@ -180,7 +180,7 @@ def test_steps_without_engine_work_do_not_count_towards_the_next_comparison() ->
 
 
 def learn(of: Scenario, *, num_steps: int) -> tuple[AutoFactor, list[Comparison]]:
-    """Return a tuner after some steps, and the comparisons it asked for."""
+    """Return a tuner after some steps, and the comparisons that it requested."""
     asked: list[Comparison] = []
 
     def submit(comparison: Comparison) -> Future[list[Prediction]]:
@@ -193,9 +193,9 @@ def learn(of: Scenario, *, num_steps: int) -> tuple[AutoFactor, list[Comparison]
 
 
 @pytest.mark.slow
-def test_what_was_learned_survives_a_save_and_a_restore() -> None:
-    """By way of JSON. Fails when anything is left out: the next comparisons, and what follows from
-    them, are the same.
+def test_what_was_learned_survives_save_and_restore() -> None:
+    """Saved as JSON. Fails when anything is left out: the next comparisons and their consequences
+    are the same.
     """
     of = SET_UPS["kv"].scenario
     first, first_asked = learn(of, num_steps=11)
@@ -211,7 +211,7 @@ def test_what_was_learned_survives_a_save_and_a_restore() -> None:
 
 
 def test_the_collector_saves_and_restores_the_state_of_auto() -> None:
-    """Fails when a restored run begins to learn from nothing."""
+    """Fails when a restored run starts learning from the beginning."""
     setup = Setup(num_groups=2, group_size=2)
     factors = []
     saved = None
@@ -228,7 +228,7 @@ def test_the_collector_saves_and_restores_the_state_of_auto() -> None:
 
 
 def test_a_resume_may_change_a_fixed_alpha_to_auto() -> None:
-    """And one that learned may get a fixed factor. Fails when either state is refused."""
+    """A run that learned may also get a fixed factor. Fails when either state is refused."""
     auto = tuner(SMALL, submit=script())
     auto.restore(FixedFactor(2.0).save())
     assert auto.factor == 1
@@ -237,7 +237,7 @@ def test_a_resume_may_change_a_fixed_alpha_to_auto() -> None:
     assert fixed.factor == 2
 
 
-def test_a_smaller_staleness_cap_bounds_what_was_learned() -> None:
+def test_a_smaller_staleness_cap_limits_what_was_learned() -> None:
     """Fails when the restored α is above what the new cap allows."""
     of = scenario(length_of=one_length)
     auto = tuner(of, UNLIMITED, submit=script(lambda α: α))

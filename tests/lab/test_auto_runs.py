@@ -1,4 +1,4 @@
-"""`rollout.over_sampling_factor=auto` on simulated engines finds the best α, and then keeps it."""
+"""`rollout.over_sampling_factor=auto` finds the best α on simulated engines, and then keeps it."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ from tuned_runs import GRID, SET_UPS, noisy, of_the_best, scenario, tune, tuned_
 from april_rl.lab.tuning.auto_factor import Budgets
 
 pytestmark = pytest.mark.slow
-# One scenario where α has to come down again and one where it grows up to its budget; `make soak`
-# tries all of them, with more seeds and steps.
+# One scenario in which α has to come down again and one in which it grows up to its budget; `make
+# soak` tries all of them, with more seeds and steps.
 NAMES = pytest.mark.parametrize(
     "name",
     [
@@ -23,15 +23,15 @@ NAMES = pytest.mark.parametrize(
 
 @NAMES
 def test_auto_ends_within_five_percent_of_the_best_fixed_alpha(name: str) -> None:
-    """Fails when the cost of samples or of re-prefill is not fitted, when unfinished lengths are
-    left out, or when α follows every single comparison.
+    """Fails when the cost of samples or of prefilling again is not fitted, when unfinished lengths
+    are left out, or when α follows every single comparison.
     """
     assert of_the_best(name, tuned_run(name).factors[-1]) >= 0.95
 
 
 @NAMES
-def test_auto_changes_alpha_seldom_in_small_steps_with_a_reason(name: str) -> None:
-    """Fails when it goes to the best place at once, or compares at every step."""
+def test_auto_changes_alpha_rarely_in_small_steps_and_gives_a_reason(name: str) -> None:
+    """Fails when it goes to the best value at once, or compares at every step."""
     run = tuned_run(name)
     places = [GRID.index(factor) for factor in run.factors]
     assert run.changed_at
@@ -54,14 +54,14 @@ def test_with_one_length_and_a_saturated_engine_auto_returns_to_one() -> None:
 
 @pytest.mark.soak
 def test_auto_holds_max_off_policy_frac() -> None:
-    """Fails when the budget is not asked, or α only grows by two places at a time."""
+    """Fails when the budget is not checked, or α only grows by two grid points at a time."""
     run = tuned_run("off-policy")
     assert 0.8 < run.outcome.off_policy_token_frac <= 0.88
     assert any("stays below 2: at 2 the off-policy share is 0." in note for note in run.notes)
 
 
 def test_auto_keeps_samples_within_the_kv_cache() -> None:
-    """Fails when the samples in flight are counted without their context."""
+    """Fails when the samples in flight count without their context."""
     run = tuned_run("kv")
     assert 4000 < run.outcome.peak_kv_tokens <= 6000
     assert any("its KV cache has room for 6000" in note for note in run.notes)
@@ -69,14 +69,16 @@ def test_auto_keeps_samples_within_the_kv_cache() -> None:
 
 @pytest.mark.soak
 def test_auto_holds_the_staleness_cap_with_masking() -> None:
-    """Nothing waits for old groups there. Fails when the largest α is not bound to the cap."""
+    """With masking, no step waits for old groups. Fails when the largest α does not depend on the
+    cap.
+    """
     run = tuned_run("masked")
     assert 1 < np.mean(run.staleness) <= 2
     assert max(run.factors) <= 3
 
 
-def test_a_budget_that_no_alpha_can_hold_is_reported_once() -> None:
-    """Fails when the warning comes at every comparison, or α grows all the same."""
+def test_a_budget_that_no_alpha_can_meet_is_reported_once() -> None:
+    """Fails when the warning comes at every comparison, or α still grows."""
     of = scenario()
     run = tune(of, tuner(of, Budgets(max_off_policy_frac=0.2, kv_cache_tokens=10**9)), num_steps=20)
     assert set(run.factors) == {1}
@@ -94,8 +96,9 @@ def test_a_budget_that_no_alpha_can_hold_is_reported_once() -> None:
     ],
 )
 def test_auto_works_with_very_few_samples(other: dict[str, object]) -> None:
-    """One group, one token, many rejected ones, steps that only train ready groups. Fails when a
-    step without ticks is fitted, or a window without finished samples divides by their number.
+    """One group, one token, many rejected groups, steps that only train ready groups. Fails when a
+    step without ticks is fitted, or the number of finished samples is a divisor when there are
+    none.
     """
     of = scenario(length_of=lambda sample_id: 1 + sample_id.prompt_id % 3, **other)
     run = tune(of, tuner(of), num_steps=18)
@@ -106,7 +109,7 @@ def test_auto_works_with_very_few_samples(other: dict[str, object]) -> None:
 
 
 def test_equal_observations_give_equal_choices() -> None:
-    """Fails when anything is drawn from a generator that is not its own, or a clock is read."""
+    """Fails when it draws from a shared random generator, or reads a clock."""
     runs = []
     for _ in range(2):
         of = noisy(SET_UPS["one-shot"].scenario, seed=5)

@@ -1,4 +1,6 @@
-"""`rollout.over_sampling_factor=auto` in every set-up with several seeds: minutes, `make soak`."""
+"""`rollout.over_sampling_factor=auto` in every setup with several seeds: takes minutes, for `make
+soak`.
+"""
 
 from dataclasses import replace
 from statistics import fmean
@@ -14,8 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 
 @pytest.mark.parametrize("name", SET_UPS)
-def test_the_best_fixed_factor_is_what_the_table_says(name: str) -> None:
-    """Within 3 % of the best one, over four runs of 500 steps."""
+def test_the_best_fixed_factor_is_the_one_in_the_table(name: str) -> None:
+    """The table's factor is within 3 % of the best one, over four runs of 500 steps."""
     set_up = SET_UPS[name]
     found = {
         factor: fmean(
@@ -47,7 +49,7 @@ def with_seed(scenario: Scenario, seed: int) -> Scenario:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", SET_UPS)
 def test_auto_finds_the_best_alpha_and_reverses_at_most_once(name: str, seed: int) -> None:
-    """Over 120 steps, with noise of a fifth on every tick; budgets hold within 1 %."""
+    """Over 120 steps, with noise of a fifth on every tick; budgets are kept within 1 %."""
     set_up, run = SET_UPS[name], tuned_run(name, seed=seed, num_steps=120)
     print(name, seed, [(at, run.factors[at]) for at in run.changed_at])
     # Two of the 56 runs (refill with prefill, seeds 5 and 6) end one grid point below the best:

@@ -1,4 +1,4 @@
-"""Batches of simulated runs are nearly like random draws of what is generated."""
+"""Batches of simulated runs are nearly like random draws from everything that is generated."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ from april_rl.types import ScoredGroup
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
 def test_batches_of_a_run_are_nearly_like_random_draws(alpha):
-    """By the deviation of their mean lengths, where 1 is a random draw. It is above 2 when a step
-    trains the oldest ready groups, and as many are open as the staleness cap allows.
+    """Measured by the deviation of their mean lengths, where 1 is a random draw. It is above 2 when
+    a step trains the oldest ready groups and as many groups are open as the staleness cap allows.
     """
     scenario = Scenario(
         cost=PRESETS["h100_qwen3_4b"].cost,

@@ -1,4 +1,4 @@
-"""A GPU's calibration.json changes predictions, and a file that cannot be right is refused."""
+"""A GPU's calibration.json changes predictions, and a file with impossible values is refused."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from april_rl.lab.commands import rehearse, simulate
 from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, scenario_at_real_size
 
-# A GPU that reads and multiplies twice as fast as the H100 of the presets.
+# A GPU that reads and computes twice as fast as the H100 of the presets.
 MEASURED = {
     "device": "a fast GPU",
     "decode_bytes_per_s": 2 * 0.75 * 3.35e12,
@@ -76,6 +76,6 @@ def test_a_bad_calibration_is_refused_with_its_key(tmp_path, capsys, changes, me
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_a_calibration_that_is_not_there_is_refused(tmp_path, capsys):
+def test_a_missing_calibration_is_refused(tmp_path, capsys):
     assert rehearse.main([RECIPE, f"calibration={tmp_path / 'none.json'}"]) == 1
     assert "none.json cannot be read" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def figure(label: str) -> Figure:
 def test_runs_are_grouped_by_the_settings_in_which_they_differ(
     comparison: Comparison, tmp_path: Path
 ) -> None:
-    """Seeds do not make a variant, and the synchronous loop is the baseline."""
+    """Seeds do not create a variant, and the synchronous loop is the baseline."""
     assert list(comparison.variants) == [SYNCHRONOUS, "α = 2.0"]
     assert [len(runs) for runs in comparison.variants.values()] == [3, 3]
     for name, rate in (("slow", 1e-6), ("fast", 1e-5)):
@@ -58,10 +58,8 @@ def test_runs_are_grouped_by_the_settings_in_which_they_differ(
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-def test_runs_that_differ_in_much_are_headed_by_a_short_name(
-    tmp_path: Path, is_named: bool
-) -> None:
-    """By their `name`, else by their folder; the settings are said once, below."""
+def test_runs_that_differ_in_much_get_a_short_heading(tmp_path: Path, is_named: bool) -> None:
+    """The heading is their `name`, or else their folder; the settings are listed once, below."""
     for place, name in enumerate(("first", "second")):
         config = make_run(tmp_path / name / "run", num_steps=2) / "config.yaml"
         settings = yaml.safe_load(config.read_text())
@@ -78,17 +76,17 @@ def test_runs_that_differ_in_much_are_headed_by_a_short_name(
         assert written.count("a_model_with_a_long_name_0") == 1
 
 
-def test_runs_are_compared_at_what_all_of_them_reach(comparison: Comparison) -> None:
+def test_runs_are_compared_at_an_accuracy_that_all_of_them_reach(comparison: Comparison) -> None:
     runs = [run for runs in comparison.variants.values() for run in runs]
     budget = comparison.budget
     assert budget.samples == STEPS * NUM_GROUPS * GROUP_SIZE
     assert budget.seconds == min(run.total("time/step_s") for run in runs)
-    assert budget.accuracy == 0.7, "the best of the worst run"
+    assert budget.accuracy == 0.7, "the best accuracy of the worst run"
 
 
 def test_time_to_an_accuracy_is_interpolated_between_evaluations(comparison: Comparison) -> None:
-    """Accuracy rises by equal amounts a step, so 0.6 is reached after half of the steps, and 0.625
-    half a step before 0.6333.
+    """Accuracy rises by equal amounts per step, so 0.6 is reached after half of the steps, and
+    0.625 half a step before 0.6333.
     """
     run = comparison.variants[SYNCHRONOUS][0]
     seconds = [row["time/step_s"] for row in run.steps]
@@ -106,7 +104,7 @@ def test_time_to_an_accuracy_is_interpolated_between_evaluations(comparison: Com
 def test_accuracy_after_equal_time_differs_from_that_after_equal_samples(
     comparison: Comparison,
 ) -> None:
-    """Fails when a faster run is given the seconds of the slower one."""
+    """Fails when a faster run is compared at the time of the slower one."""
     april = comparison.variants["α = 2.0"][1]
     budget = replace(comparison.budget, seconds=april.total("time/step_s") / 2)
     times = evaluations(april, "held_out")
@@ -116,7 +114,7 @@ def test_accuracy_after_equal_time_differs_from_that_after_equal_samples(
     assert figure("accuracy after equal samples").value(april, budget) == pytest.approx(0.7)
 
 
-def test_ratios_are_paired_by_seed_with_the_interval_of_students_t(comparison: Comparison) -> None:
+def test_ratios_are_paired_by_seed_and_have_students_t_interval(comparison: Comparison) -> None:
     rate = figure("trained samples/s")
     ratios = []
     for mine, base in zip(*reversed(comparison.variants.values()), strict=True):
@@ -164,8 +162,8 @@ NO_RATIO = "Ratios to {} are left out where chance alone may explain them: {}. C
 def test_ratios_that_chance_explains_are_left_out_with_the_reason(
     tmp_path: Path, seeds: tuple[int, ...], num_steps: int, end: float, reason: str, num_ratios: int
 ) -> None:
-    """In the page and in the terminal. An accuracy that does not leave the interval of the first
-    one (0.5 ± 0.05) says nothing about the time to it.
+    """In the page and in the terminal. If the accuracy never leaves the interval of the first
+    evaluation (0.5 ± 0.05), the time to it means nothing.
     """
     for seed in seeds:
         for factor in (1.0, 2.0):
@@ -183,8 +181,10 @@ def test_ratios_that_chance_explains_are_left_out_with_the_reason(
         assert (sentence in text) == bool(reason)
 
 
-def test_only_one_factor_without_refill_is_called_synchronous(tmp_path: Path) -> None:
-    """Fails when α = 1 with refill is, or when refill alone sets no variants apart."""
+def test_only_a_factor_of_one_without_refill_is_called_synchronous(tmp_path: Path) -> None:
+    """Fails when α = 1 with refill is called so, or when refill alone does not make another
+    variant.
+    """
     for name, refill in (("with", True), ("without", False)):
         config = make_run(tmp_path / name, factor=1.0, num_steps=2) / "config.yaml"
         settings = yaml.safe_load(config.read_text())
@@ -200,7 +200,7 @@ def test_only_one_factor_without_refill_is_called_synchronous(tmp_path: Path) ->
 
 
 def test_runs_of_one_seed_are_averaged(comparison: Comparison) -> None:
-    """Fails when the last run of a seed stands for all of them, or the others count as missing."""
+    """Fails when the last run of a seed represents all of them, or the others count as missing."""
     runs = comparison.variants[SYNCHRONOUS][:1]
     slow = replace(
         runs[0], rows=[{**row, "time/step_s": 3 * row["time/step_s"]} for row in runs[0].steps]
@@ -239,9 +239,9 @@ def test_shares_are_compared_by_difference(comparison: Comparison) -> None:
     assert comparison.mean(waiting, SYNCHRONOUS) > 2 * comparison.mean(waiting, "α = 2.0") > 0
 
 
-def test_a_slow_reward_shows_as_slots_that_wait(comparison: Comparison) -> None:
-    """The engines of a run compute for half of its rollouts, which wait for rewards before they
-    end. Fails when only the time in which engines compute is compared.
+def test_a_slow_reward_shows_as_idle_slots(comparison: Comparison) -> None:
+    """The engines of a run compute for half of each rollout, which then waits for rewards. Fails
+    when only the time in which engines compute is compared.
     """
     run = comparison.variants["α = 2.0"][0]
     rows = [
@@ -280,7 +280,7 @@ def test_the_page_has_the_table_and_its_charts_are_valid(comparison: Comparison)
     for spec in page.specs.values():
         assert vl_convert.vegalite_to_vega(spec)["marks"]
     assert page.tags.count("tr") == 2 + len(FIGURES) - 3, (
-        "nothing says how much was never trained, or what memory was used"
+        "these runs report neither untrained samples nor memory"
     )
     lines = {point["run"] for point in page.specs["accuracy-seconds"]["data"]["values"]}
     assert len(lines) == 6

@@ -1,4 +1,6 @@
-"""`python -m april_rl data` shows a set as a run would use it, and writes a clean copy of it."""
+"""`python -m april_rl data` shows a data set as a run would use it, and writes a clean
+copy of it.
+"""
 
 import json
 from pathlib import Path
@@ -18,8 +20,10 @@ COLUMNS = ("data.prompt_column=question", r'data.answer_pattern="####\s*(.+)"')
 
 
 @pytest.mark.slow
-def test_a_set_is_shown_and_written_without_what_evaluation_has(tmp_path, monkeypatch, capsys):
-    """The fourth question is in the evaluation set too, with other words around it."""
+def test_a_data_set_is_shown_and_written_without_evaluation_questions(
+    tmp_path, monkeypatch, capsys
+):
+    """The fourth question is also in the evaluation set, with other words around it."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     rows = [json.loads(line) for line in Path(GSM8K).read_text(encoding="utf-8").splitlines()]
     names = ("train.jsonl", "test.jsonl", "clean.jsonl")
@@ -52,8 +56,8 @@ def write_tokenizer(folder: Path) -> Tokenizer:
 def test_the_written_file_gives_the_same_tokens_with_the_same_settings(
     tmp_path, capsys, instruction, suffix
 ):
-    """Fails when rendered prompts are written, which get a second start token and instruction, or
-    a column is lost.
+    """Fails when rendered prompts are written, which get a second start token and instruction, or a
+    column is lost.
     """
     tokenizer = write_tokenizer(tmp_path / "model")
     rows = [
@@ -85,8 +89,8 @@ def test_the_written_file_gives_the_same_tokens_with_the_same_settings(
 
 
 @pytest.mark.slow
-def test_each_source_of_a_mixture_is_written_to_a_file_of_its_own(tmp_path, capsys):
-    """Fails when rows that are read with other settings share a file."""
+def test_each_source_of_a_mixture_is_written_to_its_own_file(tmp_path, capsys):
+    """Fails when rows that need different settings share a file."""
     write_tokenizer(tmp_path / "model")
     sources = []
     for name, column in (("a", "question"), ("b", "prompt")):
@@ -107,7 +111,7 @@ def test_each_source_of_a_mixture_is_written_to_a_file_of_its_own(tmp_path, caps
 
 @pytest.mark.slow
 def test_rows_that_json_would_change_are_refused_with_the_remedy(tmp_path, capsys):
-    """Fails when a value that JSON has no form for is written in another one."""
+    """Fails when a value that JSON cannot represent is written in another form."""
     write_tokenizer(tmp_path / "model")
     source = tmp_path / "typed.parquet"
     rows = {"prompt": ["one"], "answer": ["2026-11-24 04:00:00"], "level": [float("nan")]}
@@ -115,7 +119,7 @@ def test_rows_that_json_would_change_are_refused_with_the_remedy(tmp_path, capsy
     arguments = [str(source), f"model.path={tmp_path / 'model'}", "reward.function=exact"]
     assert data.main([*arguments, f"write={tmp_path / 'new.jsonl'}"]) == 1
     assert f"write={tmp_path / 'new.parquet'}" in capsys.readouterr().err
-    assert not list(tmp_path.glob("*new*")), "nothing is left of it"
+    assert not list(tmp_path.glob("*new*")), "the refused file is left behind"
     assert data.main([*arguments, f"write={tmp_path / 'new.parquet'}"]) == 0
 
 
@@ -130,8 +134,8 @@ def test_a_missing_file_ends_in_one_message(capsys):
 
 
 @pytest.mark.slow
-def test_every_row_whose_tests_show_nothing_is_counted_and_named(tmp_path, capsys):
-    """Fails when no test of a shown set is tried, or only as many as at the start of a run."""
+def test_every_row_whose_tests_check_nothing_is_counted_and_named(tmp_path, capsys):
+    """Fails when no test of a shown data set is tried, or only as many as at the start of a run."""
     path, good = tmp_path / "tasks.jsonl", "assert double(2) == 4"
     rows = [{"prompt": f"{n}?", "answer": "1", "tests": good} for n in range(20)]
     rows[17]["tests"] = "def verify():\n    assert double(2) == 4\n"

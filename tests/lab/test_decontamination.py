@@ -1,4 +1,4 @@
-"""Training questions that an evaluation set has too are found, and no others."""
+"""Only training questions that an evaluation set also contains are found."""
 
 import pytest
 
@@ -14,20 +14,20 @@ def find(training: list[str], **evaluation: list[str]) -> list[tuple[int, str, i
     return [(overlap.row, overlap.set_name, overlap.evaluation_row) for overlap in overlaps]
 
 
-def test_a_passage_of_thirteen_words_is_found_whatever_stands_around_it() -> None:
+def test_a_passage_of_thirteen_words_is_found_with_any_words_around_it() -> None:
     words = LONG.split()
     shared = " ".join(words[2 : 2 + NUM_WORDS])
     training = ["What is 2 + 3?", f"Problem 7. {shared.upper()}, right? Say why."]
     assert find(training, aime=["Name a prime.", LONG]) == [(1, "aime", 1)]
 
 
-def test_twelve_words_in_common_are_not_an_overlap() -> None:
+def test_twelve_common_words_are_not_an_overlap() -> None:
     words = LONG.split()
     shared = " ".join(words[2 : 1 + NUM_WORDS])
     assert find([f"But here {shared} differs after that and goes on"], aime=[LONG]) == []
 
 
-def test_a_short_question_overlaps_only_where_it_is_the_same() -> None:
+def test_a_short_question_overlaps_only_with_an_identical_one() -> None:
     assert find(["What is $2+3$?", "What is 2+3 then?"], test=["what is 2 + 3"]) == [(0, "test", 0)]
 
 
@@ -51,12 +51,12 @@ CHINESE = "一个农场有鸡和兔子共35只，它们一共有94只脚，请�
     ],
 )
 def test_a_question_in_any_script_is_found(question: str) -> None:
-    """Fails when words have the letters a to z only."""
+    """Fails when words only consist of the letters a to z."""
     assert find([f"{question} (7)"], test=["Name a prime.", question]) == [(0, "test", 1)]
 
 
-def test_questions_in_other_scripts_that_share_their_digits_only_do_not_overlap() -> None:
-    """Fails when all words but the digits are left out of the comparison."""
+def test_questions_in_other_scripts_that_only_share_digits_do_not_overlap() -> None:
+    """Fails when the comparison leaves out all words except digits."""
     assert (
         find(["小明有2个苹果，小红有5个，一共有几个苹果？"], test=["从2到5的整数的乘积等于多少？"])
         == []
@@ -67,12 +67,12 @@ def test_questions_in_other_scripts_that_share_their_digits_only_do_not_overlap(
 
 
 def test_chinese_questions_overlap_by_a_passage_and_not_by_a_phrase() -> None:
-    """Half of a question, in other words around it. Fails when a dozen characters are enough."""
+    """Half of a question, with other words around it. Fails when a dozen characters are enough."""
     assert find([f"已知{CHINESE[3:36]}试求之"], test=[CHINESE]) == [(0, "test", 0)]
     assert find(["请问这个农场里鸡和兔子各有几条腿呢"], test=[CHINESE]) == []
 
 
 def test_a_question_of_three_words_overlaps_with_nothing() -> None:
-    """Fails when the same sum in two sets, or "2 + 3" for "2 - 3", is taken for a leak."""
+    """Fails when the same sum in two sets, or "2 + 3" for "2 - 3", counts as a leak."""
     assert find(["2 + 3 ="], test=["2 - 3 ="]) == []
     assert find(["求2+3的值"], test=["求2-3的值"]) == []

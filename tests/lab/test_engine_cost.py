@@ -57,8 +57,8 @@ def ticks_of_a_run(*, noise: float, held_up: float, seed: int = 0) -> list[TickW
 
 @pytest.mark.parametrize("held_up", [0.0, 0.2])
 def test_the_fit_recovers_the_cost_from_noisy_and_delayed_ticks(held_up):
-    """Fails when a column is scaled twice, or ticks are not reweighted: the fifth that was held
-    up then raises terms by a tenth.
+    """Fails when a column is scaled twice, or ticks are not reweighted: the delayed fifth of them
+    then raises terms by a tenth.
     """
     found = fit_cost(ticks_of_a_run(noise=0.03, held_up=held_up))
     for name in ("step_s", "sample_s", "context_token_s", "prefill_token_s"):
@@ -77,7 +77,7 @@ WORK = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(WORK)
 def test_fitted_cost_coefficients_are_never_negative(work):
-    """Fails when a subset with a negative coefficient may win."""
+    """Fails when a subset with a negative coefficient may be chosen."""
     found = fit_cost([tick(s, samples=n, context=c, prefill=p) for s, n, c, p in work])
     terms = (found.step_s, found.sample_s, found.context_token_s, found.prefill_token_s)
     assert min(terms) >= 0
@@ -85,7 +85,7 @@ def test_fitted_cost_coefficients_are_never_negative(work):
 
 
 def test_the_fit_predicts_ticks_of_a_constant_batch_size():
-    """Fails when proportional columns make the normal equations blow up."""
+    """Fails when proportional columns make the normal equations singular."""
     rng = np.random.default_rng(1)
     works = [tick(0.0, samples=64, context=64 * int(rng.integers(100, 900))) for _ in range(50)]
     ticks = [work._replace(elapsed_s=seconds(work)) for work in works]
@@ -94,14 +94,16 @@ def test_the_fit_predicts_ticks_of_a_constant_batch_size():
 
 
 def test_too_few_ticks_are_an_error_that_says_how_many_are_needed():
-    """Ticks that computed nothing do not count. Fails when they do."""
+    """Fails when ticks that computed nothing count."""
     idle = [tick(1e-5, steps=0)] * 20
     with pytest.raises(ValueError, match=f"at least {MIN_TICKS} ticks .* got 7"):
         fit_cost([*idle, *ticks_of_a_run(noise=0.0, held_up=0.0)[:7]])
 
 
 def test_a_recorded_step_gives_the_cost_of_its_engines(tmp_path):
-    """Fails when the ticks are of another engine's count, or a count is left out of the file."""
+    """Fails when the ticks come from a run with another number of engines, or a count is missing in
+    the file.
+    """
     seen: list[dict[str, float]] = []
 
     def record(version: int, collection: Collection) -> None:
@@ -139,7 +141,7 @@ def test_a_recorded_step_gives_the_cost_of_its_engines(tmp_path):
 
 
 def write_ticks(run_dir: Path, step: int, ticks: Sequence[TickWork]) -> None:
-    """Write a timeline with these ticks alone."""
+    """Write a timeline with only these ticks."""
     timeline = Timeline(
         policy_version=0, time_s=1.0, stop_s=0.0, slots={}, stays=(), acts=(), ticks=tuple(ticks)
     )
@@ -151,7 +153,7 @@ def slower(ticks: Sequence[TickWork], times: float) -> list[TickWork]:
 
 
 @pytest.mark.parametrize(("num_files", "expected"), [(None, 2.0), (1, 1.0)])
-def test_the_cost_of_a_run_is_that_of_its_later_half(tmp_path, num_files, expected):
+def test_the_cost_of_a_run_comes_from_its_later_half(tmp_path, num_files, expected):
     """Fails when the first steps count, in which caches are cold."""
     ticks = ticks_of_a_run(noise=0.0, held_up=0.0)
     for step, times in ((1, 9.0), (10, 9.0), (20, 2.0), (30, expected)):
@@ -160,8 +162,10 @@ def test_the_cost_of_a_run_is_that_of_its_later_half(tmp_path, num_files, expect
     assert found.step_s == pytest.approx(expected * COST.step_s, rel=0.01)
 
 
-def test_earlier_steps_count_where_the_later_ones_have_too_few_ticks(tmp_path):
-    """As in a run whose last steps found their groups ready. Fails when the half is the limit."""
+def test_earlier_steps_count_when_the_later_ones_have_too_few_ticks(tmp_path):
+    """This happens in a run whose last steps found their groups ready. Fails when only the later
+    half counts.
+    """
     ticks = ticks_of_a_run(noise=0.0, held_up=0.0)
     write_ticks(tmp_path, 1, slower(ticks, 9.0))
     write_ticks(tmp_path, 10, ticks)
@@ -171,7 +175,7 @@ def test_earlier_steps_count_where_the_later_ones_have_too_few_ticks(tmp_path):
 
 
 def test_a_run_without_timelines_or_ticks_is_refused_with_what_to_set(tmp_path):
-    """Fails when either ends in a traceback, or is replaced by a guess."""
+    """Fails when either ends in a traceback or is replaced by a guess."""
     with pytest.raises(RecordedRunError, match=r"no timeline .* tracking\.save_samples_every=1"):
         read_cost(tmp_path)
     write_ticks(tmp_path, 1, ticks_of_a_run(noise=0.0, held_up=0.0)[:7])

@@ -23,7 +23,7 @@ NUM_GROUPS, GROUP_SIZE, CAP, STEPS = 8, 4, 5, 60
 
 
 def length_of(sample_id: SampleId) -> int:
-    """Return lengths of which two samples in 32 are long: one in every fourth group."""
+    """Return lengths of which two in 32 are long, one in every fourth group."""
     return LONG if (sample_id.prompt_id * GROUP_SIZE + sample_id.index) % EVERY == 0 else SHORT
 
 
@@ -42,12 +42,12 @@ SCENARIO = Scenario(
 
 @dataclass
 class Seen:
-    """Return the step in which each prompt was trained."""
+    """The step in which each prompt was trained."""
 
     trained_in: dict[int, int] = field(default_factory=dict)
 
     def __call__(self, version: int, collection: Collection) -> None:
-        """Note the groups of a step."""
+        """Record the groups of a step."""
         for scored in collection.groups:
             self.trained_in[scored.group.prompt.id] = version
 
@@ -68,15 +68,15 @@ def run(request: pytest.FixtureRequest) -> tuple[Seen, Outcome]:
 
 
 def test_every_prompt_is_trained_within_six_steps_of_its_turn(run):
-    """Prompt p would be trained in step p ÷ N by the synchronous loop. Fails when parked groups are
-    resumed newest first, or a step does not wait for those at the cap.
+    """The synchronous loop would train prompt p in step p ÷ N. Fails when parked groups are resumed
+    newest first, or a step does not wait for groups at the cap.
     """
     trained_in = run[0].trained_in
     assert set(range(NUM_GROUPS * (STEPS - CAP - 1))) <= trained_in.keys()
     assert max(version - p // NUM_GROUPS for p, version in trained_in.items()) <= CAP + 1
 
 
-def test_no_token_is_older_than_the_cap_and_the_long_ones_do_cross_steps(run):
+def test_no_token_is_older_than_the_cap_and_long_responses_span_steps(run):
     """Fails when the step does not wait for groups at the cap."""
     outcome = run[1]
     assert 2 <= outcome.age_max <= CAP
@@ -84,8 +84,8 @@ def test_no_token_is_older_than_the_cap_and_the_long_ones_do_cross_steps(run):
 
 
 def test_the_buffer_holds_no_more_than_the_groups_that_the_cap_allows(run):
-    """(cap + 1)·N groups, one sample in sixteen long, a few more among those that the lot leaves.
-    Fails when a step continues opening groups while it waits for the long ones.
+    """These are (cap + 1)·N groups with one long sample in sixteen, and a few more among the groups
+    that were not drawn. Fails when a step still opens groups while it waits for the long responses.
     """
     outcome = run[1]
     num_samples = (CAP + 1) * NUM_GROUPS * GROUP_SIZE
@@ -96,7 +96,7 @@ def test_the_buffer_holds_no_more_than_the_groups_that_the_cap_allows(run):
 
 
 def test_a_long_tailed_run_takes_less_than_half_of_the_synchronous_time(run):
-    """Fails when a long response holds every step up."""
+    """Fails when a long response delays every step."""
     plain = simulate(
         SCENARIO, over_sampling=FixedFactor(1.0), refill=False, num_steps=5, warmup_steps=0
     )

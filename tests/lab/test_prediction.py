@@ -1,4 +1,4 @@
-"""The basis of predictions of `auto`: the observed lengths and cost of a run, and a scaled-down
+"""The basis of `auto`'s predictions: the observed lengths and cost of a run, and a scaled-down
 simulation of it.
 """
 
@@ -67,7 +67,7 @@ def play(scenario: Scenario, factor: float, *, num_steps: int, refill: bool = Tr
     )
 
 
-# Scaled down.
+# Scaled-down scenarios.
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def play(scenario: Scenario, factor: float, *, num_steps: int, refill: bool = Tr
 def test_a_scaled_down_scenario_takes_the_same_time(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Throughput within 6 %, the off-policy share within 0.04, the KV cache within 25 % (a peak,
-    here of fewer samples), of steps that cost a part of the work. Fails when a term of the cost is
-    not scaled.
+    """Throughput agrees within 6 %, the off-policy share within 0.04, the KV cache within 25 % (a
+    peak, here of fewer samples), with steps that cost a fraction of the work. Fails when a term of
+    the cost is not scaled.
     """
     if scenario.num_engines == 3:
         monkeypatch.setattr("april_rl.lab.simulator.scaled_down._MAX_SAMPLES", 32)
@@ -96,12 +96,12 @@ def test_a_scaled_down_scenario_takes_the_same_time(
 
 
 def test_a_small_scenario_is_not_scaled_down() -> None:
-    """Fails when anything but the lengths changes where nothing is large."""
+    """Fails when anything except the lengths changes although nothing is large."""
     assert replace(scale_down(record(SHORT)), length_of=SHORT.length_of) == SHORT
 
 
 def test_the_work_of_a_prediction_is_bounded() -> None:
-    """Fails when lengths, groups or engines are simulated one for one."""
+    """Fails when lengths, groups or engines are simulated in their full number."""
     huge = replace(LONG, num_groups=4096, group_size=16, num_engines=512, max_response_tokens=32768)
     small = scale_down(record(huge, num_groups=100))
     assert small.num_groups * small.group_size <= 1024
@@ -123,7 +123,7 @@ def test_the_work_of_a_prediction_is_bounded() -> None:
 )
 def test_predictions_agree_with_long_simulations(refill: bool, changes: dict[str, object]) -> None:
     """The gain agrees within 6 % on average over three seeds, the off-policy share within 0.04.
-    Fails when filter, re-prefill or refill is left out.
+    Fails when the filter, repeated prefills or refill is left out.
     """
     scenario = replace(SHORT, **changes)
     modes = tuple(Mode(factor, refill=refill) for factor in (1.0, 2.0))
@@ -138,12 +138,12 @@ def test_predictions_agree_with_long_simulations(refill: bool, changes: dict[str
     assert off_policy == pytest.approx(long[1].off_policy_token_frac, abs=0.04)
 
 
-# Evidence.
+# Observations.
 
 
 def test_unfinished_responses_count_with_the_lengths_they_may_reach() -> None:
-    """An exponential distribution cut off at random: its mean is found within 8 %. Fails when
-    unfinished samples are left out (-35 %) or taken for finished (-33 %).
+    """The mean of an exponential distribution that is cut off at random is found within 8 %. Fails
+    when unfinished samples are left out (-35 %) or count as finished (-33 %).
     """
     rng = np.random.default_rng(1)
     natural, cut = rng.exponential(300, 4000).round(), rng.uniform(0, 900, 4000).round()
@@ -156,14 +156,16 @@ def test_unfinished_responses_count_with_the_lengths_they_may_reach() -> None:
 
 
 def test_without_finished_responses_there_is_still_a_length_distribution() -> None:
-    """Fails when a mean over no finished sample is taken, or all continue equally far."""
+    """Fails when the mean over zero finished samples is taken, or all samples continue to the same
+    length.
+    """
     whole = finished_lengths([7] * 8, [False] * 8, rng=np.random.default_rng(0))
     assert min(whole) > 7
     assert len(set(whole)) > 3
 
 
 def step(*returned: tuple[SampleId, int, bool]) -> StepRecord:
-    """Return a step in which samples came back: each with its tokens and whether it had
+    """Return a step in which these samples came back, each with its tokens and whether it had
     finished.
     """
     record = StepRecord(num_slots=4, policy_version=0, clock=lambda: 0.0)
@@ -186,9 +188,9 @@ def step(*returned: tuple[SampleId, int, bool]) -> StepRecord:
     return record
 
 
-def test_the_window_holds_the_groups_opened_last_and_never_more_than_the_budget() -> None:
-    """Also when a sample of an older one comes late, or one comes again. Fails when the newest
-    groups leave, or what is known of one that stays is lost.
+def test_the_window_holds_the_last_opened_groups_and_at_most_the_budget() -> None:
+    """Even when a sample of an older group comes late, or one comes again. Fails when the newest
+    groups leave, or data about a remaining group is lost.
     """
     evidence = Evidence(replace(SHORT, num_groups=1, max_response_tokens=50), refill=True)
     groups = range(20)
@@ -207,7 +209,7 @@ def known_of(evidence: Evidence) -> dict[SampleId, tuple[int, bool]]:
 
 
 def test_the_length_of_an_episode_is_what_the_policy_sampled_in_all_its_turns() -> None:
-    """Fails when what environments say counts, or a sample that acts is taken for finished."""
+    """Fails when observations count, or an acting sample counts as finished."""
     run = Run(Setup(turns=3, delay=4))
     evidence = Evidence(SHORT, refill=True)
     num_acting = 0
@@ -250,8 +252,8 @@ def run_with(evidence: Evidence, *, factor: float, refill: bool = True) -> None:
 
 
 def test_a_constant_batch_size_leaves_the_cost_unknown() -> None:
-    """Until then samples are free, so that a larger batch is tried. Fails when any number of ticks
-    will do, or the cost that is found is not the engine's.
+    """Until then samples cost nothing, so that a larger batch is tried. Fails when any number of
+    ticks is enough, or the cost found is not the engine's.
     """
     evidence = Evidence(SHORT, refill=True)
     run_with(evidence, factor=1.0)
@@ -268,7 +270,7 @@ WITHOUT_SAMPLES = ScoredGroup(group=Group(prompt=PROMPT, samples=()), rewards=()
 
 
 def test_a_prediction_includes_rejected_groups() -> None:
-    """Fails when the share is that of the first step, or of trained groups."""
+    """Fails when the share comes only from the first step, or only from trained groups."""
     evidence = Evidence(replace(SHORT, is_filtered=True), refill=False)
     run_with(evidence, factor=1.0)
     for _ in range(40):

@@ -54,8 +54,8 @@ def test_percentiles_and_histogram_describe_the_lengths() -> None:
     assert lines[-1].split()[2] == "100"
 
 
-def test_a_long_tail_calls_for_over_sampling_and_equal_lengths_for_none() -> None:
-    """Fails when the gain is of another loop than the synchronous one, or any α is advised."""
+def test_a_long_tail_calls_for_over_sampling_and_equal_lengths_do_not() -> None:
+    """Fails when the gain is not relative to the synchronous loop, or any α is advised."""
     profile = long_tail()
     found = predictions_for(profile)
     assert [each.mode.name for each in found] == ["synchronous", "refill", "refill", "refill"]
@@ -74,8 +74,8 @@ def test_a_long_tail_calls_for_over_sampling_and_equal_lengths_for_none() -> Non
     assert "hardly any tail: rollout.over_sampling_factor=1" in line
 
 
-def test_the_cap_that_is_advised_lets_no_step_wait_and_a_smaller_one_does() -> None:
-    """Fails when the formula is of another schedule than the collector's."""
+def test_with_the_advised_cap_no_step_waits_and_with_a_smaller_one_some_do() -> None:
+    """Fails when the formula does not describe the collector's schedule."""
     profile = long_tail()
     free = profile.waitless_staleness(1.5)
     occupied = {
@@ -88,7 +88,7 @@ def test_the_cap_that_is_advised_lets_no_step_wait_and_a_smaller_one_does() -> N
     assert len(advice(profile, found, max_staleness=free)) == 1
 
 
-def test_cut_responses_and_prompts_without_signal_are_pointed_out() -> None:
+def test_truncated_responses_and_prompts_without_signal_are_reported() -> None:
     profile = profile_of(np.full(64, 200), truncated=0.4, silent=0.25)
     _, cut, silent = advice(profile, predictions_for(profile), max_staleness=8)
     assert cut.startswith("40% of the responses reach rollout.max_response_tokens")
@@ -126,11 +126,11 @@ def test_an_option_that_is_not_a_number_is_named(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_the_command_profiles_a_mixture_as_its_samples_say(
+def test_the_command_profiles_a_mixture_consistently_with_its_samples(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Fails when figures are of other samples than are written, a source gets no share, or parked
-    samples are prefilled again that the run would keep.
+    """Fails when the figures do not belong to the written samples, a source gets no share, or
+    parked samples are prefilled again that the run would keep.
     """
     task = write_task(tmp_path)
     settings = [

@@ -1,4 +1,4 @@
-"""A recipe at its real size: the KV cache that its GPUs leave, and what α gains."""
+"""A recipe at its real size: the KV cache that fits on its GPUs, and the gain of α."""
 
 import pytest
 from composed_config import load
@@ -17,7 +17,9 @@ SMALL_GPUS |= {"qwen3_1_7b_gsm8k": 24, "qwen3_8b_lora": 48, "r1_distill_1_5b_pyt
 
 
 def test_a_token_of_a_4b_model_takes_144_kib_and_its_weights_come_first():
-    """Fails when values are forgotten beside keys, or the weights are not taken off the share."""
+    """Fails when only keys count and not values, or the weights are not subtracted from
+    the share.
+    """
     settings = change(INPUTS, gpu_memory_utilization=0.85)
     planned = planned_kv_tokens(sizes_of("4B"), settings, device_bytes=GPU)
     room = 0.85 * GPU - 2 * sizes_of("4B").num_parameters
@@ -25,7 +27,7 @@ def test_a_token_of_a_4b_model_takes_144_kib_and_its_weights_come_first():
     assert 434_000 < planned < 454_000
 
 
-def test_two_gpus_of_one_engine_hold_the_weights_once_and_fp8_holds_twice():
+def test_an_engine_on_two_gpus_holds_the_weights_once_and_fp8_doubles_the_cache():
     one = planned_kv_tokens(sizes_of("8B"), INPUTS, device_bytes=GPU)
     two = planned_kv_tokens(
         sizes_of("8B"), change(INPUTS, tensor_parallel_size=2), device_bytes=GPU
@@ -42,7 +44,7 @@ def test_two_gpus_of_one_engine_hold_the_weights_once_and_fp8_holds_twice():
 
 
 @pytest.mark.parametrize("name", PLANNED)
-def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_set_up(name):
+def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_setup(name):
     config, layout = real_layout(load(f"+recipe={name}"))
     model = sizes_of(HUB[config.model.path], rank=config.lora.rank)
     gpu = SMALL_GPUS.get(name, 80) * GIB
@@ -54,7 +56,7 @@ def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_set_up(name)
     assert planned >= (0.8 if name.startswith("paper/") else 1.0) * demand.total_tokens
 
 
-def test_a_rehearsal_says_which_share_of_a_gpu_auto_has_become():
+def test_a_rehearsal_reports_the_gpu_share_that_auto_chose():
     config = load("+recipe=qwen3_4b_dapo")
     small, large = (
         memory_at_real_size(config, sizes_of("4B"), Assumptions(gpu_gib=gib)).table

@@ -22,7 +22,7 @@ from april_rl.planning.model import read_model
 FLAGSHIP = "+recipe=qwen3_4b_dapo"
 
 
-# One of each kind; every other one would cost seconds more.
+# One of each kind; every other one would take seconds more.
 DIFFERENT = (
     pytest.param("tiny_cpu", marks=pytest.mark.soak),  # it trains the tiny task's model first
     "qwen3_0_6b_smoke",
@@ -57,7 +57,9 @@ PLANTED: list[tuple[list[str], str, str]] = [
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without a network: rows in the published schemas stand in for the sets."""
+    """Work as on a machine without a network: rows in the published schemas replace the
+    data sets.
+    """
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
@@ -83,7 +85,7 @@ def test_no_recipe_is_flagged(tmp_path, capsys, recipe):
 
 @pytest.mark.slow
 def test_every_planted_fault_is_flagged_by_its_name(tmp_path, capsys):
-    """All faults that the flagship once had, at once, and two that a person makes."""
+    """All faults that the flagship once had, at once, and two typical mistakes of users."""
     faults = (override for fault in PLANTED for override in fault[0])
     status = quick(tmp_path, *rehearse_command("qwen3_4b_dapo"), *faults)
     printed = capsys.readouterr().out
@@ -94,7 +96,7 @@ def test_every_planted_fault_is_flagged_by_its_name(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_tests_that_show_nothing_are_flagged_with_their_row(tmp_path, capsys):
+def test_tests_that_check_nothing_are_flagged_with_their_row(tmp_path, capsys):
     path = tmp_path / "tasks.jsonl"
     row = {"question": "Write double.", "answer": "1", "tests": '{"fn_name": "double"}'}
     path.write_text(json.dumps(row) + "\n")
@@ -143,7 +145,7 @@ def test_a_finding_that_is_accepted_by_name_is_shown_and_not_flagged(tmp_path, c
 @pytest.mark.cpu_engine
 def test_two_steps_go_through_every_stage(tmp_path, capsys):
     """Rollout, reward, filter, update, weight sync, checkpoint, evaluation; on the real engine, in
-    this process, as for one large GPU.
+    this process, as on one large GPU.
     """
     folder = tmp_path / "rehearsal"
     here = ("runtime.num_workers=1", "gpu_gib=160", "runtime.ray=false", "runtime.threads=1")
@@ -166,8 +168,8 @@ def test_a_wrong_argument_ends_in_one_message(capsys):
     assert capsys.readouterr().err == "error: gpu_gib must be a number > 0, got none\n"
 
 
-def test_the_share_of_long_responses_is_that_of_the_lognormal_lengths():
-    """Against 200,000 lengths drawn from the same distribution."""
+def test_the_share_of_long_responses_matches_the_lognormal_lengths():
+    """Compared with 200,000 lengths drawn from the same distribution."""
     from april_rl.lab.rehearsal.findings import SIGMA
     from april_rl.lab.simulator.length_distributions import Lognormal, median_for
     from april_rl.types import SampleId
@@ -201,7 +203,7 @@ def test_the_stand_in_of_a_model_has_its_published_size(model, num_parameters):
 
 
 def test_a_tiny_model_has_room_for_the_tokenizer_of_another_model(tmp_path):
-    """Qwen3's tokenizer, which stands in, has more tokens than GLM-4's vocabulary."""
+    """Qwen3's tokenizer, which is the stand-in, has more tokens than GLM-4's vocabulary."""
     path = stand_ins.model_config("zai-org/GLM-4-9B-0414")
     assert path is not None
     num_tokens = 151_669
@@ -218,7 +220,7 @@ def test_a_tiny_model_has_room_for_the_tokenizer_of_another_model(tmp_path):
         ([FLAGSHIP, "gpu_gib=40"], False),
     ],
 )
-def test_gains_are_those_of_a_run_that_has_decided_whether_it_keeps_caches(overrides, keeps):
+def test_predicted_gains_use_the_decision_whether_caches_are_kept(overrides, keeps):
     """Fails when rollout.resume=auto counts as reprefill."""
     assumed, overrides = Assumptions.of(overrides)
     config = to_config(compose_overrides(overrides))
@@ -231,8 +233,8 @@ def test_gains_are_those_of_a_run_that_has_decided_whether_it_keeps_caches(overr
 
 
 @pytest.mark.parametrize(("replay", "rehearsed"), [("engine", "learner"), ("none", "none")])
-def test_a_rehearsal_repeats_no_experts_of_an_engine(replay, rehearsed):
-    """Fails when it ends with the message that no engine on CPU reports them."""
+def test_a_rehearsal_does_not_repeat_experts_of_an_engine(replay, rehearsed):
+    """Fails when it ends with the message that engines on CPUs do not report experts."""
     config = to_config(compose_overrides(["+recipe=tiny_cpu", f"learner.router_replay={replay}"]))
     small = small_run(config, model="folder", rows={}, held_out={})
     assert small.learner.router_replay.value == rehearsed

@@ -58,7 +58,7 @@ def test_the_page_has_every_chart_the_figures_and_the_samples(page: Page, run: R
 
 
 def test_every_chart_is_valid_vega_lite_with_data_for_its_fields(page: Page) -> None:
-    """vl_convert compiles a chart as the browser does; a misspelt field would draw nothing."""
+    """vl_convert compiles a chart like the browser; a misspelt field would draw nothing."""
     for name, spec in page.specs.items():
         compiled = vl_convert.vegalite_to_vega(spec, show_warnings=False)
         assert compiled["marks"], name
@@ -74,7 +74,7 @@ def layers_of(spec: dict) -> Iterator[tuple[dict, list[dict]]]:
         yield layer, layer.get("data", spec["data"])["values"]
 
 
-def test_nothing_that_a_run_wrote_is_run_or_fetched_by_the_page(page: Page, run_dir: Path) -> None:
+def test_the_page_never_executes_or_fetches_what_a_run_wrote(page: Page, run_dir: Path) -> None:
     """Fails when a response, a prompt, a name or a reward part reaches the page unescaped."""
     text = (run_dir / "report.html").read_text()
     assert "<script>window.pwned" not in text
@@ -86,7 +86,7 @@ def test_nothing_that_a_run_wrote_is_run_or_fetched_by_the_page(page: Page, run_
     assert "default-src 'none'" in text
 
 
-def test_the_phases_of_a_step_add_up_to_it(run: RunFiles, page: Page) -> None:
+def test_the_phases_of_a_step_add_up_to_its_time(run: RunFiles, page: Page) -> None:
     for row in run.steps:
         seconds = phase_seconds(row)
         assert seconds.keys() == {*(name for name, _ in PHASES), REST}
@@ -97,8 +97,8 @@ def test_the_phases_of_a_step_add_up_to_it(run: RunFiles, page: Page) -> None:
     assert sum(value["seconds"] for value in drawn) == pytest.approx(run.total("time/step_s"))
 
 
-def test_a_long_run_is_drawn_as_means_of_its_steps(long_run: Path) -> None:
-    """Fails when steps are left out, or the phases of a mean do not add up to it."""
+def test_a_long_run_is_drawn_as_means_over_several_steps(long_run: Path) -> None:
+    """Fails when steps are left out, or the phases of a mean do not add up to its time."""
     run = read_run(long_run)
     page = Page(write_report(long_run).path.read_text())
     bars = page.specs["time"]["data"]["values"]
@@ -133,7 +133,7 @@ def test_a_run_of_very_long_responses_has_a_page_of_three_megabytes_at_most(tmp_
     assert "characters …]" in path.read_text()
 
 
-def test_a_chrome_trace_of_the_timeline_is_written_beside_it(run_dir: Path, run: RunFiles) -> None:
+def test_a_chrome_trace_of_the_timeline_is_written_next_to_it(run_dir: Path, run: RunFiles) -> None:
     trace = json.loads((run_dir / "timeline" / "step_00006.trace.json").read_text())
     step, timeline = run.timeline
     assert (step, timeline is not None) == (6, True)
@@ -144,7 +144,7 @@ def test_a_chrome_trace_of_the_timeline_is_written_beside_it(run_dir: Path, run:
     assert {event["cat"] for event in stays} == {"finished", "parked"}
 
 
-def test_the_synchronous_step_beside_it_is_longer_and_starts_all_samples_at_once(
+def test_the_synchronous_step_for_comparison_is_longer_and_starts_all_samples_at_once(
     run: RunFiles,
 ) -> None:
     found = simulated_gains(run)
@@ -236,7 +236,7 @@ def _equal(found: Gains) -> tuple:
 # The command, and the report at the end of a run.
 
 
-def test_a_run_without_samples_or_engine_cost_has_the_charts_that_are_left(tmp_path: Path) -> None:
+def test_a_run_without_samples_or_engine_cost_keeps_its_other_charts(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run", num_steps=2)
     shutil.rmtree(run_dir / "samples")
     shutil.rmtree(run_dir / "timeline")
@@ -260,10 +260,10 @@ def test_the_command_refuses_a_folder_that_is_not_a_run_directory(
     assert "is not the directory of a run: it has no metrics.jsonl" in capsys.readouterr().err
 
 
-def test_a_run_ends_with_the_place_of_its_report_or_why_there_is_none(
+def test_a_run_ends_with_the_path_of_its_report_or_why_there_is_none(
     tmp_path: Path, run_dir: Path
 ) -> None:
-    """A failure to write it is one line; nothing is written for a run that logged nothing."""
+    """A failure to write it is one line; a run that logged nothing gets no report."""
     line, *advice = report_line(run_dir, since_s=0.0).splitlines()
     assert line == f"report: {run_dir / 'report.html'}"
     assert advice == [f"  - {text}" for text in write_report(run_dir).advice] != []
@@ -288,7 +288,7 @@ def test_a_run_ends_with_the_place_of_its_report_or_why_there_is_none(
 def test_a_browser_draws_every_chart_without_errors(
     request: pytest.FixtureRequest, tmp_path: Path, which: str, width: int, dark: bool
 ) -> None:
-    """Real Chromium, from file://, light and dark, on a phone and on a screen."""
+    """In real Chromium, from file://, light and dark, on a phone and on a desktop."""
     report = write_report(request.getfixturevalue(which)).path
     done = subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""The report's length bias, from the timelines of recorded steps, and the statistics it uses."""
+"""The report's length bias, computed from the timelines of recorded steps, and its statistics."""
 
 import math
 from collections.abc import Callable
@@ -27,10 +27,10 @@ def lengths_of(seed: int) -> Callable[[SampleId], int]:
     return lambda each: lognormal(6, 0.8)(SampleId(each.prompt_id + 977 * seed, each.index))
 
 
-def test_the_means_are_right_though_many_opened_samples_are_unfinished() -> None:
-    """After three steps, when the trained samples are shorter than the opened ones. The opened
-    ones within 3 % on the mean of twelve runs, as far as the longest length seen, and the trained
-    ones exactly. Fails when unfinished samples are left out, or taken for finished.
+def test_the_means_are_right_although_many_opened_samples_are_unfinished() -> None:
+    """After three steps, the trained samples are shorter than the opened ones. The mean of the
+    opened ones is within 3 % over twelve runs, up to the longest length seen; the mean of the
+    trained ones is exact. Fails when unfinished samples are left out, or count as finished.
     """
     read, true, trained = [], [], []
     for seed in range(12):
@@ -51,9 +51,9 @@ def test_the_means_are_right_though_many_opened_samples_are_unfinished() -> None
 
 
 @pytest.mark.parametrize("turns", [0, 3])
-def test_a_run_that_ends_trained_as_long_responses_as_it_opened(turns: int) -> None:
-    """Every group, also of samples that end with an answer of their environment. Fails when a
-    sample counts twice or never.
+def test_a_run_that_ends_has_trained_all_lengths_that_it_opened(turns: int) -> None:
+    """This holds for every group, and for samples whose environment ends them. Fails when a sample
+    counts twice or never.
     """
     run = Run(Setup(num_groups=4, group_size=2, alpha=3.0, turns=turns, length_of=lengths_of(0)))
     timelines = record(run, 4)
@@ -64,7 +64,7 @@ def test_a_run_that_ends_trained_as_long_responses_as_it_opened(turns: int) -> N
     assert found.opened_tokens_mean == pytest.approx(found.trained_tokens_mean)
 
 
-def test_groups_that_were_opened_before_the_recorded_steps_do_not_count_as_opened() -> None:
+def test_groups_opened_before_the_recorded_steps_do_not_count_as_opened() -> None:
     """Fails when a long response that these steps only finish, or still wait for, counts as one
     that they opened.
     """
@@ -85,7 +85,7 @@ def test_groups_that_were_opened_before_the_recorded_steps_do_not_count_as_opene
     assert LengthBias.of(without) == found
 
 
-def test_the_report_says_the_length_bias_of_a_run_and_nothing_for_files_of_older_versions(
+def test_the_report_states_the_length_bias_but_not_for_files_of_older_versions(
     tmp_path,
 ) -> None:
     run_dir = make_run(tmp_path / "run")
@@ -103,8 +103,8 @@ LENGTHS = st.lists(st.integers(0, 12), max_size=12)
 
 @given(LENGTHS, LENGTHS)
 def test_the_restricted_mean_is_the_area_under_the_product_limit_curve(finished, unfinished):
-    """Against the textbook's product over distinct lengths, summed token by token. Fails when an
-    unfinished sample of the same length leaves before a finished one, or the risk set is off by
+    """Compared with the textbook's product over distinct lengths, summed token by token. Fails when
+    an unfinished sample of the same length leaves before a finished one, or the risk set is off by
     one.
     """
     survival, area = 1.0, 0.0
@@ -116,8 +116,9 @@ def test_the_restricted_mean_is_the_area_under_the_product_limit_curve(finished,
 
 
 def test_the_restricted_mean_is_right_under_random_censoring():
-    """Exponential lengths of mean 50, cut off at exponential times of mean 100: 49.9 where the mean
-    of the finished ones is 33.5. Fails when the unfinished ones are not at risk until they are cut.
+    """Exponential lengths with a mean of 50, cut off at exponential times with a mean of 100: the
+    estimate is 49.9, while the mean of the finished ones is 33.5. Fails when unfinished samples do
+    not count as at risk until they are cut off.
     """
     rng = np.random.default_rng(0)
     lengths, cuts = rng.exponential(50, 20_000), rng.exponential(100, 20_000)
@@ -127,10 +128,10 @@ def test_the_restricted_mean_is_right_under_random_censoring():
     assert lengths[is_finished].mean() < 35
 
 
-def test_dispersion_is_one_for_random_batches_and_a_ratio_of_standard_deviations_for_others():
-    """Offsets with the standard deviation of 0.5 make that of means of 16 values twice as large as
-    random draws of the same values would have: (1/16 + 1/4) is 4 times (1 + 1/4) / 16. Fails when
-    the variance of the values is not divided by the size of a batch, or the root is forgotten.
+def test_dispersion_is_one_for_random_batches_and_otherwise_a_ratio_of_deviations():
+    """Offsets with a standard deviation of 0.5 double the deviation of means of 16 values compared
+    with random draws of the same values: (1/16 + 1/4) is 4 times (1 + 1/4) / 16. Fails when the
+    variance of the values is not divided by the size of a batch, or the root is forgotten.
     """
     rng = np.random.default_rng(0)
     values = rng.normal(size=(4000, 16))
@@ -144,7 +145,7 @@ def test_dispersion_is_one_for_random_batches_and_a_ratio_of_standard_deviations
 @pytest.mark.parametrize("size", [32, 128, 512])
 def test_responses_that_grow_longer_do_not_count_as_dispersion(size):
     """Random batches whose mean grows by a fifth within a window. Fails when a trend that the
-    policy learns counts as a schedule that sorts responses (2.5 for the largest batches).
+    policy learns looks like a schedule that sorts responses (2.5 for the largest batches).
     """
     rng = np.random.default_rng(size)
     growth = np.linspace(1.0, 1.2, 20)[:, None]

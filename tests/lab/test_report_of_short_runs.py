@@ -15,10 +15,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     return Page(write_report(run_dir).path.read_text())
 
 
-def test_the_page_shows_samples_of_the_first_and_the_last_step_with_their_rewards(
+def test_the_page_shows_samples_of_the_first_and_last_step_with_their_rewards(
     page: Page, tmp_path: Path
 ) -> None:
-    """Once each, also in a run of one step."""
+    """Each sample appears once, even in a run of one step."""
     for step in (1, 6):
         assert page.text.count(f"Samples of step {step}") == 1
         shown = page.text.partition(f"Samples of step {step}")[2].partition("Samples of")[0]

@@ -1,4 +1,4 @@
-"""`python -m april_rl simulate`: presets, recorded runs, and messages for what is wrong."""
+"""`python -m april_rl simulate`: presets, recorded runs, and error messages."""
 
 import json
 import shutil
@@ -43,11 +43,11 @@ SHORT = ("--steps", "3", "--warmup-steps", "2", "--num-groups", "4", "--num-engi
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
-    """Return the run directory that 200 synchronous steps would leave, and their outcome."""
+    """Return the run directory that 200 synchronous steps would leave, and their results."""
     run_dir = tmp_path_factory.mktemp("run")
     config = TrainConfig()
     config.model.path, config.data.path = "model", "data"
-    config.runtime.num_workers = 1  # the value that a run's config.yaml shows
+    config.runtime.num_workers = 1  # the value that config.yaml of a run shows
     config.trainer.num_groups, config.rollout.group_size = NUM_GROUPS, GROUP_SIZE
     config.rollout.max_response_tokens = BUDGET
     config.rollout.over_sampling_factor, config.rollout.refill = 1.0, False
@@ -96,14 +96,14 @@ def message_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int
     """Return the exit status and the last line of standard error."""
     try:
         status = main(arguments)
-    except SystemExit as ended:  # argparse ends the program like this
+    except SystemExit as ended:  # argparse exits in this way
         status = int(ended.code or 0)
     return status, capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_a_recorded_run_simulates_to_its_own_step_time(recorded, tmp_path):
-    """Within 5 %, update included. Fails when the cost's terms are swapped, groups of several steps
-    are merged, or the rest of the step is left out.
+    """Within 5 %, including the update. Fails when the terms of the cost are swapped, groups of
+    several steps are merged, or the rest of the step is left out.
     """
     run_dir, outcome = recorded
     rows = rows_of(tmp_path, "--run", str(run_dir), "--alpha", "1", "2", "--steps", "150")
@@ -116,8 +116,12 @@ def test_a_recorded_run_simulates_to_its_own_step_time(recorded, tmp_path):
     assert 1 < rows[1]["step_gain"] < rows[1]["gain"]
 
 
-def test_a_run_without_small_batches_is_said_to_leave_their_cost_open(recorded, tmp_path, capsys):
-    """With refill at α > 1 all batches have nearly one size. A synchronous run has others."""
+def test_a_run_without_small_batches_is_reported_to_leave_their_cost_unknown(
+    recorded, tmp_path, capsys
+):
+    """With refill at α > 1 all batches have nearly the same size. A synchronous run also has
+    others.
+    """
     copy = tmp_path / "run"
     shutil.copytree(recorded[0], copy)
     for rollout, is_doubtful in (
@@ -132,7 +136,7 @@ def test_a_run_without_small_batches_is_said_to_leave_their_cost_open(recorded, 
 
 
 def test_options_replace_what_the_run_was_configured_with(recorded, tmp_path):
-    """Fails when an option is read and not used."""
+    """Fails when an option is read but not used."""
     run = ("--run", str(recorded[0]), "--alpha", "2", "--steps", "6", "--refill")
     plain = rows_of(tmp_path, *run)[1]
     assert plain["mode"] == "refill"
@@ -150,8 +154,8 @@ def test_options_replace_what_the_run_was_configured_with(recorded, tmp_path):
 def test_simulate_reads_from_the_run_whether_kv_caches_were_kept(
     recorded, tmp_path, kept_samples, does_keep
 ):
-    """An engine that sleeps prefills again whatever rollout.resume says. Fails when the setting is
-    taken.
+    """An engine that sleeps prefills again regardless of rollout.resume. Fails when the setting
+    decides.
     """
     run_dir = tmp_path / "run"
     shutil.copytree(recorded[0], run_dir)
@@ -166,8 +170,8 @@ def test_simulate_reads_from_the_run_whether_kv_caches_were_kept(
 
 
 def test_a_preset_prints_a_row_for_every_factor(capsys, tmp_path):
-    """With gibibytes, since a token's size is known. Fails when one is left out, or the gain is of
-    the row before.
+    """With GiB, since the size of a token is known. Fails when a row is missing, or the gain
+    belongs to the row before.
     """
     rows = rows_of(tmp_path, *PRESET, *SHORT, "--alpha", "3", "1.5", "--prompt-tokens", "16")
     assert [row["over_sampling_factor"] for row in rows] == [1.0, 1.5, 3.0]
@@ -180,9 +184,9 @@ def test_a_preset_prints_a_row_for_every_factor(capsys, tmp_path):
     assert shown.count("GiB") == 3
 
 
-def test_a_cell_of_the_papers_table_gains_as_the_paper_says_or_more():
-    """4B on DAPO-Math-17k, on two of the eight engines. Fails when the one-shot mode refills, or
-    kept state is not cheaper.
+def test_a_cell_of_the_papers_table_gains_as_much_as_the_paper_says_or_more():
+    """4B on DAPO-Math-17k, on two of the eight engines. Fails when one-shot mode refills, or kept
+    state is not cheaper.
     """
     case = replace(next(paper_cases()), num_engines=2)
     assert (case.data_set, case.model, case.is_filtered) == ("DAPO-Math-17k", "qwen3_4b", False)
@@ -209,7 +213,7 @@ def test_a_cell_of_the_papers_table_gains_as_the_paper_says_or_more():
     ],
 )
 def test_bad_input_ends_in_one_message(capsys, arguments, status, message):
-    """Fails when a mistake ends in a traceback, or goes unnoticed."""
+    """Fails when a mistake ends in a traceback or is not reported."""
     found_status, found = message_of(capsys, *arguments)
     assert found_status == status
     assert message in found
@@ -236,8 +240,8 @@ def test_a_run_that_lacks_something_is_refused_by_name(capsys, recorded, tmp_pat
     assert "have no effect with --run" in message_of(capsys, *own)[1]
 
 
-def test_help_answers_at_once():
-    """Without torch or anything as heavy. Fails when the trainer is imported."""
+def test_help_appears_quickly():
+    """It needs neither torch nor anything as heavy. Fails when the trainer is imported."""
     heavy = {"torch", "vllm", "ray", "transformers", "datasets", "wandb", "hydra"}
     script = f"import sys, april_rl.lab.commands.simulate; print(*({heavy!r} & sys.modules.keys()))"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)

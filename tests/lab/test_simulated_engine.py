@@ -1,4 +1,4 @@
-"""The simulated engine counts as a real one would, and lengths follow their distributions."""
+"""The simulated engine counts like a real one, and lengths follow their distributions."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ quick = settings(max_examples=40, deadline=None)
 
 
 def by_index(lengths: list[int]) -> LengthDistribution:
-    """Return the length of a sample by its prompt."""
+    """Return the length of a sample from the number of its prompt."""
     return lambda sample_id: lengths[sample_id.prompt_id % len(lengths)]
 
 
@@ -41,8 +41,8 @@ def by_index(lengths: list[int]) -> LengthDistribution:
     tick_steps=st.integers(1, 50),
 )
 def test_a_synchronous_step_takes_what_the_closed_form_says(lengths, prompt_tokens, tick_steps):
-    """Σ over samples of P·r + r(r - 1)/2 tokens read, Σ r slots, max r steps. Fails when the
-    context of skipped steps is taken at their beginning, or a prefill costs a step of its own.
+    """Σ over samples of P·r + r(r - 1)/2 tokens read, Σ r slots, max r steps. Fails when skipped
+    steps count with the context at their beginning, or a prefill costs an extra step.
     """
     scenario = Scenario(
         cost=COST,
@@ -78,8 +78,8 @@ def test_a_synchronous_step_takes_what_the_closed_form_says(lengths, prompt_toke
 def test_skipping_from_event_to_event_counts_what_single_steps_count(
     lengths, slots, max_batched_tokens, keeps
 ):
-    """Also across an abort. Fails when a slot is refilled at the end of a tick only, or a prefill
-    of several parts is skipped over.
+    """Even across an abort. Fails when a slot is refilled only at the end of a tick, or a prefill
+    of several parts is skipped.
     """
 
     def finish(tick_steps: int) -> tuple[object, ...]:
@@ -127,8 +127,9 @@ def request(prompt_id: int, *, start: int = 0) -> Request:
 
 
 def test_a_long_prefill_shares_its_steps_with_the_samples_that_decode():
-    """Eleven tokens a step, one of them the other sample's: forty take four steps, and the fourth
-    samples a token. Fails when decoding samples wait for a prefill, or it for them.
+    """With eleven tokens per step, one of them for the other sample, forty tokens take four steps,
+    and the fourth samples a token. Fails when decoding samples wait for a prefill, or the prefill
+    waits for them.
     """
     engine = SimulatedEngine(
         length_of=by_index([12, 24]), cost=COST, keeps_parked=False, max_batched_tokens=11
@@ -144,8 +145,9 @@ def test_a_long_prefill_shares_its_steps_with_the_samples_that_decode():
 
 
 def test_samples_that_wait_for_their_prefill_are_not_part_of_a_step():
-    """Three prompts of twenty tokens, twenty tokens a step: the steps have one, two, three and
-    three samples. Fails when a sample costs time before its prefill begins, as it does not in vLLM.
+    """Three prompts of twenty tokens at twenty tokens per step: the steps have one, two, three and
+    three samples. Fails when a sample costs time before its prefill begins, which it does not in
+    vLLM.
     """
     engine = SimulatedEngine(
         length_of=by_index([9]), cost=COST, keeps_parked=False, max_batched_tokens=20
@@ -156,9 +158,9 @@ def test_samples_that_wait_for_their_prefill_are_not_part_of_a_step():
     assert tick.context_token_steps == 20 + (21 + 20) + (22 + 20 + 20) + (23 + 21 + 20)
 
 
-def test_the_collector_does_on_simulated_engines_what_it_does_on_the_fake_ones():
-    """The same groups with the same versions, token by token. Fails when a kept sample waits a step
-    before it continues, or an ended one leaves its slot a step late.
+def test_the_collector_does_the_same_on_simulated_and_on_fake_engines():
+    """The groups have the same versions, token by token. Fails when a kept sample waits one step
+    before it continues, or a finished one leaves its slot one step late.
     """
 
     def versions(engine: SingleEngine) -> list[object]:
@@ -211,7 +213,7 @@ class _LooseFake(FakeEngine):
 
 @quick
 @given(st.floats(20, 2000), st.floats(0, 1.5))
-def test_the_mean_of_capped_lengths_is_what_was_asked_for(mean_tokens, sigma):
+def test_the_mean_of_capped_lengths_is_the_requested_one(mean_tokens, sigma):
     """Fails when the cap is left out of the formula."""
     median = median_for(mean_tokens, sigma=sigma, cap=2500)
     assert capped_mean(median, sigma, 2500) == pytest.approx(mean_tokens, rel=1e-6)
@@ -219,8 +221,8 @@ def test_the_mean_of_capped_lengths_is_what_was_asked_for(mean_tokens, sigma):
 
 @pytest.mark.parametrize("correlation", [0.0, 0.6])
 def test_drawn_lengths_follow_their_distribution(correlation):
-    """Mean under the cap, deviation and correlation within groups. Fails when samples of a group
-    share their whole deviation, or it is added to theirs.
+    """Checks the mean under the cap, the deviation, and the correlation within groups. Fails when
+    samples of a group share their whole deviation, or the shared part is added to their own.
     """
     length_of = Lognormal(median_tokens=200, sigma=0.8, correlation=correlation, seed=3)
     drawn = np.array([[length_of(SampleId(i, j)) for j in range(2)] for i in range(4000)])
@@ -230,8 +232,8 @@ def test_drawn_lengths_follow_their_distribution(correlation):
     assert np.corrcoef(logs.T)[0, 1] == pytest.approx(correlation, abs=0.05)
 
 
-def test_recorded_groups_are_drawn_whole():
-    """Fails when every sample draws a group of its own."""
+def test_recorded_groups_are_drawn_as_a_whole():
+    """Fails when every sample draws its own group."""
     length_of = Recorded(groups=((1, 2), (10, 20)), seed=0)
     pairs = {(length_of(SampleId(i, 0)), length_of(SampleId(i, 1))) for i in range(50)}
     assert pairs == {(1, 2), (10, 20)}

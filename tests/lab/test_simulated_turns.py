@@ -1,4 +1,4 @@
-"""Simulated samples of several turns, with tools that take time."""
+"""Simulated samples with several turns and tools that take time."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ quick = settings(max_examples=15, deadline=None)
 
 
 def run(scenario: Scenario, factor: float, *, refill: bool) -> tuple[Outcome, list[Collection]]:
-    """Simulate ten steps after six uncounted ones."""
+    """Simulate ten steps after six that do not count."""
     seen: list[Collection] = []
     outcome = simulate(
         scenario,
@@ -57,9 +57,9 @@ def turns_of(sample: Sample) -> list[int]:
     return turns
 
 
-def test_one_turn_and_a_tool_without_latency_is_the_simulation_without_turns():
-    """To the last bit for the synchronous loop. With refill, a group begins a tick later, when its
-    environment has. Fails when an environment costs time of its own.
+def test_one_turn_and_a_tool_without_latency_equal_the_simulation_without_turns():
+    """Bit-identical for the synchronous loop. With refill, a group starts one tick later, after its
+    environment has started. Fails when an environment costs extra time.
     """
     one = replace(SMALL, turns=Turns(num_turns=1))
     assert run(one, 1, refill=False)[0] == run(SMALL, 1, refill=False)[0]
@@ -76,7 +76,7 @@ def test_one_turn_and_a_tool_without_latency_is_the_simulation_without_turns():
     keeps=st.booleans(),
 )
 def test_turns_share_the_response_evenly(num_turns, observation_tokens, factor, refill, keeps):
-    """Parked samples too; no turn follows when the response budget is used up. Fails when a
+    """Also in parked samples; no turn follows when the response budget is used up. Fails when a
     resumed turn begins again, or an observation counts as sampled.
     """
     turns = Turns(num_turns=num_turns)
@@ -93,8 +93,10 @@ def test_turns_share_the_response_evenly(num_turns, observation_tokens, factor, 
             assert all(len(call.token_ids) == turns.observation_tokens for call in calls)
 
 
-def test_a_slow_tool_makes_the_synchronous_loop_wait_and_hardly_over_sampling():
-    """Fails when a sample whose tool works holds its slot, or tools work one after the other."""
+def test_a_slow_tool_delays_the_synchronous_loop_and_hardly_over_sampling():
+    """Fails when a sample holds its slot while its tool works, or tools work one after
+    the other.
+    """
     at_once = replace(SMALL, max_staleness=16, turns=replace(SLOW, tool_s=0.0))
     slow = replace(at_once, turns=SLOW)
 
@@ -120,8 +122,10 @@ def test_a_turn_prefills_what_its_last_turn_left_uncached():
     assert prefilled == 16 + (16 + 100 + 32) - (16 + 100 - 1) // 16 * 16
 
 
-def test_turns_depend_on_the_seed_alone():
-    """Fails when a latency is drawn from the machine, or for all samples and turns once."""
+def test_turns_depend_only_on_the_seed():
+    """Fails when latencies depend on the machine, or one latency is drawn for all samples and
+    turns.
+    """
     scenario = replace(SMALL, turns=SLOW)
     first, second = (run(scenario, 2, refill=True)[0] for _ in range(2))
     assert first == second
@@ -150,8 +154,8 @@ def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
     return rows
 
 
-def test_each_option_of_turns_counts(tmp_path):
-    """Fails when an option is read and not used."""
+def test_each_option_of_turns_has_an_effect(tmp_path):
+    """Fails when an option is read but not used."""
     turns = ("--turns", "3")
     tool = (*turns, "--tool-s", "2")
     observed = (*tool, "--observation-tokens", "2000")

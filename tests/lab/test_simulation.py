@@ -1,4 +1,4 @@
-"""The simulation runs the real collector, and its figures mean what they say."""
+"""The simulation runs the real collector, and its figures have the stated meaning."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def run(
     steps: int = 10,
     seen: list[Collection] | None = None,
 ) -> Outcome:
-    """Simulate ten steps after five uncounted ones."""
+    """Simulate ten steps after five that do not count."""
     return simulate(
         scenario,
         over_sampling=FixedFactor(factor),
@@ -56,7 +56,7 @@ def run(
 def test_simulated_lengths_follow_the_distribution_and_the_budget(
     factor, refill, keeps, num_engines, tick_steps
 ):
-    """Fails when a resumed sample is given its whole length again."""
+    """Fails when a resumed sample gets its whole length again."""
     scenario = replace(
         SMALL,
         num_groups=3,
@@ -75,7 +75,7 @@ def test_simulated_lengths_follow_the_distribution_and_the_budget(
         assert sample.finish_reason == ("stop" if natural <= 400 else "length")
 
 
-def test_the_same_seed_gives_the_same_figures_and_another_one_others():
+def test_the_same_seed_gives_the_same_figures_and_another_seed_gives_others():
     """Fails when a figure depends on the machine's clock."""
     first, second = run(SMALL, 2.0, refill=True), run(SMALL, 2.0, refill=True)
     other = run(replace(SMALL, length_of=replace(TAIL, seed=1), seed=1), 2.0, refill=True)
@@ -83,8 +83,8 @@ def test_the_same_seed_gives_the_same_figures_and_another_one_others():
     assert first != other
 
 
-def test_over_sampling_gains_with_a_long_tail_and_nothing_without():
-    """Fails when time goes by with the samples in flight alone, or parked tokens are lost."""
+def test_over_sampling_gains_with_a_long_tail_and_not_without():
+    """Fails when only the samples in flight take time, or parked tokens are lost."""
     tail = [run(SMALL, factor, refill=r) for factor, r in ((1, False), (2, False), (2, True))]
     gains = [o.trained_samples_per_s / tail[0].trained_samples_per_s for o in tail]
     assert gains[1] > 1.5
@@ -99,9 +99,9 @@ def test_over_sampling_gains_with_a_long_tail_and_nothing_without():
     assert gain == pytest.approx(run(free, 1, refill=False).trained_samples_per_s, rel=0.02)
 
 
-def test_engines_work_side_by_side():
-    """Two with half the samples each take the time of one with half of all. Fails when the ticks of
-    two engines come one after the other.
+def test_engines_work_in_parallel():
+    """Two engines with half of the samples each take as long as one engine with half of them. Fails
+    when the ticks of two engines come one after the other.
     """
     even = replace(SMALL, length_of=lambda _: 100, group_size=1, num_groups=8)
     two = run(replace(even, num_engines=2), 1, refill=False)
@@ -109,7 +109,7 @@ def test_engines_work_side_by_side():
     assert two.step_s == pytest.approx(half.step_s)
 
 
-def test_a_slow_reward_is_waited_for_only_at_the_end_of_a_synchronous_step():
+def test_a_synchronous_step_waits_for_a_slow_reward_only_at_its_end():
     """Fails when the delay is added for every sample, or never."""
     at_once = run(SMALL, 1, refill=False)
     slow = run(replace(SMALL, score_s=0.5), 1, refill=False)

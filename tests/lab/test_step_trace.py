@@ -21,7 +21,7 @@ def profile(run_dir: Path, *, num_ticks: int) -> Path:
     folder = run_dir / "profile" / "step_00002"
     folder.mkdir(parents=True)
     profiler, began_ns = CallProfiler(device="cpu"), time.time_ns()
-    with profiler.call("update"):  # it comes before the step and is not in the trace
+    with profiler.call("update"):  # this comes before the step and is not in the trace
         torch.ones(4) + 1
     profiler.start(folder)
     with profiler.call("update"):
@@ -41,7 +41,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_operators_lie_within_their_call_and_phase_on_one_clock(tmp_path: Path) -> None:
-    """Fails when torch's times are not moved to the origin, or a call is left out."""
+    """Fails when torch's times are not shifted to the origin, or a call is left out."""
     profile(tmp_path, num_ticks=0)
     (path,) = write_step_traces(tmp_path)
     assert path == tmp_path / "profile" / "step_00002.trace.json.gz"
@@ -62,15 +62,15 @@ def test_operators_lie_within_their_call_and_phase_on_one_clock(tmp_path: Path) 
 
 
 def test_only_the_first_ticks_have_operators(tmp_path: Path) -> None:
-    """Fails when a whole rollout is traced, which takes gigabytes, or earlier calls stay."""
+    """Fails when a whole rollout is traced, which takes gigabytes, or earlier calls remain."""
     profile(tmp_path, num_ticks=7)
     events = events_of(*write_step_traces(tmp_path))
     assert sum(event["name"] == "advance" for event in events) == 7
     assert sum(event["name"] == "aten::add" for event in events) == 4
 
 
-def test_the_report_makes_the_trace_and_names_it_once(tmp_path: Path, capsys) -> None:
-    """A step that is still under way is left alone."""
+def test_the_report_writes_the_trace_and_names_it_once(tmp_path: Path, capsys) -> None:
+    """A step that is still in progress is left alone."""
     run_dir = make_run(tmp_path / "run")
     folder = profile(run_dir, num_ticks=1)
     (folder.parent / "step_00003").mkdir()

@@ -1,4 +1,6 @@
-"""The timeline of a step, from the collector's own launches and ticks: who ran where and when."""
+"""The timeline of a step, from the collector's own launches and ticks: which sample ran where and
+when.
+"""
 
 import json
 from collections import Counter, defaultdict
@@ -75,7 +77,7 @@ def test_every_generated_token_and_finished_sample_is_in_the_timeline(number: in
 
 
 def test_parked_samples_continue_where_they_stopped_with_their_age() -> None:
-    """Fails when ages are taken from the wrong completion, or a parked sample looks finished."""
+    """Fails when ages come from the wrong completion, or a parked sample looks finished."""
     before = {(s.prompt_id, s.sample): s for s in STEPS_SEEN[0][1].stays}
     resumed = [s for s in STEPS_SEEN[1][1].stays if s.is_resumed]
     assert resumed
@@ -88,7 +90,7 @@ def test_parked_samples_continue_where_they_stopped_with_their_age() -> None:
 
 @pytest.mark.parametrize("number", range(STEPS))
 def test_bars_of_a_slot_do_not_overlap_and_lie_within_the_rollout(number: int) -> None:
-    """Fails when a queued request is drawn as if it ran, or engines share slots."""
+    """Fails when a queued request is drawn as running, or engines share slots."""
     timeline = STEPS_SEEN[number][1]
     slots: dict[int, list[tuple[float, float]]] = {}
     engines: dict[int, set[int]] = {}
@@ -102,9 +104,9 @@ def test_bars_of_a_slot_do_not_overlap_and_lie_within_the_rollout(number: int) -
         assert all(first[1] <= second[0] for first, second in pairwise(bars))
 
 
-def test_each_turn_of_a_sample_is_a_stay_of_its_own() -> None:
-    """Fails when all turns end with the last one, what environments say counts as generated, or a
-    turn behind it as resumed.
+def test_each_turn_of_a_sample_is_drawn_separately() -> None:
+    """Fails when all turns end with the last one, observations count as generated, or a turn after
+    one counts as resumed.
     """
     run, tokens = Run(Setup(turns=4, alpha=2.0, num_engines=2)), Counter[tuple[int, int]]()
     for _ in range(4):
@@ -116,11 +118,13 @@ def test_each_turn_of_a_sample_is_a_stay_of_its_own() -> None:
             tokens[stay[:2]] += stay.tokens
             resumed += stay.is_resumed
         assert resumed == sum(each.is_resumed for each in record.returned)
-    assert len(stays) > len({stay[:2] for stay in stays}), "some have several turns in a step"
+    assert len(stays) > len({stay[:2] for stay in stays}), (
+        "some samples have several turns in a step"
+    )
     assert resumed > 0
 
 
-def test_a_sample_that_acts_has_no_slot_and_another_one_takes_it(tmp_path: Path) -> None:
+def test_an_acting_sample_has_no_slot_and_another_one_takes_it(tmp_path: Path) -> None:
     """Fails when a wait for an environment is lost at either end of a step, or overlaps a turn."""
     run, at_ends = Run(Setup(turns=4, alpha=2.0, delay=3)), Counter[bool]()
     num_taken = num_submitted = 0
@@ -156,9 +160,9 @@ def test_a_sample_that_acts_has_no_slot_and_another_one_takes_it(tmp_path: Path)
     )
 
 
-def test_the_report_draws_samples_that_act_above_the_slots(tmp_path: Path) -> None:
-    """And the trace has them as a process. Fails when a turn looks finished, or responses of one
-    step as those of several because they have several turns.
+def test_the_report_draws_acting_samples_above_the_slots(tmp_path: Path) -> None:
+    """The trace shows them as a process. Fails when a turn looks finished, or responses look as if
+    they spanned several steps because they have several turns.
     """
     run_dir, run = make_run(tmp_path / "run"), Run(Setup(turns=4, alpha=2.0, delay=3))
     collection = [run.step() for _ in range(3)][-1]
@@ -188,15 +192,15 @@ def test_the_report_draws_samples_that_act_above_the_slots(tmp_path: Path) -> No
     assert [e["ts"] for e in found] == [round(1e6 * round(a.begun_s, 4)) for a in timeline.acts]
 
 
-def test_rows_of_samples_that_act_are_as_few_as_act_at_once() -> None:
-    """Fails when two overlap in a row, or each has a row of its own."""
+def test_the_rows_of_acting_samples_are_as_few_as_act_at_once() -> None:
+    """Fails when two overlap in a row, or each has its own row."""
     begun_ended = [(0, 5), (0, 2), (1, 3), (2, 4), (3, 6), (5, 7)]
     acts = tuple(Act(n, 0, *times, False) for n, times in enumerate(begun_ended))
     timeline = replace(STEPS_SEEN[0][1], acts=acts)
     assert [row for _, row in timeline.act_rows()] == [0, 1, 2, 1, 2, 1]
 
 
-def test_a_timeline_survives_its_file(tmp_path: Path) -> None:
+def test_a_timeline_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     timeline = STEPS_SEEN[1][1]
     path = write_timeline(tmp_path / "timeline", 2, timeline)
     assert path.name == "step_00002.json"
@@ -226,7 +230,7 @@ def test_a_timeline_of_an_older_run_has_no_ticks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("num_ticks", "expected"), [(0, 0), (9, 9), (600, 200)])
 def test_a_timeline_has_at_most_256_ticks_evenly_spread(num_ticks: int, expected: int) -> None:
-    """Ticks that computed nothing are left out. Fails when the first ones are taken."""
+    """Ticks that computed nothing are left out. Fails when only the first ones are kept."""
     record = StepRecord(policy_version=0, num_slots=1, clock=lambda: 0.0)
     idle = replace(STEPS_SEEN[0][0].record.ticks[0][1], engine_steps=0)
     for number in range(num_ticks):
@@ -247,8 +251,8 @@ def test_a_broken_timeline_file_is_named(tmp_path: Path) -> None:
         read_timeline(path)
 
 
-def test_a_saved_response_says_where_each_of_its_completions_ends() -> None:
-    """Fails when the borders of parked samples are lost, or counted in tokens."""
+def test_a_saved_response_marks_where_each_of_its_completions_ends() -> None:
+    """Fails when the boundaries of parked samples are lost, or counted in tokens."""
     parts = (
         completion(0, start=0, num_tokens=2, version=3),
         completion(0, start=2, num_tokens=1, version=4),

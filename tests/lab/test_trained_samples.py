@@ -16,9 +16,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
     return read_run(make_run(tmp_path_factory.mktemp("runs") / "run"))
 
 
-def test_the_share_of_failed_rewards_is_one_of_the_scored_samples(run: RunFiles) -> None:
-    """Nine of ten groups are rejected, and 10 of 960 samples fail. Fails when the share is one of
-    the trained samples, which are few, and the advice is given.
+def test_the_share_of_failed_rewards_is_relative_to_the_scored_samples(run: RunFiles) -> None:
+    """Nine of ten groups are rejected, and 10 of 960 samples fail. Fails when the share is relative
+    to the few trained samples, so that the advice appears.
     """
     rows = [row | {"ledger/rejected": 9 * row["ledger/trained"]} for row in run.steps]
     rows[-1]["reward/errors"] = 10.0
@@ -28,7 +28,7 @@ def test_the_share_of_failed_rewards_is_one_of_the_scored_samples(run: RunFiles)
 
 
 def test_samples_per_second_count_what_was_trained(run: RunFiles) -> None:
-    """A skipped step and one of half the size. Fails when every step counts N·G samples."""
+    """One step is skipped and one has half the size. Fails when every step counts N·G samples."""
     rows = [dict(row) for row in run.rows]
     rows[2]["loss/bad_step"] = 1.0
     for row in rows[4:]:
@@ -42,7 +42,7 @@ def test_samples_per_second_count_what_was_trained(run: RunFiles) -> None:
 
 @pytest.mark.parametrize("num_pieces", [1, 50, 4000])
 @pytest.mark.parametrize("has_turns", [True, False])
-def test_a_sample_takes_little_room_whatever_its_number_of_pieces(num_pieces, has_turns) -> None:
+def test_a_sample_takes_little_room_however_many_pieces_it_has(num_pieces, has_turns) -> None:
     text = "some words " * 20_000
     length = len(text) // num_pieces
     sample = {

@@ -1,5 +1,5 @@
 """The process that simulates for `rollout.over_sampling_factor=auto` is light and never left
-over.
+behind.
 """
 
 import os
@@ -52,11 +52,11 @@ def process() -> Iterator[SimulationProcess]:
 
 
 def working_child() -> psutil.Process:
-    """Return the simulation process, the newest child, once it computes."""
+    """Return the simulation process, which is the newest child, once it computes."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         for child in reversed(psutil.Process().children()):
-            with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
+            with suppress(psutil.NoSuchProcess):  # the process has ended in the meantime
                 if "spawn_main" in " ".join(child.cmdline()):
                     if sum(child.cpu_times()[:2]) > 0.8:
                         return child
@@ -66,7 +66,7 @@ def working_child() -> psutil.Process:
 
 
 def test_the_simulation_process_returns_results_and_errors(process: SimulationProcess) -> None:
-    """And continues after an error. Fails when an error ends it, or hangs."""
+    """It continues after an error. Fails when an error ends it or makes it hang."""
     nothing = replace(QUICK.scenario, length_of=Recorded(groups=()))
     without_lengths = process.submit(replace(QUICK, scenario=nothing))
     answer = process.submit(QUICK)
@@ -74,15 +74,15 @@ def test_the_simulation_process_returns_results_and_errors(process: SimulationPr
     assert answer.result(timeout=60) == QUICK.predictions()
 
 
-def test_an_answer_that_dies_with_its_process_is_an_error(process: SimulationProcess) -> None:
-    """As the kernel ends it when memory is short. Fails when the answer never comes."""
+def test_a_process_that_dies_before_its_result_gives_an_error(process: SimulationProcess) -> None:
+    """The kernel kills it when memory is short, for example. Fails when the call never returns."""
     answer = process.submit(LONG)
     os.kill(working_child().pid, signal.SIGKILL)
     assert isinstance(answer.exception(timeout=60), ProcessExpired)
 
 
 def test_close_ends_the_simulation_process_at_any_time() -> None:
-    """Fails when it first computes to the end, half a minute."""
+    """Fails when it first computes to the end, for half a minute."""
     process = SimulationProcess()
     process.submit(LONG)
     child = working_child()

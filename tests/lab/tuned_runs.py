@@ -1,5 +1,5 @@
 """Runs with `rollout.over_sampling_factor=auto` on simulated engines, and the throughput of every
-fixed factor in the same set-ups.
+fixed factor in the same setups.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ GRID = [1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4]  # every α that auto may choose
 
 
 def speeds(*relative: float) -> dict[float, float]:
-    """Return the throughputs of the factors of GRID, from the smallest on."""
+    """Return the throughputs of the factors of GRID, from the smallest factor up."""
     return dict(zip(GRID, relative, strict=False))
 
 
@@ -42,7 +42,7 @@ def one_length(_: SampleId) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyCost(EngineCost):
-    """A cost of ticks with noise of up to a fifth."""
+    """The cost of ticks with noise of up to a fifth."""
 
     rng: np.random.Generator
 
@@ -64,7 +64,7 @@ def scenario(**changes: object) -> Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class SetUp:
-    """A scenario, the budgets of auto in it, and the throughput of fixed factors."""
+    """A scenario, the budgets of `auto` in it, and the throughput of fixed factors."""
 
     scenario: Scenario
     # Trained samples per second by α, relative to the best one: the mean of four runs of 500 steps.
@@ -123,7 +123,7 @@ def noisy(of: Scenario, *, seed: int) -> Scenario:
 
 
 def at_once(comparison: Comparison) -> Future[list[Prediction]]:
-    """Return the predictions, computed in this process."""
+    """Return the predictions, computed in this process without waiting."""
     predictions: Future[list[Prediction]] = Future()
     predictions.set_result(comparison.predictions())
     return predictions
@@ -172,7 +172,7 @@ class Tuned:
 
     @property
     def num_turns(self) -> int:
-        """Return how often α changed its direction, after the first try of a larger batch."""
+        """Return how often α changed its direction after the first try of a larger batch."""
         signs = np.sign(np.diff([self.factors[i] for i in [0, *self.changed_at]]))[1:]
         return int((np.diff(signs) != 0).sum())
 
@@ -203,7 +203,7 @@ def tune(
 
 @cache
 def tuned_run(name: str, *, seed: int = 0, num_steps: int = 60) -> Tuned:
-    """Return the run of a set-up."""
+    """Return the run of a setup."""
     set_up = SET_UPS[name]
     of = noisy(set_up.scenario, seed=seed)
     auto = tuner(of, set_up.budgets, refill=set_up.refill)
@@ -211,7 +211,9 @@ def tuned_run(name: str, *, seed: int = 0, num_steps: int = 60) -> Tuned:
 
 
 def of_the_best(name: str, factor: float) -> float:
-    """Return the throughput of a fixed factor ÷ that of the best one within the budgets."""
+    """Return the throughput of a fixed factor divided by that of the best one within
+    the budgets.
+    """
     set_up = SET_UPS[name]
     allowed = {each: speed for each, speed in set_up.speeds.items() if each <= set_up.largest}
     return set_up.speeds[factor] / max(allowed.values())

@@ -1,4 +1,4 @@
-"""Fixtures of most tests of the learner: a process group, and a model in a folder."""
+"""Fixtures of most learner tests: a process group and a model folder."""
 
 from collections.abc import Iterator
 
@@ -19,5 +19,5 @@ def path(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
 def either_path(request, tmp_path_factory) -> str:
-    """The folder of a model whose output layer is its embedding, and of one with its own."""
+    """Return the folder of a model with tied embeddings, and of one without."""
     return write_model(tmp_path_factory.mktemp("model"), tied=request.param)

@@ -43,7 +43,7 @@ class Example:
     token_ids: tuple[int, ...]
     num_prompt: int
     behaviour_logprobs: np.ndarray  # [R]
-    advantage: float | np.ndarray  # or that of each response token [R]
+    advantage: float | np.ndarray  # or one for each response token [R]
     age: int
 
     @property
@@ -53,8 +53,8 @@ class Example:
 
 @contextmanager
 def group_of_one() -> Iterator[None]:
-    """`torch.distributed` with this process alone in it, on one thread: with matrices this small,
-    threads only wait for each other.
+    """Initialize `torch.distributed` with this process only, on one thread: with matrices this
+    small, threads only wait for each other.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -68,8 +68,10 @@ def group_of_one() -> Iterator[None]:
 
 @contextmanager
 def record_gradients(model: nn.Module) -> Iterator[list[dict[str, Tensor]]]:
-    """Collect the whole gradients of `model` at every optimizer step, which may be one for each
-    FSDP unit: at that of the first trained parameter.
+    """Collect the whole gradients of `model` at every optimizer step.
+
+    With one optimizer step for each FSDP unit, collect them at the step of the first trained
+    parameter.
     """
     seen: list[dict[str, Tensor]] = []
     first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
@@ -107,8 +109,8 @@ def make_learner(
     on_forward: Callable[[], None] | None = None,
     **changes: Any,
 ) -> Learner:
-    """Return a float32 learner with the settings of the reference below; `changes` are settings of
-    `learner` and `optimizer`.
+    """Return a float32 learner with the settings of the reference below; `changes` are other
+    settings of `learner` and `optimizer`.
     """
     settings = {"compute_dtype": ComputeDtype.float32, "max_grad_norm": MAX_GRAD_NORM, **OPTIMIZER}
     settings |= changes
@@ -141,7 +143,9 @@ def plain_model(path: str) -> PreTrainedModel:
 
 
 def plain_logprobs(model: PreTrainedModel, example: Example) -> torch.Tensor:
-    """Return the log-probabilities of one response [R], computed alone from all logits."""
+    """Return the log-probabilities of one response [R], computed from all logits of this sequence
+    only.
+    """
     token_ids = torch.tensor([example.token_ids])
     logits = model(input_ids=token_ids, use_cache=False).logits[0, :-1] / TEMPERATURE
     logprobs = logits.log_softmax(-1).gather(-1, token_ids[0, 1:, None])[:, 0]
@@ -149,7 +153,9 @@ def plain_logprobs(model: PreTrainedModel, example: Example) -> torch.Tensor:
 
 
 def make_examples(path: str, *, noise: float, age: int, seed: int = 0) -> list[Example]:
-    """Return an example per LENGTHS; behaviour logprobs are the model's, `noise` nats off."""
+    """Return an example for each of LENGTHS; behaviour logprobs differ from the model's by `noise`
+    nats.
+    """
     return list(_examples(path, noise, age, seed))
 
 
@@ -175,7 +181,9 @@ def _examples(path: str, noise: float, age: int, seed: int) -> tuple[Example, ..
 
 
 def pack(examples: Sequence[Example], *, total: int) -> MicroBatch:
-    """Return a packed row whose response tokens weigh 1 / total; the dummy row without examples."""
+    """Return a packed row whose response tokens have the weight 1 / total; without examples, return
+    the dummy row.
+    """
     lengths = tuple(len(e.token_ids) for e in examples) or (2,)
     response_lengths = tuple(e.num_response for e in examples) or (0,)
     size = sum(lengths)
@@ -208,7 +216,7 @@ def pack(examples: Sequence[Example], *, total: int) -> MicroBatch:
 
 
 def pack_minibatch(bins: Sequence[Sequence[Example]]) -> list[MicroBatch]:
-    """Return one micro-batch per bin, with weights over all of them."""
+    """Return one micro-batch per bin, with weights over all bins."""
     total = num_tokens(bins)
     return [pack(bin_, total=total) for bin_ in bins]
 
@@ -230,7 +238,7 @@ def plain_update(
     teacher_weight: float = 0.0,
     max_grad_norm: float = MAX_GRAD_NORM,
 ) -> list[float]:
-    """Make the update in plain torch, one sequence at a time; return the gradient norms."""
+    """Do the update in plain torch, one sequence at a time; return the gradient norms."""
     with torch.no_grad():
         start = [[plain_logprobs(model, e) for e in examples] for examples in minibatches]
     norms = []
@@ -259,7 +267,9 @@ def plain_update(
 
 
 def plain_adamw(model: PreTrainedModel) -> torch.optim.AdamW:
-    """Return AdamW with the settings of `make_learner`, without decay of norms and biases."""
+    """Return AdamW with the settings of `make_learner`, without weight decay for norms
+    and biases.
+    """
     settings = dict(OPTIMIZER)
     betas = (settings.pop("beta1"), settings.pop("beta2"))
     vectors = [p for p in model.parameters() if p.dim() == 1]

@@ -1,4 +1,4 @@
-"""Bytes that operations read and write, counted on the meta device, where nothing is computed."""
+"""Count the bytes that operations read and write, on the meta device, where nothing is computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# What moves no data: views, and memory without values.
+# Operations that move no data: views, and memory without values.
 _FREE = {
     *("view", "_unsafe_view", "t", "transpose", "permute", "expand", "slice", "select", "alias"),
     *("unsqueeze", "squeeze", "detach", "split", "split_with_sizes", "unbind", "as_strided"),
@@ -24,31 +24,32 @@ _MATMULS = {"mm", "bmm", "addmm"}
 
 
 class MemoryTraffic(TorchDispatchMode):
-    """Counts bytes: of each operation what it reads and writes, of a compiled graph what a compiler
-    that joins everything between two matrix products leaves.
+    """A dispatch mode that counts the bytes that operations read and write.
+
+    A compiled graph counts as if the compiler fused everything between two matrix products.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.num_bytes = 0
-        self._is_inside = False  # a compiled graph, which is counted as a whole
+        self._is_inside = False  # a compiled graph is counted as a whole
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Let functions be compiled while this mode is on."""
+        """Allow functions to be compiled while this mode is on."""
         return True
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Compute, and count."""
+        """Compute the operation and count its bytes."""
         result = func(*args, **(kwargs or {}))
         if not self._is_inside and func.overloadpacket.__name__ not in _FREE:
             self.num_bytes += _bytes((args, kwargs, result))
         return result
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Take the place of `learner.model.fused.compiled`."""
+        """Replace `learner.model.fused.compiled`."""
         backend = aot_autograd(
             fw_compiler=self._compile,
             bw_compiler=self._compile,
@@ -70,7 +71,9 @@ class MemoryTraffic(TorchDispatchMode):
 
 
 def _joined_bytes(graph: GraphModule) -> int:
-    """Return the bytes of each matrix product and, once, of what goes into or out of the rest."""
+    """Return the bytes of each matrix product, plus those that enter or leave the rest, counted
+    once.
+    """
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     products = [node for node in nodes if _name(node) in _MATMULS]
     rest = [node for node in nodes if _name(node) not in _MATMULS | _FREE]
@@ -90,7 +93,7 @@ def _name(node: Node) -> str:
 
 
 def _base(node: Node) -> Node:
-    """Return what a view shows."""
+    """Return the tensor behind a view."""
     while node.op == "call_function" and _name(node) in _FREE and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-Settings = Mapping[str, Any]  # the names and values of `algorithm`
+Settings = Mapping[str, Any]  # names and values of the settings in `algorithm`
 
 
 class Response(NamedTuple):
@@ -22,7 +22,7 @@ class Response(NamedTuple):
 
 
 def objective(responses: Sequence[Response], settings: Settings, *, budget: int) -> Tensor:
-    """Return the loss of the whole minibatch; `budget`: rollout.max_response_tokens."""
+    """Return the loss of the whole minibatch; `budget` is rollout.max_response_tokens."""
     shares = _shares(responses, settings["aggregation"], budget)
     total = torch.zeros(())
     for response, share in zip(responses, shares, strict=True):
@@ -41,7 +41,7 @@ def objective(responses: Sequence[Response], settings: Settings, *, budget: int)
 
 
 def token_losses(logprobs: Tensor, anchor: Tensor, a: float, *, settings: Settings) -> Tensor:
-    """Return the loss of each token, by the papers that april_rl/algorithm/losses.py names."""
+    """Return the loss of each token, as in the papers that april_rl/algorithm/losses.py names."""
     low, high = 1 - settings["clip_low"], 1 + settings["clip_high"]
     r, held = torch.exp(logprobs - anchor), logprobs.detach()
     s = torch.exp((logprobs - anchor).mean()).expand(len(r))
@@ -90,7 +90,7 @@ def _mask(w: Tensor, settings: Settings) -> float:
 
 
 def _shares(responses: Sequence[Response], aggregation: str, budget: int) -> list[list[float]]:
-    """Return the weight of each token, by response."""
+    """Return the weight of each token, for each response."""
     weights = [response.token_weights for response in responses]
     counts = [sum(m > 0 for m in of_one) for of_one in weights]
     if aggregation == "constant_length":

@@ -1,5 +1,7 @@
-"""The work of ranks in the tests of `test_learner_ranks`: four processes that are two worlds of two
-first, then one of four, and leave what they saw in files.
+"""What each rank does in the tests of `test_learner_ranks`.
+
+Four processes first form two worlds of two ranks, then one world of four, and write their results
+to files.
 """
 
 import os
@@ -34,7 +36,8 @@ from april_rl.learner.update_errors import MismatchError
 NUM_RANKS, NUM_STEPS = 4, 3
 MODELS = {"tied": True, "untied": False}
 NOT_CLIPPED = 1e9
-# Which of six examples are in the micro-batches of each rank: uneven, down to the dummy row alone.
+# Which of six examples are in the micro-batches of each rank: uneven, and for some ranks only the
+# dummy row.
 DEALT = {
     1: [[[0, 1, 2, 3, 4, 5]]],
     2: [[[0, 1], [2, 3, 4]], [[5], []]],
@@ -43,7 +46,7 @@ DEALT = {
 
 
 class World(NamedTuple):
-    """A world: its ranks, and how many of them share a copy of the weights."""
+    """A world: the number of its ranks, and how many of them share a copy of the weights."""
 
     num_ranks: int
     shard_size: int
@@ -77,13 +80,15 @@ CASES = [
     for flags in (FLAGS if world in RECOMPUTING and model == "tied" else FLAGS[:1])
 ]
 REPLICATED = World(4, 2)
-# Whole runs with everything a learner has: one rank, and what is compared with it.
+# Whole runs with every feature of a learner, one of them with one rank for comparison.
 RUNS = [(World(1, 1), "tied"), (World(1, 1), "untied"), (World(2, 2), "tied")]
 RUNS += [(World(2, 2), "untied"), (REPLICATED, "untied")]
 
 
 def write_models(folder: Path) -> None:
-    """The models and, beside them, the examples of every update and of the mismatch after them."""
+    """Write the models, and with them the examples of every update and of the mismatch after the
+    updates.
+    """
     for name, tied in MODELS.items():
         path = write_model(folder / name, tied=tied)
         for seed in range(NUM_STEPS):
@@ -92,32 +97,32 @@ def write_models(folder: Path) -> None:
 
 
 def save_examples(path: str, seed: int, examples: list[Example]) -> None:
-    """Where `saved_examples` finds them."""
+    """Return the path where `saved_examples` finds the examples."""
     Path(path, f"examples{seed}.pkl").write_bytes(pickle.dumps(examples))
 
 
 def saved_examples(path: str, seed: int) -> list[Example]:
-    """Return the examples of which every rank takes its part."""
+    """Return the examples, of which every rank takes its part."""
     found: list[Example] = pickle.loads(Path(path, f"examples{seed}.pkl").read_bytes())
     return found
 
 
 def batch(examples: Sequence[Example], *, rank: int, num_ranks: int = 2) -> list[MicroBatch]:
-    """The micro-batches of a rank."""
+    """Return the micro-batches of a rank."""
     total = num_tokens([examples])
     bins = DEALT[num_ranks][rank]
     return [pack([examples[i] for i in bin_], total=total) for bin_ in bins]
 
 
 def own_batch(path: str, seed: int) -> list[MicroBatch]:
-    """The micro-batches of this rank in update `seed`."""
+    """Return the micro-batches of this rank in update `seed`."""
     examples = saved_examples(path, seed)
     return batch(examples, rank=dist.get_rank(), num_ranks=dist.get_world_size())
 
 
 def train(path: str, case: Case) -> dict[str, Any]:
-    """Three updates on one rank; with copies of the weights also with everything offloaded
-    between them.
+    """Train three updates on one rank; with copies of the weights, offload everything between the
+    updates.
     """
     learner = make_learner(
         path,
@@ -139,8 +144,8 @@ def train(path: str, case: Case) -> dict[str, Any]:
 
 
 def run(path: str, world: World) -> dict[str, Any]:
-    """A run on one rank with a frozen reference and a mask over responses, that writes a
-    checkpoint and ends with a mismatch.
+    """Run one rank with a frozen reference and a mask over responses; write a checkpoint and end
+    with a mismatch.
     """
     algorithm = replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.1, geometric_mask=[0.9, 1.07])
     learner = make_learner(path, algorithm=algorithm, shard_size=world.shard_size)
@@ -159,14 +164,14 @@ def run(path: str, world: World) -> dict[str, Any]:
 
 
 def mismatch_of(learner: Learner, micro_batches: list[MicroBatch]) -> str:
-    """Return the error of an update that compares tokens of other weights."""
+    """Return the error of an update whose tokens were sampled with other weights."""
     with pytest.raises(MismatchError) as caught:
         learner.update([micro_batches])
     return str(caught.value)
 
 
 def all_of(folder: str, world: World, models: Sequence[str]) -> dict[Any, Any]:
-    """Every case and run of this world, by its name."""
+    """Return the results of every case and run of this world, by name."""
     cases = [case for case in CASES if case.world == world and case.model in models]
     seen: dict[Any, Any] = {case: train(f"{folder}/{case.model}", case) for case in cases}
     for name in models:
@@ -176,7 +181,7 @@ def all_of(folder: str, world: World, models: Sequence[str]) -> dict[Any, Any]:
 
 
 def run_rank(rank: int, folder: str) -> None:
-    """One of four processes: first they are two worlds of two, then one of four."""
+    """Run one of four processes: first in two worlds of two ranks, then in one of four."""
     torch.set_num_threads(1)
     pair, models = (0, ["tied"]) if rank < 2 else (1, ["untied"])
     with group(f"{folder}/pair{pair}", rank=rank % 2, num_ranks=2):
@@ -190,12 +195,12 @@ def run_rank(rank: int, folder: str) -> None:
             seen |= all_of(folder, world, list(MODELS))
     torch.save(seen, f"{folder}/all4-rank{rank}.pt")
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads may outlive the interpreter
+    os._exit(0)  # because gloo's threads may still run when the interpreter ends
 
 
 @contextmanager
 def group(store: str, *, rank: int, num_ranks: int) -> Iterator[None]:
-    """`torch.distributed` with the processes that meet at the file `store`."""
+    """Initialize `torch.distributed` with the processes that share the file `store`."""
     held = dist.FileStore(store, num_ranks)
     dist.init_process_group("gloo", store=held, rank=rank, world_size=num_ranks)
     yield

@@ -1,4 +1,4 @@
-"""Packed attention gives every sequence what it would get alone."""
+"""Packed attention computes for every sequence what it would get on its own."""
 
 import pytest
 import torch
@@ -34,9 +34,10 @@ def with_block_diagonal_mask(
     cap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A token sees itself and up to `window` - 1 tokens of its own sequence before it.
+    """Compute attention in plain sums.
 
-    exp(score) ÷ (Σ exp(score) + exp(sink)), with the score bounded by `cap`, in plain sums.
+    A token sees itself and up to `window` - 1 earlier tokens of its own sequence: exp(score) ÷ (Σ
+    exp(score) + exp(sink)), with the score bounded by `cap`.
     """
     query, key, value = qkv
     key, value = (x.repeat_interleave(HEADS // KEY_HEADS, dim=1) for x in (key, value))
@@ -53,8 +54,8 @@ def with_block_diagonal_mask(
 
 @pytest.mark.parametrize("window", [1, 2, 4, 8, 9, None])
 def test_packed_attention_equals_a_block_diagonal_mask(window, monkeypatch):
-    """Blocks of two queries or of the window, so that most sequences are several. Fails when a
-    window is one token off, or ends at a block.
+    """Attention works in blocks of two queries or of the window, so most sequences span several
+    blocks. Fails when a window is one token off, or ends at the border of a block.
     """
     monkeypatch.setattr(attention, "MIN_WINDOW_BLOCK", 2)
     qkv = inputs()
@@ -71,7 +72,7 @@ def test_packed_attention_equals_a_block_diagonal_mask(window, monkeypatch):
 @pytest.mark.parametrize("window", [4, None])
 @pytest.mark.parametrize(("has_sinks", "cap"), [(True, None), (False, 0.7), (True, 0.7)])
 def test_sinks_and_soft_caps_equal_plain_sums(window, has_sinks, cap, monkeypatch):
-    """With the gradients of queries, keys, values and sinks."""
+    """Also for the gradients of queries, keys, values and sinks."""
     monkeypatch.setattr(attention, "MIN_WINDOW_BLOCK", 2)
     qkv = inputs()
     sinks = torch.randn(HEADS, requires_grad=True) if has_sinks else None
@@ -86,7 +87,7 @@ def test_sinks_and_soft_caps_equal_plain_sums(window, has_sinks, cap, monkeypatc
         torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-5)
 
 
-def test_bfloat16_comes_back_as_bfloat16():
+def test_bfloat16_inputs_give_bfloat16_outputs():
     assert attend_packed(inputs(torch.bfloat16)).dtype is torch.bfloat16
 
 
@@ -94,7 +95,7 @@ def test_starts_are_where_sequences_begin_and_end():
     assert Packing.of(LENGTHS, device=CPU).starts.tolist() == [0, 5, 6, 15, 18]
 
 
-def test_an_argument_that_is_not_known_to_have_no_effect_is_refused():
+def test_an_argument_that_could_have_an_effect_is_refused():
     assert attend_packed(inputs(), dropout=0.0, use_cache=False, s_aux=None).shape[1] == SIZE
     with pytest.raises(ValueError, match="position_bias"):
         attend_packed(inputs(), position_bias=30.0)

@@ -1,4 +1,6 @@
-"""A critic and a teacher over two ranks, sharded and copied, against one rank."""
+"""A critic and a teacher on two ranks, with sharded and with copied weights, give the results of
+one rank.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -41,7 +43,7 @@ def minibatches(path: str, *, rank: int, num_ranks: int) -> list[list[MicroBatch
 
 
 def train(folder: str, *, rank: int, num_ranks: int, **settings: Any) -> dict[str, Any]:
-    """Three updates, of which the first trains the critic alone."""
+    """Train three updates; the first one trains only the critic."""
     path = f"{folder}/model"
     learner = make_learner(
         path,
@@ -74,7 +76,7 @@ def run_rank(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """The results of one rank alone, and those of each of two ranks by case."""
+    """Return the results of a single rank, and the results of each of two ranks by case."""
     folder = tmp_path_factory.mktemp("ranks")
     write_model(folder / "model")
     teacher = plain_model(write_model(folder / "teacher"))
@@ -91,8 +93,8 @@ def seen(tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_train_critic_and_policy_as_one(seen, case):
-    """Fails when a rank's tokens are left out of the value loss, a warm-up step is counted by one
-    rank alone, or a row is given the advantages or the teacher's values of another row.
+    """Fails when a rank's tokens are missing from the value loss, only one rank counts a warm-up
+    step, or a row gets the advantages or teacher values of another row.
     """
     one, ranks = seen
     merged = [merge(each) for each in zip(*(rank[case]["metrics"] for rank in ranks), strict=True)]

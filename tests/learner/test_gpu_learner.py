@@ -1,5 +1,5 @@
-"""The learner on a GPU: its attention kernel, what offload frees, and the memory plan against what
-is really used.
+"""The learner on a GPU: its attention kernel, what offloading frees, and the memory plan against
+the memory that is really used.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def _group() -> Iterator[None]:
 
 
 def attention_and_gradients(qkv: list[Tensor], slope: Tensor, window: int | None) -> list[Tensor]:
-    """Output [1, T, Q, D] and the gradients of queries, keys and values, float32."""
+    """Return the output [1, T, Q, D] and the gradients of queries, keys and values, in float32."""
     leaves = [x.detach().requires_grad_() for x in qkv]
     packing = Packing.of(LENGTHS, device=slope.device)
     chosen = {"packing": packing, "scaling": 0.125, "sliding_window": window}
@@ -58,7 +58,7 @@ def attention_and_gradients(qkv: list[Tensor], slope: Tensor, window: int | None
 def attention_in_both_precisions(
     device: torch.device, window: int | None
 ) -> list[tuple[Tensor, Tensor]]:
-    """The kernel for half precision beside SDPA in float32, on the same numbers."""
+    """Compute the half-precision kernel and SDPA in float32 on the same numbers."""
     generator = torch.Generator().manual_seed(0)
     size = sum(LENGTHS)
     qkv = [
@@ -73,7 +73,7 @@ def attention_in_both_precisions(
 
 @pytest.mark.parametrize("window", [None, 1, 20, 129])
 def test_the_varlen_kernel_computes_what_sdpa_does(window):
-    """Values and gradients. Fails when a sequence sees another, or a token the one behind it, or
+    """In values and gradients. Fails when a sequence sees another one, a token sees a later one, or
     the two count a window differently.
     """
     for half, whole in attention_in_both_precisions(this_device(), window):
@@ -81,8 +81,8 @@ def test_the_varlen_kernel_computes_what_sdpa_does(window):
 
 
 def build(folder: Path, device: torch.device, *, offload: Offload) -> Learner:
-    """Thirty million parameters: large enough for memory to be that of tensors, with more logits
-    than a block of them holds.
+    """Build a model of thirty million parameters: tensors use most of the memory, and the logits
+    fill more than one block.
     """
     write_tiny_qwen3(folder, hidden_size=512, num_layers=8, vocab_size=32768)
     return make_learner(
@@ -110,18 +110,20 @@ def rows() -> list[Example]:
 
 
 def state(learner: Learner) -> list[Tensor]:
-    """Weights as they are sent, and all log-probabilities of a row, on the host."""
+    """Return the weights as they are sent and all log-probabilities of a row, on the CPU."""
     [row, *_] = pack_minibatch([[example] for example in rows()])
     sent = [tensor.cpu() for _, tensor in learner.weights()]
     return [*sent, learner.logprobs(row).cpu()]
 
 
-def test_offload_frees_masters_and_moments_and_brings_them_back_bit_by_bit(tmp_path):
-    """12 bytes a parameter. Fails when something stays on the device, or comes back changed."""
+def test_offload_frees_weights_and_optimizer_state_and_restores_them_bit_by_bit(tmp_path):
+    """They take 12 bytes per parameter. Fails when something stays on the device, or comes back
+    changed.
+    """
     learner = build(tmp_path, this_device(), offload=Offload.all)
     learner.update([pack_minibatch([[example] for example in rows()])])
     before = state(learner)
-    learner.offload()  # frees what the last forward pass gathered
+    learner.offload()  # frees the weights that the last forward pass gathered
     learner.reload()
     resident = torch.accelerator.memory_allocated()
     learner.offload()
@@ -133,7 +135,7 @@ def test_offload_frees_masters_and_moments_and_brings_them_back_bit_by_bit(tmp_p
 
 
 def plan_items(folder: Path) -> dict[str, dict[str, float]]:
-    """The items of each phase for the learner above."""
+    """Return the items of each phase of the memory plan for the learner above."""
     sizes = {"max_tokens": NUM_TOKENS, "longest_tokens": NUM_TOKENS}
     inputs = change(
         INPUTS, num_workers=1, activation_checkpointing=False, cuda_graphs=False, **sizes
@@ -144,8 +146,8 @@ def plan_items(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def test_the_plan_of_the_backward_pass_is_its_measured_peak(tmp_path):
-    """In the second update, when there are moments. The plan may be a quarter too careful, never
-    too small.
+    """In the second update, when there is optimizer state. The plan may be a quarter too high, but
+    never too low.
     """
     learner = build(tmp_path, this_device(), offload=Offload.none)
     minibatch = pack_minibatch([[example] for example in rows()])

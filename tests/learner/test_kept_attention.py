@@ -1,4 +1,4 @@
-"""learner.keep_attention: layers that are computed again keep what their attention returned."""
+"""learner.keep_attention: layers that are recomputed keep the output of their attention."""
 
 from collections import Counter
 from pathlib import Path
@@ -24,7 +24,7 @@ NUM_LAYERS = 3
 
 
 class Kernels(TorchDispatchMode):
-    """Counts the calls of each operation."""
+    """A dispatch mode that counts the calls of each operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Kernels(TorchDispatchMode):
 
 
 def passes(path: str, examples: list[Example], **options: Any) -> tuple[int, dict[str, Tensor]]:
-    """Calls of the attention's kernel in a forward and a backward pass, and the gradients."""
+    """Return how often a forward and backward pass call the attention kernel, and the gradients."""
     policy = Policy.build(
         Path(path),
         mesh=build_mesh("cpu", shard_size=0),
@@ -54,8 +54,8 @@ def passes(path: str, examples: list[Example], **options: Any) -> tuple[int, dic
     return kernels.calls["_scaled_dot_product_flash_attention_for_cpu"], gradients
 
 
-def test_attention_is_computed_once_and_gradients_are_the_same_to_the_bit(path):
-    """Fails when the output is not kept, or another layer's is used."""
+def test_attention_is_computed_once_and_gradients_are_bit_identical(path):
+    """Fails when the output is not kept, or the output of another layer is used."""
     examples = make_examples(path, noise=0.0, age=0)
     once = NUM_LAYERS * len(examples)
     calls, expected = passes(path, examples, activation_checkpointing=0.0)
@@ -67,7 +67,7 @@ def test_attention_is_computed_once_and_gradients_are_the_same_to_the_bit(path):
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_the_kernel_of_gpus_is_kept_as_well():
+def test_the_output_of_the_gpu_kernel_is_kept_as_well():
     """On the meta device, where nothing is computed."""
     with torch.device("meta"):
         query, key, value = (torch.empty(64, 2, 16, dtype=torch.bfloat16) for _ in range(3))

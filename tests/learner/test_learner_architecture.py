@@ -56,7 +56,7 @@ NOISY = [
 
 
 def build(config: PreTrainedConfig, folder: Path, *, activation_checkpointing: bool) -> Policy:
-    """A random model of `config` as the learner builds it from a folder."""
+    """Build a random model of `config` in the way the learner builds it from a folder."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return Policy.build(
@@ -70,7 +70,7 @@ def build(config: PreTrainedConfig, folder: Path, *, activation_checkpointing: b
 
 
 def example(length: int) -> Example:
-    """A prompt of two tokens and a response, `length` tokens together."""
+    """Return a prompt of two tokens and a response, with `length` tokens in total."""
     token_ids = tuple(3 + (7 * i * i) % 90 for i in range(length))
     return Example(
         token_ids=token_ids,
@@ -90,14 +90,14 @@ def learner_logprobs(policy: Policy, examples: Sequence[Example]) -> Tensor:
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # OPT's layers return a view
 @pytest.mark.parametrize("config", NOISY, ids=lambda config: config.model_type)
 def test_activation_checkpointing_does_not_switch_dropout_on(config, tmp_path):
-    """Two passes are equal to the last bit. They were 1 to 3 nats apart with dropout left on."""
+    """Two passes are bit-identical. They differed by 1 to 3 nats when dropout stayed on."""
     policy = build(config, tmp_path / "model", activation_checkpointing=True)
     first, second = (learner_logprobs(policy, [example(37)]) for _ in range(2))
     torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
-def test_noise_of_a_nested_text_configuration_is_silenced_too():
-    """Switches with such a name and unset values are not changed."""
+def test_dropout_of_a_nested_text_configuration_is_turned_off_too():
+    """Boolean settings with such a name and unset values stay unchanged."""
     config = Gemma3Config()
     config.text_config.attention_dropout = 0.1
     config.vision_config.attention_dropout = 0.2
@@ -111,8 +111,8 @@ def test_noise_of_a_nested_text_configuration_is_silenced_too():
 
 
 def test_activations_are_recomputed_in_evaluation_mode(tmp_path):
-    """Each router runs in the forward pass and once more in the backward pass, not training.
-    Fails when activation checkpointing is lost with training mode.
+    """Each router runs in the forward pass and once more in the backward pass, both in evaluation
+    mode. Fails when leaving training mode turns activation checkpointing off.
     """
     policy = build(NOISY[-1], tmp_path / "model", activation_checkpointing=True)
     routers = [module for module in policy.modules() if type(module).__name__ == "PhimoeTopKRouter"]
@@ -123,8 +123,8 @@ def test_activations_are_recomputed_in_evaluation_mode(tmp_path):
     assert runs == [False] * 2 * len(routers)
 
 
-def test_a_threshold_with_a_name_like_noise_stays():
-    """Phi-3.5-MoE masks experts by router_jitter_noise also when it does not train."""
+def test_a_threshold_whose_name_looks_like_noise_is_kept():
+    """Phi-3.5-MoE masks experts by router_jitter_noise even when it does not train."""
     config = PhimoeConfig(router_jitter_noise=0.01)
     silence(config)
     assert config.router_jitter_noise == 0.01
@@ -152,8 +152,10 @@ def test_scales_and_soft_caps_of_the_logits_are_measured_on_the_model(
     assert (shape.cap or 0.0) == pytest.approx(expected.cap or 0.0, rel=1e-6)
 
 
-def test_logits_that_are_shaped_in_another_way_are_refused(monkeypatch):
-    """Fails when a model that, say, squares its logits is taken for one that scales them."""
+def test_logits_that_are_transformed_in_another_way_are_refused(monkeypatch):
+    """Fails when a model that squares its logits, for example, is treated as one that
+    scales them.
+    """
     model = empty_model(AutoConfig.for_model("llama", **SIZES), dtype=torch.float32)
     plain = type(model).forward
 
@@ -180,10 +182,12 @@ def test_logits_that_are_shaped_in_another_way_are_refused(monkeypatch):
         ("falcon", {}, "cannot build it"),
     ],
 )
-def test_an_architecture_that_the_learner_does_not_compute_is_refused_by_name(
+def test_an_architecture_that_the_learner_cannot_compute_is_refused_by_name(
     model_type, changes, reason
 ):
-    """Before weights are loaded; some was found in the middle of a run, some never."""
+    """Before weights are loaded; some of these used to fail in the middle of a run, and some were
+    never found.
+    """
     small = {} if model_type == "gpt2" else SIZES
     config = AutoConfig.for_model(model_type, **small | changes)
     with pytest.raises(UnsupportedModelError, match=f"model_type {model_type} .*{reason}"):
@@ -194,15 +198,15 @@ def test_an_architecture_that_the_learner_does_not_compute_is_refused_by_name(
     ("model_type", "part"),
     [("gpt_oss", "sinks"), ("gemma2", "a soft cap .attn_logit_softcapping=50")],
 )
-def test_attention_without_a_kernel_on_gpus_is_refused_there(model_type, part):
+def test_attention_without_a_gpu_kernel_is_refused_on_a_gpu(model_type, part):
     empty = empty_model(AutoConfig.for_model(model_type, **SIZES), dtype=torch.float32)
     check_device(empty, CPU)
     with pytest.raises(UnsupportedModelError, match=f"{model_type} is .* on CPUs only: .*{part}"):
         check_device(empty, torch.device("cuda"))
 
 
-def test_a_refused_model_ends_the_start_before_its_weights_are_read(tmp_path):
-    """The folder has none. Fails when the checkpoint is opened first."""
+def test_a_model_is_refused_before_its_weights_are_read(tmp_path):
+    """The folder has no weights. Fails when the checkpoint is opened first."""
     AutoConfig.for_model("llama4_text", **SIZES).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="model_type llama4_text"):
         Policy.build(

@@ -1,4 +1,4 @@
-"""A critic in an update: its values, the advantages from them, and its own steps."""
+"""A critic in an update: its values, the advantages computed from them, and its own steps."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +32,9 @@ CRITIC = CriticConfig(lr=3e-3, policy_lambda=0.9, value_lambda=1.0, value_clip=0
 
 
 def rewarded(path: str, *, noise: float = 0.3) -> list[Example]:
-    """Examples with a reward at the last token of each response, half of them of age 0."""
+    """Return examples with a reward at the last token of each response; half of the tokens have age
+    0.
+    """
     examples = make_examples(path, noise=noise, age=1)
     found = []
     for number, example in enumerate(examples):
@@ -43,7 +45,7 @@ def rewarded(path: str, *, noise: float = 0.3) -> list[Example]:
 
 
 class PlainCritic(nn.Module):
-    """A backbone of transformers with a linear head that starts at 0."""
+    """A transformers backbone with a linear head that starts at 0."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -52,13 +54,13 @@ class PlainCritic(nn.Module):
         nn.init.zeros_(self.head.weight)
 
     def values(self, example: Example) -> Tensor:
-        """Values [R], computed for one sequence alone."""
+        """Return the values [R], computed for one sequence on its own."""
         hidden = self.model(torch.tensor([example.token_ids]), use_cache=False).last_hidden_state
         return self.head(hidden[0, example.num_prompt - 1 : -1])[:, 0]
 
 
 def advantages(example: Example, values: Tensor, decay: float) -> Tensor:
-    """Schulman et al. 2016, eq. 16, as a sum over deltas [R]."""
+    """Compute advantages as in Schulman et al. 2016, eq. 16, as a sum over deltas [R]."""
     rewards = torch.from_numpy(np.asarray(example.advantage))
     deltas = rewards + torch.cat([values[1:], torch.zeros(1)]) - values
     steps = range(len(deltas))
@@ -68,7 +70,7 @@ def advantages(example: Example, values: Tensor, decay: float) -> Tensor:
 def plain_run(
     path: str, minibatches: Sequence[Sequence[Example]], *, num_updates: int
 ) -> tuple[nn.Module, PlainCritic]:
-    """Policy and critic after updates in plain torch."""
+    """Return policy and critic after updates in plain torch."""
     policy, critic = plain_model(path), PlainCritic(path)
     of_policy = plain_adamw(policy)
     of_critic = plain_adamw(critic)
@@ -109,9 +111,9 @@ def plain_run(
 
 
 def test_updates_with_a_critic_equal_plain_torch(path):
-    """Two updates of two minibatches: the second one has values that are not 0. Fails when
-    advantages are not standardised over both minibatches, a value belongs to another token, the
-    targets follow the moving critic, or the two optimizers share something.
+    """Two updates of two minibatches, so that the second one has values other than 0. Fails when
+    advantages are not standardised over both minibatches, a value is used for another token, the
+    targets follow the moving critic, or the two optimizers share state.
     """
     examples = rewarded(path)
     minibatches = [examples[:3], examples[3:]]
@@ -131,7 +133,9 @@ def test_updates_with_a_critic_equal_plain_torch(path):
 
 
 def test_a_critic_learns_to_explain_the_returns_and_is_measured_by_age(path):
-    """Fails when it is stepped uphill, or its error on old tokens is that of all."""
+    """Fails when the critic's steps go uphill, or its error on old tokens is the error on all
+    tokens.
+    """
     examples = rewarded(path, noise=0.0)
     examples = [replace(e, age=number % 2) for number, e in enumerate(examples)]
     learner = make_learner(path, critic=replace(CRITIC, value_clip=None), lr=1e-5)
@@ -149,9 +153,10 @@ def test_a_critic_learns_to_explain_the_returns_and_is_measured_by_age(path):
     assert first["critic/error_old"] == pytest.approx(by_age[1], abs=1e-6)
 
 
-def test_the_policy_stays_as_it_is_while_the_critic_warms_up(path):
-    """Four optimizer steps, two updates; engine and learner are compared meanwhile, and the
-    policy's learning rate falls over the other six. Fails when the schedule counts the warm-up.
+def test_the_policy_does_not_change_while_the_critic_warms_up(path):
+    """For four optimizer steps, which are two updates. Engine and learner are still compared, and
+    the policy's learning rate falls over the other six steps. Fails when the schedule counts the
+    warm-up.
     """
     learner = make_learner(
         path, critic=CRITIC, num_critic_only_steps=4, num_steps=10, schedule=Schedule.linear
@@ -171,7 +176,7 @@ def test_the_policy_stays_as_it_is_while_the_critic_warms_up(path):
 def test_a_bad_step_of_the_critic_names_its_learning_rate_and_leaves_it_unchanged(
     path, monkeypatch
 ):
-    """Fails when the message blames the policy, or the critic takes the step all the same."""
+    """Fails when the message blames the policy, or the critic takes the step anyway."""
     learner = make_learner(path, critic=CRITIC)
     examples = rewarded(path)
     batch = [pack_minibatch([part]) for part in (examples[:3], examples[3:])]
@@ -189,7 +194,7 @@ def test_a_bad_step_of_the_critic_names_its_learning_rate_and_leaves_it_unchange
         assert parameter.grad is None
 
 
-def test_without_a_critic_there_is_no_second_model(path):
+def test_without_a_critic_no_second_model_is_loaded(path):
     learner = make_learner(path)
     assert learner._critic is None
     metrics = learner.update([pack_minibatch([make_examples(path, noise=0.0, age=0)])])

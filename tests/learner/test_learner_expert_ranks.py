@@ -1,5 +1,7 @@
-"""A mixture of experts on two ranks against one: experts that do not divide evenly, experts that no
-token of a rank reaches, as one copy of the weights and as two.
+"""A mixture of experts on two ranks gives the results of one rank.
+
+The number of experts is not divisible by the ranks, no token of a rank reaches some experts, and
+the ranks hold one copy of the weights or two.
 """
 
 from pathlib import Path
@@ -25,9 +27,12 @@ from april_rl.config.choices import RouterReplay
 pytestmark = pytest.mark.slow
 
 NUM_RANKS = 2
-NUM_EXPERTS = 5  # three and two
-SHARD_SIZES = (2, 1)  # one copy; two
-DEALT = {1: [[[0, 1, 2, 3, 4, 5]]], 2: [[[0, 2, 3], [4, 5]], [[1], []]]}  # a token; the dummy row
+NUM_EXPERTS = 5  # three experts on one rank and two on the other
+SHARD_SIZES = (2, 1)  # one copy of the weights, or two
+DEALT = {
+    1: [[[0, 1, 2, 3, 4, 5]]],
+    2: [[[0, 2, 3], [4, 5]], [[1], []]],
+}  # [1]: one token
 
 
 def run(path: str, *, shard_size: int) -> dict[str, Any]:
@@ -48,7 +53,7 @@ def run(path: str, *, shard_size: int) -> dict[str, Any]:
 
 
 def repeat(path: str, *, shard_size: int) -> torch.Tensor:
-    """Return log-probabilities after an update whose second minibatch has the experts of its
+    """Return the log-probabilities after an update whose second minibatch uses the experts of its
     proximal pass.
     """
     learner = make_learner(
@@ -77,7 +82,9 @@ def run_rank(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """Where the model is, what one rank saw, and what each of two saw by their shard size."""
+    """Return the model folder, the results of one rank, and the results of each of two ranks by
+    shard size.
+    """
     folder = tmp_path_factory.mktemp("experts")
     write_tiny_qwen3_moe(folder / "model", num_experts=NUM_EXPERTS)
     run_ranks(run_rank, str(folder), num_ranks=NUM_RANKS)
@@ -89,9 +96,8 @@ def seen(tmp_path_factory):
 
 @pytest.mark.parametrize("shard_size", SHARD_SIZES)
 def test_two_ranks_load_and_update_experts_like_one_rank(seen, shard_size):
-    """Fails when a rank loads another's experts, or leaves its share of an expert's gradient out.
-
-    A rank whose two tokens reach few experts must neither wait nor make others wait.
+    """Fails when a rank loads the experts of another rank, or leaves its share out of an expert's
+    gradient. A rank whose two tokens reach few experts must neither wait nor make others wait.
     """
     folder, one, ranks = seen
     stored = load_file(folder / "model.safetensors")
@@ -118,7 +124,7 @@ def test_an_export_of_two_ranks_equals_the_weights_they_send(seen, shard_size):
 
 
 @pytest.mark.parametrize("shard_size", SHARD_SIZES)
-def test_two_ranks_repeat_the_experts_of_their_rows_like_one_rank(seen, shard_size):
+def test_two_ranks_repeat_the_expert_choices_of_their_rows_like_one_rank(seen, shard_size):
     _, one, ranks = seen
     for rank in ranks:
         found = rank[shard_size]["repeated"]

@@ -1,4 +1,4 @@
-"""Mixtures of experts: one tensor an expert on disk, one a layer in the learner."""
+"""Mixtures of experts: one tensor per expert on disk, one tensor per layer in the learner."""
 
 import json
 from pathlib import Path
@@ -69,7 +69,7 @@ def build(path: str, *, shard_size: int = 0, activation_checkpointing: bool = Fa
 
 
 @in_a_group
-def test_a_packed_row_of_a_mixture_gives_every_response_the_logprobs_it_has_alone(path):
+def test_a_packed_row_of_a_mixture_gives_the_logprobs_of_each_response_on_its_own(path):
     examples = make_examples(path, noise=0.0, age=0)
     alone = all_plain_logprobs(plain_model(path), examples)
     together = learner_logprobs(make_learner(path), examples)
@@ -79,7 +79,9 @@ def test_a_packed_row_of_a_mixture_gives_every_response_the_logprobs_it_has_alon
 @in_a_group
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
 def test_gradients_equal_computing_the_experts_one_after_another(path, activation_checkpointing):
-    """Also of the router. Fails when gate and up change places, or an expert is another's."""
+    """Also for the router. Fails when the gate and up matrices are swapped, or experts are mixed
+    up.
+    """
     examples = make_examples(path, noise=0.0, age=0)
     model = plain_model(path)
     for example in examples:
@@ -107,9 +109,9 @@ def test_an_update_equals_plain_torch_and_keeps_the_sent_names(path):
 
 @in_a_group
 def test_an_expert_without_tokens_gets_a_zero_gradient(path):
-    """Two tokens reach four of six experts at most."""
+    """Two tokens reach at most four of six experts."""
     policy = build(path)
-    examples = make_examples(path, noise=0.0, age=0)[1:2]  # one token after one
+    examples = make_examples(path, noise=0.0, age=0)[1:2]  # 1 + 1 tokens
     row = PackedRow.of(pack(examples, total=1), device=CPU)
     policy(row)[0].sum().backward()
     grads = {n: p.grad.full_tensor() for n, p in policy.named_parameters() if p.dim() == 3}
@@ -147,7 +149,9 @@ def test_an_export_of_experts_has_the_bits_of_the_checkpoint_and_loads(path, tmp
 
 @in_a_group
 def test_files_of_an_export_are_planned_by_the_sizes_of_single_experts(path, tmp_path):
-    """Fails when the sizes are those of the learner's parameters: there are fewer of them."""
+    """Fails when the plan uses the sizes of the learner's parameters, which are fewer
+    and larger.
+    """
     policy, target = build(path), tmp_path / "parts"
     max_bytes = 40_000
     export(
@@ -167,17 +171,17 @@ def test_files_of_an_export_are_planned_by_the_sizes_of_single_experts(path, tmp
         assert all(torch.equal(tensor, stored[name]) for name, tensor in tensors.items())
 
 
-# Ranks, ranks of a copy, and the rank that looks: torch remembers a mesh of this process with the
-# rank that saw it first, so no mesh is here twice.
+# Ranks, ranks that share a copy, and the rank that is asked. Torch remembers a mesh of this process
+# with the rank that built it first, so every mesh is listed once.
 MESHES = [(3, 3, 1), (5, 5, 2), (7, 7, 6), (6, 3, 5), (8, 4, 6), (10, 5, 8)]
 
 
 @pytest.mark.parametrize(("num_ranks", "shard_size", "rank"), MESHES)
 def test_a_rank_of_any_mesh_holds_its_rows_of_every_parameter(path, num_ranks, shard_size, rank):
-    """Plain and hybrid meshes; experts that do not divide evenly, and ranks without any.
-
-    Rows of dimension 0 are dealt out in blocks of ⌈rows / ranks of a copy⌉. Fails when a rank reads
-    another's experts, or those of its place in the world instead of its place in the copy.
+    """In plain and hybrid meshes, with a number of experts that is not divisible, and with ranks
+    that hold none. Rows of dimension 0 are split into blocks of ⌈rows / ranks that share a copy⌉.
+    Fails when a rank reads the experts of another rank, or uses its rank in the world instead of
+    its rank in the copy.
     """
     whole = dict(plain_model(path).named_parameters())
     dist.init_process_group("fake", rank=rank, world_size=num_ranks)
@@ -192,10 +196,12 @@ def test_a_rank_of_any_mesh_holds_its_rows_of_every_parameter(path, num_ranks, s
         assert torch.equal(held[name], expected[start : start + block]), name
 
 
-@pytest.mark.filterwarnings("ignore")  # of transformers, about tiny configurations
+@pytest.mark.filterwarnings("ignore")  # transformers warns about tiny configurations
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parts_match_what_transformers_would_save(family):
-    """Name for name and bit for bit. Fails when an expert's matrices are cut at another row."""
+    """With equal names and identical bits. Fails when an expert's matrices are split at the wrong
+    row.
+    """
     model = tiny_model(tiny_config(family))
     tensors = model.state_dict()
     expected = revert_weight_conversion(model, dict(tensors))
@@ -211,7 +217,7 @@ def test_parts_match_what_transformers_would_save(family):
         assert torch.equal(part.of(tensor), expected[name]), name
 
 
-def test_a_checkpoint_in_another_form_is_refused_by_its_names():
+def test_a_checkpoint_with_another_layout_is_refused_with_its_tensor_names():
     with init_empty_weights():
         model = AutoModelForCausalLM.from_config(tiny_config("hrm_text"))
     names = StoredNames(model)
@@ -221,7 +227,7 @@ def test_a_checkpoint_in_another_form_is_refused_by_its_names():
 
 
 def rewrite(path: str, target: Path, **changes: torch.Tensor | None) -> str:
-    """A copy of the checkpoint with some tensors replaced, added, or (None) left out."""
+    """Write a copy of the checkpoint with some tensors replaced, added, or left out (None)."""
     tensors = {**load_file(Path(path, "model.safetensors")), **changes}
     save_file({k: v for k, v in tensors.items() if v is not None}, target / "model.safetensors")
     (target / "config.json").write_text(Path(path, "config.json").read_text())
@@ -229,7 +235,7 @@ def rewrite(path: str, target: Path, **changes: torch.Tensor | None) -> str:
 
 
 @in_a_group
-def test_an_expert_that_is_missing_is_named(path, tmp_path):
+def test_a_missing_expert_is_named(path, tmp_path):
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
     with pytest.raises(CheckpointError, match=r"1 \(model\.layers\.0\.mlp\.experts\.3\.up_proj"):
         make_learner(rewrite(path, tmp_path, **{name: None}))

@@ -1,6 +1,8 @@
-"""Families with states, sinks, frozen tensors or biases: updates, what is sent, exports, resuming.
+"""Model families with states, sinks, frozen tensors or biases: updates, weight syncs, exports,
+resuming.
 
-docs/models.md compares log-probabilities and gradients of every family; this is what comes after.
+docs/models.md compares log-probabilities and gradients of every family; these tests cover what
+follows.
 """
 
 from pathlib import Path
@@ -31,11 +33,11 @@ FAMILIES = {
     "glm4_moe": "a frozen bias of the router",
     "phi": "a bias in the output layer",
 }
-VOCABULARY = 98  # of make_examples
+VOCABULARY = 98  # the lengths of `make_examples`
 
 pytestmark = [
     pytest.mark.usefixtures("_group"),
-    pytest.mark.filterwarnings("ignore"),  # of transformers, about tiny configurations
+    pytest.mark.filterwarnings("ignore"),  # transformers warns about tiny configurations
 ]
 
 
@@ -56,7 +58,7 @@ def test_an_update_equals_plain_torch_one_sequence_at_a_time(path):
 
 
 def test_sent_weights_have_the_names_of_the_checkpoint_and_frozen_tensors_its_bits(path):
-    """Fails when a tensor does not reach the engine, or a router's bias is rounded or trained."""
+    """Fails when the engine does not get a tensor, or a router's bias is rounded or trained."""
     learner = make_learner(path, compute_dtype=ComputeDtype.bfloat16)
     learner.update([pack_minibatch([make_examples(path, noise=0.3, age=1)])])
     stored, sent = load_file(Path(path, "model.safetensors")), dict(learner.weights())
@@ -67,7 +69,7 @@ def test_sent_weights_have_the_names_of_the_checkpoint_and_frozen_tensors_its_bi
 
 
 def test_an_export_loads_in_transformers_and_in_a_learner_that_continues(path, tmp_path):
-    """As does a snapshot. Fails when the tensors in it are another policy's."""
+    """So does a snapshot. Fails when the saved tensors are from another policy version."""
     examples = make_examples(path, noise=0.3, age=1)
     learner = make_learner(path)
     learner.update([pack_minibatch([examples])])
@@ -80,7 +82,8 @@ def test_an_export_loads_in_transformers_and_in_a_learner_that_continues(path, t
     resumed.load_state(tmp_path / "state")
     for each in (resumed, learner):
         each.update([pack_minibatch([examples])])
-    # Not to the bit: a sum over experts may round otherwise where memory is aligned otherwise.
+    # Not bit-identical: a sum over experts may round differently when memory is aligned
+    # differently.
     torch.testing.assert_close(
         learner_logprobs(resumed, examples), learner_logprobs(learner, examples), atol=1e-6, rtol=0
     )

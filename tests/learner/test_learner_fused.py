@@ -1,4 +1,4 @@
-"""Compiled functions of the learner against the same functions in single operations."""
+"""Compiled functions of the learner against the same functions run operation by operation."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from april_rl.learner.row import PackedRow
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("_group"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # read by the compiler
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # the compiler reads this
 ]
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ MODELS = [
     pytest.param(Qwen3Config(**SIZES), id="qwen3"),
     pytest.param(LlamaConfig(**SIZES, tie_word_embeddings=True), id="llama, tied"),
     pytest.param(Qwen3MoeConfig(**SIZES, **EXPERTS), id="qwen3_moe"),
-    # its functions have another code, which takes long to compile
+    # its functions have different code, which takes long to compile
     pytest.param(Gemma2Config(**SIZES), id="gemma2, soft cap", marks=pytest.mark.soak),
 ]
 LENGTHS = (7, 41, 18)
@@ -76,7 +76,7 @@ def build(
 
 
 def outputs(policy: Policy, lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropy of the responses of one row, after a backward pass."""
+    """Return log-probabilities and entropy of the responses of one row, after a backward pass."""
     examples = [
         Example(
             token_ids=tuple(3 + (7 * i * i + start) % 290 for i in range(length)),
@@ -97,7 +97,7 @@ def gradients(policy: Policy) -> dict[str, Tensor]:
 
 
 def rotate(attention: nn.Module) -> Tensor:
-    """Queries and keys after the rotary embedding that an attention calls, in bfloat16."""
+    """Return queries and keys in bfloat16 after the rotary embedding that an attention calls."""
     function = attention.forward.__func__.__globals__["apply_rotary_pos_emb"]
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 1, 4, 500, 16, generator=generator).bfloat16()
@@ -124,9 +124,9 @@ def test_in_float32_log_probabilities_and_gradients_are_equal(folder, activation
     assert num_compiled_calls() > 0
 
 
-def test_in_bfloat16_compiled_functions_round_where_single_operations_do(folder):
-    """Only sums in another order may flip a rounding. Fails when roundings between operations are
-    left out, by which a quarter of the elements would differ from the engine's.
+def test_in_bfloat16_compiled_functions_round_like_single_operations(folder):
+    """Only a different order of sums may change a rounding. Fails when roundings between operations
+    are left out; a quarter of the elements would then differ from the engine's.
     """
     torch.manual_seed(0)
     plain, compiled = (
@@ -147,10 +147,10 @@ def test_in_bfloat16_compiled_functions_round_where_single_operations_do(folder)
             values = torch.randn(1, 500, width, dtype=torch.bfloat16)
             assert (one(values) != same(values)).float().mean() <= 0.002, type(one)
             num_compared += 1
-    assert num_compared >= 7  # two attentions, too
+    assert num_compared >= 7  # two of them are attentions
 
 
-def test_a_machine_that_cannot_compile_is_told_what_to_do(monkeypatch):
+def test_the_error_on_a_machine_that_cannot_compile_says_what_to_do(monkeypatch):
     def fail(_: Tensor) -> Tensor:
         raise RuntimeError("no compiler found")
 

@@ -1,5 +1,7 @@
-"""When gradients are shared out over ranks: what is left behind by a backward pass that is not a
-minibatch's last. Other ranks are imagined, so what a rank computes with their weights is no number.
+"""Gradients that are sharded over ranks: what a backward pass leaves in memory when it is not the
+last one of its minibatch.
+
+The other ranks are not real, so the numbers computed with their weights mean nothing.
 """
 
 from pathlib import Path
@@ -19,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread():
-    """With matrices this small, threads only wait for each other."""
+    """Use one thread: with matrices this small, threads only wait for each other."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -37,9 +39,9 @@ def one_more_pass(policy: Policy, row: PackedRow, *, is_last: bool) -> None:
 def test_no_backward_pass_leaves_more_than_a_shard_of_the_gradients(
     path, num_ranks, shard_size, is_shared_out
 ):
-    """Where weights are shards, so are gradients after the first of several passes. Fails when
-    FSDP2 is told not to reduce before the last: every rank then holds float32 gradients of all
-    parameters. A rank with a whole copy holds them anyway, and reduces them once.
+    """Where weights are sharded, so are gradients after the first of several passes. Fails when
+    FSDP2 reduces gradients only after the last pass: every rank then holds float32 gradients of all
+    parameters. A rank with a whole copy of the weights holds them anyway, and reduces them once.
     """
     row = PackedRow.of(pack(make_examples(path, noise=0.0, age=0), total=1), device=CPU)
     dist.init_process_group("fake", rank=0, world_size=num_ranks)
@@ -52,7 +54,7 @@ def test_no_backward_pass_leaves_more_than_a_shard_of_the_gradients(
             activation_checkpointing=False,
             temperature=TEMPERATURE,
         )
-        shards = policy.trained_parameters()  # before a pass leaves gathered weights in their place
+        shards = policy.trained_parameters()  # a pass gathers them
         one_more_pass(policy, row, is_last=False)
         first = [shard.grad for shard in shards]
         one_more_pass(policy, row, is_last=True)

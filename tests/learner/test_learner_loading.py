@@ -1,4 +1,6 @@
-"""Loading a checkpoint takes the memory of a shard, and an export has every bit of it."""
+"""Loading a checkpoint takes little more memory than a shard, and an export keeps every
+bit of it.
+"""
 
 import json
 import threading
@@ -23,7 +25,8 @@ from april_rl.learner.model.export import export
 from april_rl.learner.policy import Policy
 
 NUM_RANKS = 2
-# Untied, so that the last tensor is one of the two large ones: everything else is there by then.
+# Untied, so that the last tensor is one of the two large ones, when everything else is already
+# loaded.
 LARGE = Qwen3Config(
     vocab_size=48_000,
     hidden_size=768,
@@ -37,7 +40,7 @@ LARGE = Qwen3Config(
 
 
 def write_large(folder: Path) -> int:
-    """A bfloat16 checkpoint of LARGE in two files; the number of its parameters."""
+    """Write a bfloat16 checkpoint of LARGE in two files; return the number of its parameters."""
     with init_empty_weights():
         model = Qwen3ForCausalLM(LARGE)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -63,7 +66,7 @@ def anonymous_bytes() -> int:
 
 @contextmanager
 def peak_growth() -> Iterator[list[int]]:
-    """Filled with how many bytes more than at the start there were at the most."""
+    """Yield a list that gets the peak growth of memory since the start, in bytes."""
     before = anonymous_bytes()
     seen, found = [before], [0]
     is_over = threading.Event()
@@ -92,7 +95,9 @@ def load(folder: str) -> Policy:
 
 
 def load_as_rank(rank: int, folder: str) -> None:
-    """One of the processes: loads a small model for the imports' sake, then the large one."""
+    """Run one of the processes: load a small model so that everything is imported, then the large
+    one.
+    """
     with one_of(NUM_RANKS, rank=rank, folder=folder):
         load(f"{folder}/small")
         with peak_growth() as peak:
@@ -103,9 +108,9 @@ def load_as_rank(rank: int, folder: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_loading_takes_hardly_more_memory_than_the_shard(tmp_path):
-    """Fails when a rank has its slice of a tensor in memory a second time, beside the shard that it
-    fills, or a whole tensor, or a master of what another rank holds.
+def test_loading_takes_little_more_memory_than_the_shard(tmp_path):
+    """Fails when a rank holds a second copy of its slice of a tensor besides the shard, or a whole
+    tensor, or master weights that belong to another rank.
     """
     write_tiny_qwen3(tmp_path / "small")
     num_parameters = write_large(tmp_path / "large")
@@ -149,8 +154,10 @@ def test_loading_exporting_and_loading_again_keeps_every_bit(tmp_path, is_tied, 
             assert all(torch.equal(written[name], stored[name]) for name in stored)
 
 
-def test_an_export_that_the_disk_refuses_is_one_error_after_all_weights_were_gathered(tmp_path):
-    """The other ranks gather each tensor with this one. Fails when they would wait for ever."""
+def test_a_failed_export_raises_one_error_after_all_weights_were_gathered(tmp_path):
+    """The other ranks gather each tensor together with this one. Fails when they would wait
+    forever.
+    """
     path = write_model(tmp_path / "model")
     (tmp_path / "exports").write_text("in the way")
     gathered = []

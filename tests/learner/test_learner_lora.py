@@ -1,4 +1,6 @@
-"""Adapters: gradients of plain torch with peft, merged weights, the base model as reference."""
+"""LoRA adapters: gradients against plain torch with peft, merged weights, and the base model as
+reference.
+"""
 
 import math
 from dataclasses import replace
@@ -54,14 +56,14 @@ def moe_path(tmp_path_factory):
 
 
 def make_trained(path: str, *, lora: LoraConfig = LORA, **changes: Any) -> Learner:
-    """Return a learner after an update, so that no B is zero."""
+    """Return a learner after an update, so that B is not zero anywhere."""
     learner = make_learner(path, lora=lora, **changes)
     learner.update([pack_minibatch([make_examples(path, noise=0.3, age=1)])])
     return learner
 
 
 def in_peft(path: str, folder: Path) -> PeftModel:
-    """The model with the adapter of an exported folder, in plain float32 torch."""
+    """Return the model with the adapter of an exported folder, in plain float32 torch."""
     return PeftModel.from_pretrained(plain_model(path), folder / "adapter", is_trainable=True)
 
 
@@ -78,8 +80,9 @@ def gradients(learner: Learner, examples: list[Example]) -> dict[str, torch.Tens
 def test_the_adapters_get_the_gradients_of_plain_torch_and_peft(
     either_path, tmp_path, lora, activation_checkpointing
 ):
-    """And nothing else gets one. Fails when checkpointed layers whose input is frozen get none,
-    with another scale than alpha / rank, and when the exported adapter is not the one computed.
+    """No other weight gets a gradient. Fails when checkpointed layers with a frozen input get none,
+    when the scale is not alpha / rank, or when the exported adapter is not the one that was
+    trained.
     """
     learner = make_trained(
         either_path, lora=lora, activation_checkpointing=activation_checkpointing
@@ -101,7 +104,7 @@ def test_the_adapters_get_the_gradients_of_plain_torch_and_peft(
         assert (grad - expected[name]).norm() < 1e-5 * expected[name].norm(), name
 
 
-def test_the_exported_adapter_is_the_policy_to_peft(either_path, tmp_path):
+def test_peft_loads_the_exported_adapter_as_the_policy(either_path, tmp_path):
     learner = make_trained(either_path)
     examples = make_examples(either_path, noise=0.0, age=0)
     learner_logprobs(learner, examples)  # a forward pass leaves its weights gathered
@@ -114,8 +117,8 @@ def test_the_exported_adapter_is_the_policy_to_peft(either_path, tmp_path):
 def test_engine_and_checkpoint_get_merged_weights_under_the_names_of_the_model(
     either_path, tmp_path, compute_dtype
 ):
-    """Against peft's own merge, in float32. Fails when the sum is rounded before the end, its
-    scale is another, or A and B are left out or sent along.
+    """Compared with peft's own merge in float32. Fails when the sum is rounded too early, the scale
+    is wrong, or A and B are left out or sent as well.
     """
     learner = make_trained(either_path, lora=ATTENTION, compute_dtype=compute_dtype)
     learner.export(tmp_path / "out")
@@ -173,7 +176,7 @@ def test_lora_a_is_drawn_from_the_seed_as_in_peft_and_lora_b_is_zero(path):
 
 
 def test_a_run_trains_the_adapters_of_its_settings_and_seed(path):
-    """Fails when a setting of `lora`, or the seed, is lost between the YAML and the layers."""
+    """Fails when a setting in `lora`, or the seed, gets lost between the YAML and the layers."""
     settings = ("lora.rank=2", "lora.alpha=6", "lora.target_modules=[k_proj]", "seed=9")
     precision = "learner.compute_dtype=float32"
     config = load("+recipe=tiny_cpu", f"model.path={path}", precision, *settings)
@@ -186,8 +189,10 @@ def test_a_run_trains_the_adapters_of_its_settings_and_seed(path):
     assert {layer.scaling["default"] for layer in layers} == {3.0}
 
 
-def test_only_adapters_have_masters_gradients_and_moments(path):
-    """The rest is stored as it is computed. Fails when the optimizer holds the whole model."""
+def test_only_adapters_have_master_weights_gradients_and_optimizer_state(path):
+    """All other weights are stored in the precision of the computation. Fails when the optimizer
+    holds the whole model.
+    """
     learner = make_learner(path, lora=LORA, compute_dtype=ComputeDtype.bfloat16)
     before = parameters(learner)
     for _ in range(2):
@@ -199,13 +204,14 @@ def test_only_adapters_have_masters_gradients_and_moments(path):
         assert tensor.dtype is (torch.float32 if is_adapter else torch.bfloat16), name
         assert torch.equal(tensor, before[name]) is not is_adapter, name
     assert len(adapters) == 2 * 7 * 3
-    assert len(list(learner._optimizer.moments())) == 3 * len(adapters)  # and a step count
+    assert len(list(learner._optimizer.moments())) == 3 * len(adapters)  # plus a step count
 
 
 @pytest.mark.parametrize("compute_dtype", PRECISIONS)
 def test_the_reference_is_the_policy_without_its_adapters(path, compute_dtype):
-    """To the last bit what a second model gives, whose memory is spared; and training goes on as
-    without it. Fails when adapters stay on, stay off, or are not trained at the first forward pass.
+    """It is bit-identical to a second model, without its memory, and training continues as it would
+    without a reference. Fails when adapters stay on, stay off, or are not trained from the first
+    forward pass.
     """
     algorithm = replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.1)
     settings = {"algorithm": algorithm, "compute_dtype": compute_dtype}
@@ -229,8 +235,10 @@ def test_the_reference_is_the_policy_without_its_adapters(path, compute_dtype):
     ("names", "culprit"),
     [(["q_proj", "c_attn"], "c_attn"), (["lm_head"], "lm_head"), (["embed_tokens"], "embed_")],
 )
-def test_a_wrong_target_module_is_refused_with_the_possible_ones(path, names, culprit):
-    """The output layer computes no logits and the embedding multiplies nothing."""
+def test_a_wrong_target_module_is_refused_with_the_possible_names(path, names, culprit):
+    """The output layer and the embedding cannot have adapters here: the learner computes logits in
+    another way, and an embedding multiplies nothing.
+    """
     with pytest.raises(LoraError, match=rf"^lora\.target_modules=.*: {culprit}") as caught:
         make_learner(path, lora=replace(LORA, target_modules=names))
     assert str(caught.value).endswith(", ".join(LINEAR))
@@ -240,8 +248,8 @@ def test_a_wrong_target_module_is_refused_with_the_possible_ones(path, names, cu
     "names", [None, ["gate_proj", "up_proj", "down_proj"], ["gate_proj", "q_proj"]]
 )
 def test_adapters_on_experts_are_refused(moe_path, names):
-    """One layer of the model is dense and has layers of these names. Fails when peft's own idea of
-    experts is taken over, or they are left out without a word.
+    """One dense layer of the model has linear layers of these names. Fails when peft puts adapters
+    on experts in its own way, or silently leaves them out.
     """
     with pytest.raises(LoraError, match=r"^lora\.target_modules: the experts") as caught:
         make_learner(moe_path, lora=replace(LORA, target_modules=names))
@@ -249,22 +257,24 @@ def test_adapters_on_experts_are_refused(moe_path, names):
 
 
 def test_adapters_on_all_layers_are_refused_where_every_layer_has_experts(moe_path):
-    """Nothing but attention is linear then. Fails when "all" is taken to mean attention alone."""
+    """Only attention is linear there. Fails when "all" is understood as attention only."""
     config = AutoConfig.from_pretrained(moe_path, mlp_only_layers=[])
     model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(LoraError, match="the experts"):
         inject(model, LORA)
 
 
-def test_layers_that_peft_refuses_are_named():
-    """Fails when its error reaches the user without the setting."""
+def test_the_layers_that_peft_refuses_are_named():
+    """Fails when the user sees peft's error without the name of the setting."""
     config = tiny_config("falcon_h1")
     with pytest.raises(LoraError, match=r"^lora\.target_modules=null: .*'out_proj'.*q_proj"):
         inject(empty_model(config, dtype=torch.float32), LORA)
 
 
-def test_attention_beside_experts_can_have_adapters(moe_path):
-    """Weights have the names of the checkpoint, experts one by one, and only attention moves."""
+def test_attention_in_a_mixture_of_experts_can_have_adapters(moe_path):
+    """Weights have the names of the checkpoint, one tensor per expert, and only
+    attention changes.
+    """
     attention = replace(LORA, target_modules=LINEAR[:4])
     sent = dict(make_trained(moe_path, lora=attention).weights())
     stored = load_file(Path(moe_path, "model.safetensors"))

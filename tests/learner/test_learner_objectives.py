@@ -1,4 +1,4 @@
-"""From the settings of an algorithm, through packer and learner, to the gradient of plain torch."""
+"""The settings of an algorithm, through packer and learner, give the gradient of plain torch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -110,7 +110,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def config_of(path: str, settings: dict[str, Any], *overrides: str) -> TrainConfig:
-    """As from the command line: float32, two minibatches, half of the age weights."""
+    """Return the configuration as the command line does: float32, two minibatches, half of the age
+    weights.
+    """
     written = [
         f"algorithm.{key}={'null' if value is None else value}" for key, value in settings.items()
     ]
@@ -131,7 +133,7 @@ def config_of(path: str, settings: dict[str, Any], *overrides: str) -> TrainConf
 
 
 def ages_of(example: Example) -> list[int]:
-    """The first half of a response is two versions old, the rest one."""
+    """Return ages: the first half of a response is two versions old, the rest one."""
     half = example.num_response // 2
     return [2] * half + [1] * (example.num_response - half)
 
@@ -162,7 +164,7 @@ def sample_of(example: Example, number: int, reason: FinishReason) -> Sample:
 def batch_of(
     config: TrainConfig, examples: Sequence[Example], *, reason: FinishReason = "stop"
 ) -> Batch:
-    """Each example as a group of one sample, in the real packer."""
+    """Pack each example as a group of one sample with the real packer."""
     samples = [sample_of(example, number, reason) for number, example in enumerate(examples)]
     groups = [
         ScoredGroup(group=Group(prompt=sample.prompt, samples=(sample,)), rewards=(0.0,))
@@ -176,7 +178,7 @@ def batch_of(
 def plain_gradients(
     path: str, minibatches: list[list[Example]], settings: dict[str, Any], *, cap: int
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """The same of plain torch, with the loss of every minibatch."""
+    """Return the same gradients from plain torch, with the loss of every minibatch."""
     model = plain_model(path)
     start = [[plain_logprobs(model, e).detach() for e in part] for part in minibatches]
     adamw = torch.optim.AdamW(model.parameters(), lr=3e-3, eps=1e-3, weight_decay=0.0)
@@ -204,7 +206,7 @@ def plain_gradients(
 def assert_same_update(
     path: str, settings: dict[str, Any], *overrides: str, cap: int = 5
 ) -> dict[str, float]:
-    """The second of two steps has the gradient of plain torch, to 1e-5 of its norm."""
+    """Check that the second of two steps has the gradient of plain torch, to 1e-5 of its norm."""
     examples = make_examples(path, noise=0.3, age=1)
     config = config_of(path, settings, *overrides)
     learner = build_learner(config, device="cpu")
@@ -223,9 +225,9 @@ def assert_same_update(
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_loss_correction_and_aggregation_has_the_gradient_of_plain_torch(path, name):
-    """Every loss, decoupled and in bypass. Fails when a setting reaches another part than the one
-    it names, when a weight, a mask or a term is left out, or when the second minibatch's ratio is
-    taken against weights that have already moved.
+    """For every loss, decoupled and in bypass. Fails when a setting does not reach the part that it
+    names, when a weight, a mask or a term is left out, or when the second minibatch's ratio is
+    taken against weights that have already changed.
     """
     metrics = assert_same_update(path, CASES[name])
     masks = {"geometric_mask", "opsm_threshold"}
@@ -239,8 +241,8 @@ def test_every_loss_correction_and_aggregation_has_the_gradient_of_plain_torch(p
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant_length"])
 def test_tokens_beyond_the_cap_get_no_gradient_in_any_aggregation(path, aggregation):
-    """Invariant 7, as far as the weights. Fails when masked tokens count in a denominator, or when
-    the entropy bonus or the divergence is left on them.
+    """Invariant 7, up to the weights. Fails when masked tokens count in a denominator, or still
+    have an entropy bonus or a divergence.
     """
     settings = {**PENALTIES, "kl": "k2", "aggregation": aggregation}
     overrides = ("rollout.on_stale=mask", "rollout.max_staleness=1")
@@ -248,8 +250,10 @@ def test_tokens_beyond_the_cap_get_no_gradient_in_any_aggregation(path, aggregat
 
 
 @pytest.mark.parametrize(("current", "is_masking"), [(-1.0, True), (0.0, False)])
-def test_opsm_looks_at_the_current_weights_and_not_at_the_proximal_ones(path, current, is_masking):
-    """Bad responses, one nat a token below the engine: now, or at the start of the update."""
+def test_opsm_uses_the_current_weights_and_not_the_proximal_ones(path, current, is_masking):
+    """The bad responses are one nat per token below the engine, either now or at the start of the
+    update.
+    """
     row = PackedRow.of(pack(make_examples(path, noise=0.3, age=1), total=1), device=CPU)
     objective = Objective(AlgorithmConfig(opsm_threshold=0.5))
     row_loss = objective.of(
@@ -264,7 +268,9 @@ def test_opsm_looks_at_the_current_weights_and_not_at_the_proximal_ones(path, cu
 
 
 def test_kl_in_the_reward_is_taken_from_the_advantages_with_its_coefficient(path):
-    """Against a reference that differs. Fails when the term is added, or not weighted."""
+    """The reference differs from the policy. Fails when the term is added instead, or
+    not weighted.
+    """
     row = PackedRow.of(pack(make_examples(path, noise=0.3, age=1), total=1), device=CPU)
     reference = row.behaviour_logprobs + torch.linspace(-1.0, 1.0, len(row.labels))
     logprobs = {"proximal": row.behaviour_logprobs, "reference": reference}
@@ -281,8 +287,8 @@ def test_kl_in_the_reward_is_taken_from_the_advantages_with_its_coefficient(path
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-def test_responses_that_were_cut_are_not_trained_with_mask_truncated(path, reason):
-    """Not a single one is left here: no weight moves, and nothing is NaN."""
+def test_truncated_responses_are_not_trained_with_mask_truncated(path, reason):
+    """Here all responses are truncated: no weight changes, and nothing is NaN."""
     config = config_of(path, {"mask_truncated": True, "aggregation": "sequence_mean"})
     learner = build_learner(config, device="cpu")
     before = [tensor.clone() for _, tensor in learner.weights()]
@@ -296,8 +302,8 @@ def test_responses_that_were_cut_are_not_trained_with_mask_truncated(path, reaso
 
 @pytest.mark.parametrize("num_minibatches", [1, 2])
 def test_grpo_and_gspo_token_differ_from_the_second_optimizer_step_on(path, num_minibatches):
-    """With one minibatch every ratio is 1 and the gradients are one. Fails when the first pass is
-    not held against itself, or when GSPO's ratio is taken over a whole row.
+    """With one minibatch every ratio is 1 and the gradients are equal. Fails when the first pass is
+    not compared with itself, or when GSPO's ratio is taken over a whole row.
     """
     examples = make_examples(path, noise=0.3, age=1)
     count = f"trainer.num_minibatches={num_minibatches}"

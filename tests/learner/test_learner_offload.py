@@ -19,12 +19,12 @@ CPU = torch.device("cpu")
 
 
 def update(learner: Learner, examples: list[Example]) -> dict[str, float]:
-    """Two optimizer steps."""
+    """Make two optimizer steps."""
     return learner.update([pack_minibatch([examples[:3]]), pack_minibatch([examples[3:]])]).read()
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of the memory behind them on this rank."""
+    """Return the bytes of the memory behind these tensors on this rank."""
     locals_ = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
     return sum({s._cdata: s.nbytes() for s in (t.untyped_storage() for t in locals_)}.values())
 
@@ -38,7 +38,7 @@ def moments(learner: Learner) -> list[Tensor]:
 
 
 def floats_alive() -> dict[int, int]:
-    """Bytes of every storage that a float tensor of this process refers to, by its address."""
+    """Return the bytes of every storage that a float tensor of this process uses, by address."""
     gc.collect()
     found: dict[int, int] = {}
     for thing in gc.get_objects():
@@ -49,11 +49,12 @@ def floats_alive() -> dict[int, int]:
 
 
 @pytest.mark.parametrize("offload", list(Offload))
-def test_updates_with_an_offload_between_them_equal_updates_without(either_path, offload):
-    """To the last bit: three updates of two steps, weights sent and log-probabilities taken while
-    everything is away, and moments at the end. The plain learner steps all parameters at once, the
-    other one unit by unit; gradients are clipped and weights decay. Fails when something comes back
-    too late, twice, or to the wrong tensor, or when a unit is stepped twice or not at all.
+def test_updates_with_offloading_in_between_equal_updates_without_it(either_path, offload):
+    """Bit-identical after three updates of two steps: weights that are sent, log-probabilities
+    computed while everything is offloaded, and the optimizer state at the end. The plain learner
+    steps all parameters at once, the other one unit by unit; gradients are clipped and weights
+    decay. Fails when something comes back too late, twice, or to the wrong tensor, or when a unit
+    is stepped twice or not at all.
     """
     plain, other = make_learner(either_path), make_learner(either_path, offload=offload)
     for seed in range(3):
@@ -85,7 +86,9 @@ def test_updates_with_an_offload_between_them_equal_updates_without(either_path,
 def test_offload_moves_the_tensors_that_the_setting_names_and_brings_them_back(
     either_path, offload, leaves
 ):
-    """Parameters at `offload`, moments by the end of an update; gradients are never kept."""
+    """Parameters leave at `offload`, the optimizer state by the end of an update; gradients are
+    never kept.
+    """
     learner = make_learner(either_path, offload=offload)
     size = bytes_of(masters(learner))
     update(learner, make_examples(either_path, noise=0.3, age=1))
@@ -98,13 +101,16 @@ def test_offload_moves_the_tensors_that_the_setting_names_and_brings_them_back(
     assert (bytes_of(moments(learner)) == 0) == moments_leave
     learner.reload()
     assert bytes_of(masters(learner)) == size
-    assert bytes_of(moments(learner)) == 2 * size + 4 * len(masters(learner))  # and a step count
+    assert bytes_of(moments(learner)) == 2 * size + 4 * len(masters(learner))  # plus a step count
 
 
 @pytest.mark.parametrize("offload", [Offload.none, Offload.optimizer])
-def test_offloaded_moments_are_on_the_device_only_during_optimizer_steps(either_path, offload):
-    """Bytes of them in each forward pass: two before the first step, four behind it. Fails when
-    those of the second minibatch share the device with moments that it does not need.
+def test_offloaded_optimizer_state_is_on_the_device_only_during_optimizer_steps(
+    either_path, offload
+):
+    """Count its bytes in each forward pass: two passes before the first step, four after it. Fails
+    when the second minibatch's forward pass shares the device with optimizer state that it does not
+    need.
     """
     seen: list[int] = []
     learner = make_learner(
@@ -120,16 +126,16 @@ def test_offloaded_moments_are_on_the_device_only_during_optimizer_steps(either_
 
 
 def largest_unit(learner: Learner) -> int:
-    """Return the bytes of the moments and step counts of the largest FSDP unit."""
+    """Return the bytes of the optimizer state of the largest FSDP unit."""
     return max(
         sum(8 * p.to_local().numel() + 4 for p in unit)  # type: ignore[attr-defined]
         for unit in learner._policy.trained_units()
     )
 
 
-def test_offloaded_moments_are_on_the_device_for_one_unit_at_a_time(either_path):
+def test_offloaded_optimizer_state_is_on_the_device_for_one_unit_at_a_time(either_path):
     """In optimizer steps, and when a state is loaded. Fails when the whole optimizer state is on
-    the device at any of these moments.
+    the device at once.
     """
     learner = make_learner(either_path, offload=Offload.optimizer)
     seen: list[int] = []
@@ -147,8 +153,8 @@ def test_offloaded_moments_are_on_the_device_for_one_unit_at_a_time(either_path)
 
 
 def test_an_offloaded_learner_keeps_nothing_else_on_the_device(either_path):
-    """Also when the last thing was a forward pass, after which a unit stays gathered. Fails when
-    that unit is not given up, or when gradients or activations outlive their step.
+    """Even when the last operation was a forward pass, after which a unit stays gathered. Fails
+    when that unit is not freed, or when gradients or activations outlive their step.
     """
     before = floats_alive().keys()
     learner = make_learner(either_path, offload=Offload.all)
@@ -161,7 +167,7 @@ def test_an_offloaded_learner_keeps_nothing_else_on_the_device(either_path):
     assert sum(left.values()) < 0.01 * size, sorted(left.values())
 
 
-def test_a_storage_that_several_tensors_share_is_moved_once_and_views_follow():
+def test_a_storage_that_several_tensors_share_is_moved_once_and_its_views_follow():
     whole = torch.arange(12.0)
     view = whole[4:].view(2, 4)
     held = Offloadable(lambda: [whole, view], device=CPU)
@@ -173,7 +179,7 @@ def test_a_storage_that_several_tensors_share_is_moved_once_and_views_follow():
 
 
 def test_values_that_changed_since_the_last_offload_come_back():
-    """Fails when the host's copy of an earlier offload is taken for the values."""
+    """Fails when the CPU copy of an earlier offload overwrites the new values."""
     tensor = torch.zeros(3)
     held = Offloadable(lambda: [tensor], device=CPU)
     for value in (1.0, 2.0):
@@ -185,7 +191,7 @@ def test_values_that_changed_since_the_last_offload_come_back():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
-def test_memory_of_an_accelerator_is_given_back():
+def test_cached_memory_of_an_accelerator_is_released():
     device = torch.accelerator.current_accelerator()
     tensor = torch.arange(2.0**20, device=device)
     held = Offloadable(lambda: [tensor], device=device)

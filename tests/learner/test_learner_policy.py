@@ -1,4 +1,4 @@
-"""The sharded policy and its checkpoints, in a world of one."""
+"""The sharded policy and its checkpoints, in a world of one rank."""
 
 import json
 from pathlib import Path
@@ -44,10 +44,10 @@ def build(path: str, *, activation_checkpointing: float = 0.0) -> Policy:
     )
 
 
-def test_a_packed_row_gives_every_response_the_logprobs_it_has_alone(either_path):
+def test_a_packed_row_gives_the_logprobs_of_each_response_on_its_own(either_path):
     examples = make_examples(either_path, noise=0.0, age=0)
     alone = all_plain_logprobs(plain_model(either_path), examples)
-    # Without gradients no cache may leak either.
+    # Nor may a cache leak from one sequence to another without gradients.
     together = learner_logprobs(make_learner(either_path), examples)
     torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-5)
 
@@ -81,10 +81,10 @@ def test_a_packed_row_gives_the_gradients_of_its_sequences_one_by_one(
 @pytest.mark.parametrize(
     ("share", "recomputed"), [(0.0, []), (0.3, [0]), (0.5, [0, 2]), (1.0, [0, 1, 2])]
 )
-def test_a_share_of_the_layers_is_computed_twice_and_gradients_are_the_same(
+def test_a_share_of_the_layers_is_recomputed_and_gradients_are_the_same(
     either_path, share, recomputed
 ):
-    """Fails when another number of layers is computed again, or one of them differently."""
+    """Fails when the wrong number of layers is recomputed, or one of them differently."""
     examples = make_examples(either_path, noise=0.0, age=0)
     row = PackedRow.of(pack(examples, total=1), device=CPU)
     gradients, passes = [], []
@@ -102,7 +102,7 @@ def test_a_share_of_the_layers_is_computed_twice_and_gradients_are_the_same(
         assert (grad - plain[name]).norm() <= 1e-6 * plain[name].norm(), name
 
 
-def test_weights_equal_the_checkpoint_also_after_a_forward_pass(either_path):
+def test_weights_equal_the_checkpoint_even_after_a_forward_pass(either_path):
     learner = make_learner(either_path, compute_dtype=ComputeDtype.bfloat16)
     learner.logprobs(pack(make_examples(either_path, noise=0.0, age=0), total=1))
     stored = load_file(Path(either_path, "model.safetensors"))
@@ -114,7 +114,7 @@ def test_weights_equal_the_checkpoint_also_after_a_forward_pass(either_path):
         assert torch.equal(tensor, stored[name]), name
 
 
-def test_masters_stay_float32_when_compute_is_bfloat16(path):
+def test_master_weights_stay_float32_when_compute_is_bfloat16(path):
     learner = make_learner(path, compute_dtype=ComputeDtype.bfloat16, lr=1e-7, max_mismatch=1.0)
     before = dict(learner.weights())
     for _ in range(2):
@@ -134,8 +134,8 @@ def test_a_checkpoint_of_several_files_loads(path, tmp_path):
     assert all(torch.equal(sent[name], expected[name]) for name in expected)
 
 
-def test_a_float32_learner_sends_its_masters_to_the_last_bit(path):
-    """Rounded on the way, small updates would never reach a float32 engine."""
+def test_a_float32_learner_sends_its_master_weights_bit_by_bit(path):
+    """If they were rounded on the way, small updates would never reach a float32 engine."""
     learner = make_learner(path, lr=1e-7)
     before = dict(learner.weights())
     learner.update([pack_minibatch([make_examples(path, noise=0.0, age=0)])])
@@ -146,7 +146,9 @@ def test_a_float32_learner_sends_its_masters_to_the_last_bit(path):
 
 
 @pytest.mark.parametrize("compute_dtype", PRECISIONS)
-def test_an_exported_policy_is_the_same_model_to_transformers(either_path, tmp_path, compute_dtype):
+def test_transformers_loads_an_exported_policy_as_the_same_model(
+    either_path, tmp_path, compute_dtype
+):
     learner = make_learner(either_path, compute_dtype=compute_dtype)
     examples = make_examples(either_path, noise=0.0, age=0)
     learner.update([pack_minibatch([examples])])
@@ -182,8 +184,8 @@ def test_an_export_in_several_files_has_an_index_that_loads(either_path, tmp_pat
         assert torch.equal(parameter, weights[name]), name
 
 
-def test_an_export_replaces_an_earlier_one_whole(path, tmp_path):
-    """Fails when files of the earlier one stay, or its folder under another name."""
+def test_an_export_replaces_an_earlier_one_completely(path, tmp_path):
+    """Fails when files of the earlier one remain, or its folder remains under another name."""
     target = tmp_path / "step_2"
     target.mkdir()
     (target / "model-00001-of-00002.safetensors").write_text("of an earlier life")
@@ -198,40 +200,40 @@ def test_files_of_an_export_stay_below_their_size_unless_one_tensor_is_larger():
 
 
 def rewrite(path: str, target: Path, **changes: torch.Tensor | None) -> str:
-    """A copy of the checkpoint with some tensors replaced, added, or (None) left out."""
+    """Write a copy of the checkpoint with some tensors replaced, added, or left out (None)."""
     tensors = {**load_file(Path(path, "model.safetensors")), **changes}
     save_file({k: v for k, v in tensors.items() if v is not None}, target / "model.safetensors")
     (target / "config.json").write_text(Path(path, "config.json").read_text())
     return str(target)
 
 
-def test_tensors_that_are_missing_or_unknown_are_named(either_path, tmp_path):
+def test_missing_and_unknown_tensors_are_named(either_path, tmp_path):
     changes = {"model.norm.weight": None, "model.norm.scale": torch.ones(3)}
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight\) missing.*norm\.scale\) unkn"):
         make_learner(rewrite(either_path, tmp_path, **changes))
 
 
-def test_a_tensor_of_another_shape_is_named(path, tmp_path):
+def test_a_tensor_with_the_wrong_shape_is_named(path, tmp_path):
     changes = {"model.norm.weight": torch.ones(3)}
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight has shape \[3\]"):
         make_learner(rewrite(path, tmp_path, **changes))
 
 
-def test_rope_frequencies_of_an_older_checkpoint_are_not_read(path, tmp_path):
-    """They are computed. Fails when they are refused as unknown."""
+def test_rope_frequencies_of_an_older_checkpoint_are_ignored(path, tmp_path):
+    """The model computes them. Fails when they are refused as unknown."""
     changes = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
     weights = dict(make_learner(rewrite(path, tmp_path, **changes)).weights())
     assert weights.keys() == load_file(Path(path, "model.safetensors")).keys()
 
 
 def in_files(path: str, target: Path) -> list[Path]:
-    """The checkpoint in several files with an index."""
+    """Write the checkpoint in several files with an index."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     model.save_pretrained(target, max_shard_size="100KB")
     return sorted(target.glob("*.safetensors"))
 
 
-def test_files_of_an_index_that_are_not_there_are_named(path, tmp_path):
+def test_missing_files_of_an_index_are_named(path, tmp_path):
     first, *others = in_files(path, tmp_path)
     first.unlink()
     with pytest.raises(CheckpointError, match=rf"are missing: 1 \({first.name}\)"):
@@ -242,8 +244,10 @@ def test_files_of_an_index_that_are_not_there_are_named(path, tmp_path):
         make_learner(str(tmp_path))
 
 
-def test_a_file_that_is_cut_off_is_named(path, tmp_path):
-    """As an interrupted download leaves it. Fails when the error is safetensors' own."""
+def test_a_truncated_file_is_named(path, tmp_path):
+    """An interrupted download leaves such a file. Fails when the user sees safetensors'
+    own error.
+    """
     last = in_files(path, tmp_path)[-1]
     last.write_bytes(last.read_bytes()[:-7])
     with pytest.raises(CheckpointError, match=rf"model\.path=.*: {last.name} cannot be read"):
@@ -256,14 +260,14 @@ def test_a_file_that_is_cut_off_is_named(path, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "{}"])
-def test_an_index_file_that_is_not_an_index_is_named(path, tmp_path, text):
+def test_an_index_file_with_other_contents_is_named(path, tmp_path, text):
     in_files(path, tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json cannot be read"):
         make_learner(str(tmp_path))
 
 
-def test_a_tensor_that_is_not_in_the_file_the_index_names_is_an_error_with_both(path, tmp_path):
+def test_a_tensor_missing_from_its_file_gives_an_error_that_names_both(path, tmp_path):
     first, last = (in_files(path, tmp_path)[i].name for i in (0, -1))
     file = tmp_path / "model.safetensors.index.json"
     index = json.loads(file.read_text())

@@ -1,5 +1,5 @@
-"""Several ranks against plain torch and against one rank: the same gradients, updates and weights,
-however the weights are spread over them and whatever each rank has to compute.
+"""Several ranks against plain torch and against one rank: gradients, updates and weights are the
+same, no matter how weights are sharded and what each rank computes.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ __all__ = ["batch"]
 
 
 def plain_run(path: str) -> dict[str, Any]:
-    """Losses, gradient norms and gradients of three updates in plain torch."""
+    """Return losses, gradient norms and gradients of three updates in plain torch."""
     model = plain_model(path)
     optimizer = plain_adamw(model)
     losses, norms = [], []
@@ -60,7 +60,9 @@ def plain_run(path: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """Where the models are; by case or run what each of its ranks saw; by model plain torch."""
+    """Return the model folders, the results of each rank by case or run, and the results of plain
+    torch by model.
+    """
     folder = tmp_path_factory.mktemp("ranks")
     write_models(folder)
     run_ranks(run_rank, str(folder), num_ranks=NUM_RANKS)
@@ -77,14 +79,14 @@ def seen(tmp_path_factory):
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    """The norm of the difference over the norm of what is expected."""
+    """Return the norm of the difference, divided by the norm of the expected value."""
     return ((found - expected).norm() / expected.norm()).item()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradients_equal_plain_torch_and_one_rank(seen, case):
-    """Every rank has those of every parameter, before each of three optimizer steps; up to the
-    rounding of float32, which plain torch adds up in another order. Fails when the loss is scaled
+    """Every rank has the gradients of every parameter before each of three optimizer steps, up to
+    the rounding of float32, since plain torch adds in another order. Fails when the loss is scaled
     by another number of ranks than gradients are averaged over, or a row is left out.
     """
     _, found, plain = seen
@@ -110,8 +112,8 @@ def test_losses_and_norms_of_three_updates_equal_plain_torch(seen, case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_activations_are_computed_again_where_they_are_not_kept(seen, case):
-    """Fails when activation checkpointing is chosen and does nothing."""
+def test_activations_are_recomputed_where_they_are_not_kept(seen, case):
+    """Fails when activation checkpointing is turned on and does nothing."""
     _, found, _ = seen
     num_micro_batches = len(DEALT[case.world.num_ranks][0])
     for rank in found[case]:
@@ -120,7 +122,7 @@ def test_activations_are_computed_again_where_they_are_not_kept(seen, case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_rank_sends_the_same_weights(seen, case):
-    """Also where each copy of the weights makes its own optimizer steps. Fails when gradients are
+    """Even where each copy of the weights makes its own optimizer steps. Fails when gradients are
     not summed over the copies.
     """
     _, found, _ = seen
@@ -131,9 +133,9 @@ def test_every_rank_sends_the_same_weights(seen, case):
 
 
 @pytest.mark.parametrize(("world", "name"), RUNS[2:], ids=str)
-def test_a_run_of_several_ranks_equals_a_run_of_one(seen, world, name):
-    """With a frozen reference and a mask over responses: log-probabilities at the end, and metrics
-    merged over ranks.
+def test_a_run_on_several_ranks_equals_a_run_on_one(seen, world, name):
+    """With a frozen reference and a mask over responses. Compares the log-probabilities at the end
+    and the metrics merged over ranks.
     """
     _, found, _ = seen
     [one] = found[RUNS[0][0], name]

@@ -1,4 +1,6 @@
-"""The frozen reference: its weights, its effect on training, and that it exists only if needed."""
+"""The frozen reference: its weights, its effect on training, and that it exists only if it is
+needed.
+"""
 
 from dataclasses import replace
 
@@ -21,10 +23,10 @@ KL = replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.1)
 
 
 @pytest.mark.parametrize("kl", ["k2", "k3"])
-def test_the_reference_is_where_the_run_started_and_pulls_back_to_it(path, kl):
-    """At the start the divergence is exactly 0 and moves nothing; after a step away from it, steps
-    on the divergence alone lead back. Fails when the reference moves along with the policy, when
-    its log-probabilities are of another precision, or when the sign is wrong.
+def test_the_reference_is_the_starting_policy_and_pulls_back_to_it(path, kl):
+    """At the start the divergence is exactly 0 and changes nothing; after a step away from it,
+    steps on the divergence alone lead back. Fails when the reference changes with the policy, when
+    its log-probabilities have another precision, or when the sign is wrong.
     """
     algorithm = replace(ALGORITHM, kl=Kl[kl], kl_coefficient=1.0)
     learner = make_learner(path, algorithm=algorithm, weight_decay=0.0, lr=2e-3)
@@ -44,8 +46,8 @@ def test_the_reference_is_where_the_run_started_and_pulls_back_to_it(path, kl):
     assert divergences[-1] < 0.5 * divergences[0], divergences
 
 
-def test_a_reference_that_moves_is_the_policy_after_every_second_update(path):
-    """Fails when it moves in every update, only once, or with what the policy was before."""
+def test_an_updated_reference_is_the_policy_after_every_second_update(path):
+    """Fails when it is updated in every update, only once, or with an earlier policy."""
     algorithm = replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.1, reference_every=2)
     learner = make_learner(path, algorithm=algorithm, lr=2e-3)
     examples = make_examples(path, noise=0.0, age=1)
@@ -55,9 +57,9 @@ def test_a_reference_that_moves_is_the_policy_after_every_second_update(path):
     assert are_zero == [True, False, True, False, True, False]
 
 
-def test_a_reference_has_the_numbers_of_the_policy_in_half_precision_too(path):
-    """Stored in bfloat16, it computes what the float32 masters do. Fails when it is stored in one
-    precision and computed in another.
+def test_a_reference_gives_the_numbers_of_the_policy_in_half_precision_too(path):
+    """Stored in bfloat16, it computes what the float32 master weights compute. Fails when it is
+    stored in one precision and computed in another.
     """
     learner = make_learner(path, algorithm=KL, compute_dtype=ComputeDtype.bfloat16)
     examples = make_examples(path, noise=0.0, age=1)
@@ -67,13 +69,13 @@ def test_a_reference_has_the_numbers_of_the_policy_in_half_precision_too(path):
     assert stored == {torch.bfloat16}
 
 
-def test_without_a_divergence_there_is_no_reference(path):
-    """Fails when a second model is loaded for nothing."""
+def test_without_a_divergence_no_reference_is_loaded(path):
+    """Fails when a second model is loaded that nothing uses."""
     assert make_learner(path)._reference is None
 
 
-def test_every_forward_pass_is_a_sign_of_progress(path):
-    """Fails when a long pass of the reference looks like a worker that hangs."""
+def test_every_forward_pass_counts_as_progress(path):
+    """Fails when a long pass of the reference looks like a hung worker."""
     passes: list[int] = []
     learner = make_learner(path, algorithm=KL, on_forward=lambda: passes.append(len(passes)))
     examples = make_examples(path, noise=0.0, age=1)

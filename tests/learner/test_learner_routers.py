@@ -1,4 +1,6 @@
-"""Routers that repeat the experts of an earlier pass, in every family that the learner knows."""
+"""Routers that repeat the expert choices of an earlier pass, in every family that the learner
+knows.
+"""
 
 import re
 from dataclasses import replace
@@ -41,13 +43,13 @@ FAMILIES = (
     *("mellum", "ernie4_5_moe", "deepseek_v3", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite"),
     *("kimi_linear", "nemotron_h", "solar_open"),
 )
-# Two groups of two experts: repeated experts may lie outside the best group.
+# Two groups of two experts: repeated experts may be outside the best group.
 GROUPS = {"n_group": 2, "topk_group": 1}
-VOCABULARY = 98  # of make_examples
+VOCABULARY = 98  # the lengths of `make_examples`
 
 pytestmark = [
     pytest.mark.usefixtures("_group"),
-    pytest.mark.filterwarnings("ignore"),  # of transformers, about tiny configurations
+    pytest.mark.filterwarnings("ignore"),  # transformers warns about tiny configurations
 ]
 
 
@@ -108,7 +110,7 @@ def run_forward(
 
 
 def shift(choices: Choices, num_experts: int) -> Choices:
-    """Return other choices: the next expert after each."""
+    """Return different choices: the next expert after each."""
     return tuple((choice + 1) % num_experts for choice in choices)
 
 
@@ -121,15 +123,15 @@ def test_every_known_router_is_tried_in_one_family():
     assert sorted(found) == sorted(_CHOOSING_CALL)
 
 
-def test_the_page_names_every_family_and_no_other():
+def test_the_page_names_exactly_the_known_families():
     text = (Path(__file__).parents[2] / "docs" / "usage.md").read_text(encoding="utf-8")
     (line,) = [one for one in text.splitlines() if one.strip().startswith("`deepseek_v3`")]
     paragraph = text[text.index(line) :].partition(".\n")[0]
     assert sorted(re.findall(r"`(\w+)`", paragraph)) == sorted({*FAMILIES, "qwen3_5_moe"})
 
 
-def test_repeating_its_own_choice_changes_no_bit(path):
-    """Also where a layer is computed again; the other tests have layers that are not."""
+def test_repeating_its_own_choice_is_bit_identical(path):
+    """Also where a layer is recomputed; the other tests keep all activations."""
     policy = build(path, activation_checkpointing=True)
     plain = run_forward(policy, Routers(), None)
     routers = Routers(policy)
@@ -142,7 +144,7 @@ def test_repeating_its_own_choice_changes_no_bit(path):
 
 
 def test_the_order_of_the_experts_does_not_matter(path):
-    """Fails when a weight goes to another expert than the one whose score it is."""
+    """Fails when an expert gets the weight of another expert."""
     policy = build(path)
     routers = Routers(policy)
     plain, grads = run_forward(policy, routers, None)
@@ -153,9 +155,9 @@ def test_the_order_of_the_experts_does_not_matter(path):
         assert (found[name] - grad).norm() <= 1e-4 * grad.norm() + 1e-6, name
 
 
-def test_other_choices_are_repeated_with_weights_and_gradients_of_the_scores(path):
-    """Against finite differences along the gradient of the routers alone. Fails when a weight is
-    that of another expert, or has no gradient; some routers' weights do not depend on all scores.
+def test_other_choices_are_repeated_with_weights_and_gradients_of_their_scores(path):
+    """Compared with finite differences along the routers' gradient. Fails when a weight belongs to
+    another expert, or has no gradient; some routers' weights do not depend on all scores.
     """
     policy = build(path, activation_checkpointing=True)
     routers = Routers(policy)
@@ -195,7 +197,7 @@ def two_minibatches() -> list[list[MicroBatch]]:
 
 def choices_of_update(path: str, replay: RouterReplay, **changes: Any) -> list[list[Choices]]:
     """Return the choices of the rows of an update's last minibatch, in its proximal pass and in its
-    own; the first step changes many choices.
+    own pass; the first step changes many choices.
     """
     learner = make_learner(path, lr=0.1, router_replay=replay, **changes)
     routers = learner._routers if replay is RouterReplay.learner else Routers(learner._policy)
@@ -212,7 +214,7 @@ def choices_of_update(path: str, replay: RouterReplay, **changes: Any) -> list[l
     ids=["whole", "adapters"],
 )
 def test_a_later_minibatch_repeats_the_experts_of_its_proximal_pass(qwen, lora):
-    """Fails when the setting does nothing, or another row's choices are repeated."""
+    """Fails when the setting does nothing, or the choices of another row are repeated."""
     before, after = choices_of_update(qwen, RouterReplay.none, lora=lora)
     for a, b in zip(chain(*before), chain(*after), strict=True):
         assert (a != b).any(dim=-1).float().mean() > 0.05, "the test needs changed experts"
@@ -221,7 +223,9 @@ def test_a_later_minibatch_repeats_the_experts_of_its_proximal_pass(qwen, lora):
 
 
 def test_a_second_pass_repeats_the_experts_of_the_first_minibatch(qwen):
-    """Its proximal pass is the one before the update. Fails when its own first pass replaces it."""
+    """Its proximal pass is the one before the update. Fails when the minibatch's own first pass
+    replaces it.
+    """
     learner = make_learner(qwen, lr=0.1, router_replay=RouterReplay.learner, num_passes=2)
     seen: list[Choices] = []
     learner._policy.register_forward_hook(lambda *_: seen.append(learner._routers.last_choices()))
@@ -232,8 +236,8 @@ def test_a_second_pass_repeats_the_experts_of_the_first_minibatch(qwen):
 
 
 def with_experts(micro_batch: MicroBatch, *, seed: int) -> MicroBatch:
-    """Return the row with two of six experts for each token and layer, but for every fifth token
-    none that the engine has reported.
+    """Return the row with two of six experts for each token and layer, but with no experts from the
+    engine for every fifth token.
     """
     rng = np.random.default_rng(seed)
     size = len(micro_batch.token_ids)
@@ -242,9 +246,9 @@ def with_experts(micro_batch: MicroBatch, *, seed: int) -> MicroBatch:
 
 
 @pytest.mark.parametrize("num_passes", [1, 2])
-def test_every_pass_of_an_update_has_the_experts_of_the_engine(tmp_path, num_passes):
-    """The second of three layers has none. Fails when a layer or a token gets another's, or a token
-    without any does not have those of its proximal pass.
+def test_every_pass_of_an_update_uses_the_experts_of_the_engine(tmp_path, num_passes):
+    """The second of three layers has no experts. Fails when a layer or a token gets the experts of
+    another one, or a token without reported experts does not use those of its proximal pass.
     """
     write_tiny_qwen3_moe(tmp_path)
     minibatches = [
@@ -266,8 +270,10 @@ def test_every_pass_of_an_update_has_the_experts_of_the_engine(tmp_path, num_pas
         assert all(map(torch.equal, before, after))
 
 
-def test_recomputed_activations_have_the_repeated_experts(qwen):
-    """Fails when the backward pass chooses again: its gradients would be another function's."""
+def test_recomputed_activations_use_the_repeated_experts(qwen):
+    """Fails when the backward pass chooses experts again: its gradients would belong to another
+    function.
+    """
     steps = []
     for is_recomputed in (False, True):
         learner = make_learner(
@@ -284,12 +290,12 @@ def test_recomputed_activations_have_the_repeated_experts(qwen):
 def test_nothing_is_repeated_after_an_update(qwen):
     learner = make_learner(qwen, lr=0.1, router_replay=RouterReplay.learner)
     learner.update(two_minibatches())
-    # More tokens than any row before: its choices would not fit.
+    # More tokens than any earlier row, so that old choices would not fit.
     logprobs = learner.logprobs(pack(examples_of(8), total=1))
     assert logprobs.isfinite().all()
 
 
-def test_an_error_inside_the_block_ends_the_repeating(qwen):
+def test_an_error_inside_the_block_ends_the_repetition(qwen):
     policy = build(qwen)
     routers = Routers(policy)
     run_forward(policy, routers, None)
@@ -299,8 +305,10 @@ def test_an_error_inside_the_block_ends_the_repeating(qwen):
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "deepseek_v2", "gpt_oss", "phimoe"])
-def test_a_model_without_a_known_router_is_known_from_its_configuration(model_type, tmp_path):
-    """It has none, weighs some experts with 0, cannot be trained here, or chooses otherwise."""
+def test_a_model_without_a_known_router_is_recognised_by_its_configuration(model_type, tmp_path):
+    """It has no router, gives some experts the weight 0, cannot be trained here, or chooses in
+    another way.
+    """
     tiny_config(model_type).save_pretrained(tmp_path)
     sizes = model_sizes(read_model(str(tmp_path)), NO_ADAPTERS)
     assert not sizes.has_known_routers

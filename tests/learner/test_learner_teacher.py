@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("_group")
 
 @pytest.fixture(scope="module")
 def teacher_path(tmp_path_factory) -> str:
-    """Another model than the policy's: its weights are doubled."""
+    """Return another model than the policy's: its weights are doubled."""
     folder = write_model(tmp_path_factory.mktemp("teacher"))
     model = plain_model(folder)
     with torch.no_grad():
@@ -40,8 +40,8 @@ def teacher_path(tmp_path_factory) -> str:
 
 
 def test_an_update_with_a_teacher_equals_plain_torch(path, teacher_path):
-    """Two minibatches of old tokens with rewards of their own. Fails when the teacher's value is
-    compared with the moving policy, is not weighted, or misses the importance weight.
+    """Two minibatches of old tokens with their own rewards. Fails when the teacher's value is
+    compared with the moving policy, is not weighted, or lacks the importance weight.
     """
     examples = make_examples(path, noise=0.3, age=1)
     learner = make_learner(path, teacher=TeacherConfig(path=teacher_path, weight=0.7))
@@ -62,7 +62,7 @@ def test_an_update_with_a_teacher_equals_plain_torch(path, teacher_path):
 
 
 def test_a_policy_that_is_its_own_teacher_learns_nothing(path):
-    """Fails when the difference has a term beside the two log-probabilities."""
+    """Fails when the difference has a term other than the two log-probabilities."""
     examples = [replace(e, advantage=0.0) for e in make_examples(path, noise=0.0, age=0)]
     learner = make_learner(path, teacher=TeacherConfig(path=path), weight_decay=0.0)
     start = learner_logprobs(learner, examples)
@@ -72,7 +72,9 @@ def test_a_policy_that_is_its_own_teacher_learns_nothing(path):
 
 
 def test_updates_lead_the_policy_to_its_teacher(path, teacher_path):
-    """On the teacher alone, and on tokens of the policy as it was. Fails when the sign is wrong."""
+    """With the teacher's signal only, and on tokens of the old policy. Fails when the sign is
+    wrong.
+    """
     algorithm = AlgorithmConfig(correction=Correction.none)
     learner = make_learner(
         path, algorithm=algorithm, teacher=TeacherConfig(path=teacher_path), weight_decay=0.0
@@ -89,7 +91,7 @@ def test_updates_lead_the_policy_to_its_teacher(path, teacher_path):
     assert distance() < 0.9 * before
 
 
-def test_without_a_teacher_there_is_no_second_model(path):
+def test_without_a_teacher_no_second_model_is_loaded(path):
     assert make_learner(path)._teacher is None
     assert (
         "loss/teacher_kl"
@@ -99,8 +101,8 @@ def test_without_a_teacher_there_is_no_second_model(path):
     )
 
 
-def test_a_teacher_on_a_server_gives_the_update_of_one_in_the_worker(path, teacher_path):
-    """Its values come with the batch. Fails when they are left out, or another row's are taken."""
+def test_a_teacher_on_a_server_gives_the_same_update_as_one_in_the_worker(path, teacher_path):
+    """Its values come with the batch. Fails when they are left out, or taken from another row."""
     examples = make_examples(path, noise=0.3, age=1)
     parts = [examples[:3], examples[3:]]
     beside = make_learner(path, teacher=TeacherConfig(path=teacher_path, weight=0.7))
@@ -115,7 +117,9 @@ def test_a_teacher_on_a_server_gives_the_update_of_one_in_the_worker(path, teach
 
 
 def with_teacher(examples: list[Example], teacher_path: str) -> MicroBatch:
-    """A row of the examples with the log-probabilities of a teacher, computed in plain torch."""
+    """Return a row of the examples with the log-probabilities of a teacher, computed in plain
+    torch.
+    """
     [row] = pack_minibatch([examples])
     values = np.zeros(len(row.token_ids), np.float32)
     values[row.response_mask] = all_plain_logprobs(plain_model(teacher_path), examples)

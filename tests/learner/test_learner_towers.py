@@ -1,4 +1,4 @@
-"""A text model inside a multimodal one, and tensors of a checkpoint that no model here has."""
+"""A text model inside a multimodal one, and checkpoint tensors that no model here has."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,17 +25,17 @@ from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.planning.model import read_model
 
 FILE = "model.safetensors"
-VOCABULARY = 98  # of make_examples
-MTP = "mtp.layers.0.mlp.down_proj.weight"  # of a layer that guesses tokens ahead
+VOCABULARY = 98  # the lengths of `make_examples`
+MTP = "mtp.layers.0.mlp.down_proj.weight"  # from a layer for multi-token prediction
 
 pytestmark = [
     pytest.mark.usefixtures("_group"),
-    pytest.mark.filterwarnings("ignore"),  # of transformers, about tiny configurations
+    pytest.mark.filterwarnings("ignore"),  # transformers warns about tiny configurations
 ]
 
 
 def published_name(name: str) -> str:
-    """Gemma 3's names on the hub."""
+    """Return the tensor name that Gemma 3 has on the hub."""
     name = name.replace("model.language_model.", "language_model.model.")
     return name.replace("model.vision_tower.", "vision_tower.")
 
@@ -73,14 +73,14 @@ def text_names(tensors: dict[str, torch.Tensor]) -> set[str]:
 
 
 def whole_model(path: str):
-    """The multimodal model, which is not what the learner builds."""
+    """Return the multimodal model, of which the learner builds only the text model."""
     kind = AutoModelForImageTextToText
     return kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def test_the_text_model_is_trained_as_in_plain_torch_and_exported_with_the_others(path, tmp_path):
     """The export loads as the multimodal model. Fails when an encoder is lost, changed or trained,
-    or the text model's tensors have other names than in model.path.
+    or the text model's tensors have names that are not in model.path.
     """
     examples = make_examples(path, noise=0.3, age=1)
     learner, model = make_learner(path), whole_model(path)
@@ -109,8 +109,10 @@ def test_encoders_are_not_in_the_memory_plan(path):
     )
 
 
-def test_a_tensor_that_belongs_to_nothing_is_refused(tmp_path):
-    """Where the model is no part of another one, and no layer that guesses tokens."""
+def test_a_tensor_that_belongs_to_no_module_is_refused(tmp_path):
+    """The model is not part of a multimodal one, and the tensor is not from a layer for multi-token
+    prediction.
+    """
     model = AutoModelForCausalLM.from_config(tiny_config("qwen3"))
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / FILE) | {"vision_tower.weight": torch.ones(2)}

@@ -1,4 +1,4 @@
-"""The optimizer step against plain torch, and its guards, in a world of one."""
+"""The optimizer step against plain torch, and its checks, in a world of one rank."""
 
 import math
 from dataclasses import replace
@@ -36,7 +36,7 @@ CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 
 
 def agreeing_examples(path: str) -> list[Example]:
-    """Examples whose behaviour is the model's own."""
+    """Return examples whose behaviour logprobs are the model's own."""
     return make_examples(path, noise=0.0, age=0)
 
 
@@ -63,10 +63,10 @@ def test_three_updates_equal_plain_torch(either_path):
 
 @pytest.mark.parametrize(("num_minibatches", "num_passes"), [(2, 1), (1, 2), (2, 3)])
 @pytest.mark.parametrize("ratio", ["proximal", "behaviour"])
-def test_minibatches_and_passes_are_steps_with_the_same_proximal_logprobs(
+def test_all_steps_over_minibatches_and_passes_use_the_same_proximal_logprobs(
     path, ratio, num_minibatches, num_passes
 ):
-    """Planted bugs: the first minibatch has a ratio of 1 in every pass; there is a single pass."""
+    """Planted bugs: the first minibatch has a ratio of 1 in every pass; there is only one pass."""
     examples = make_examples(path, noise=0.3, age=1)
     minibatches = [examples[number::num_minibatches] for number in range(num_minibatches)]
     model = plain_model(path)
@@ -84,7 +84,7 @@ def test_minibatches_and_passes_are_steps_with_the_same_proximal_logprobs(
 
 
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
-def test_several_micro_batches_give_the_update_of_one(path, activation_checkpointing):
+def test_several_micro_batches_give_the_same_update_as_one(path, activation_checkpointing):
     examples = make_examples(path, noise=0.3, age=1)
     whole = make_learner(path)
     parts = make_learner(path, activation_checkpointing=activation_checkpointing)
@@ -99,8 +99,8 @@ def test_several_micro_batches_give_the_update_of_one(path, activation_checkpoin
 
 @pytest.mark.parametrize("loss", [loss for loss in Loss if loss is not Loss.ppo_clip])
 def test_every_loss_is_the_same_however_responses_are_spread_over_rows(path, loss):
-    """Also with a row that has none. Fails when a ratio or a mask is taken over a row, or when a
-    rank without work would have nothing to go backward from.
+    """Also with a row that has no responses. Fails when a ratio or a mask is taken over a row, or
+    when a rank without work has no loss for its backward pass.
     """
     examples = make_examples(path, noise=0.3, age=1)
     given = {"correction": Correction.sequence_truncate}
@@ -118,8 +118,8 @@ def test_every_loss_is_the_same_however_responses_are_spread_over_rows(path, los
 
 
 def test_the_entropy_bonus_follows_its_target_from_update_to_update(path):
-    """Against plain torch with the weights written down; every entropy is below the target. Planted
-    bugs: the weight changes before its update; the first update has a bonus.
+    """Compared with plain torch and given weights; every entropy is below the target. Planted bugs:
+    the weight changes before its update; the first update has a bonus.
     """
     algorithm = replace(ALGORITHM, entropy_target=10.0, entropy_coefficient=2.0)
     learner, model = make_learner(path, algorithm=algorithm), plain_model(path)
@@ -135,8 +135,8 @@ def test_the_entropy_bonus_follows_its_target_from_update_to_update(path):
 
 
 def test_the_coefficient_of_the_entropy_bonus_moves_by_a_step_and_acts_below_the_target():
-    """The rule, entropy by entropy. Planted bugs: the bonus acts above the target; the coefficient
-    falls below 0, or begins again at its setting.
+    """Checks the rule for a list of entropies. Planted bugs: the bonus acts above the target; the
+    coefficient falls below 0, or restarts at its setting.
     """
     bonus = EntropyBonus(AlgorithmConfig(entropy_target=1.0, entropy_coefficient=0.01))
     assert bonus.weight == 0.0
@@ -186,7 +186,9 @@ def test_tokens_with_zero_weight_are_not_trained_and_not_counted(path):
 
 
 def test_norms_and_biases_do_not_decay():
-    """Without gradients, decay alone moves the weights. Fails when it is one for all of them."""
+    """Without gradients, only decay changes the weights. Fails when all parameters have the same
+    decay.
+    """
     layer, norm = torch.nn.Linear(3, 3), torch.nn.LayerNorm(3)
     parameters = [*layer.parameters(), *norm.parameters()]
     before = [parameter.detach().clone() for parameter in parameters]
@@ -215,7 +217,7 @@ def test_a_mismatch_stops_the_update_before_any_step(path, num_minibatches, offs
     assert are_equal(before, weights_of(learner))
 
 
-def test_after_a_step_that_agreed_the_weight_sync_is_named_first(path):
+def test_after_a_step_that_agreed_the_error_names_the_weight_sync_first(path):
     learner = make_learner(path)
     learner.update([pack_minibatch([agreeing_examples(path)])])
     wrong = [
@@ -226,7 +228,7 @@ def test_after_a_step_that_agreed_the_weight_sync_is_named_first(path):
 
 
 def test_a_mismatch_below_five_times_the_limit_is_only_a_warning(path):
-    """Fails when the run ends at the limit itself."""
+    """Fails when the run already ends at the limit."""
     off = [
         replace(e, behaviour_logprobs=e.behaviour_logprobs - np.float32(0.2))
         for e in agreeing_examples(path)
@@ -236,7 +238,7 @@ def test_a_mismatch_below_five_times_the_limit_is_only_a_warning(path):
 
 
 def test_a_warning_comes_once_until_engine_and_learner_agree_again():
-    """A step that compared nothing changes nothing."""
+    """A step that compared nothing does not change this."""
     warning = MismatchWarning(0.05)
     steps = [0.01, 0.1, 0.2, None, 0.1, 0.05, 0.06]
     said = [warning.of(Metrics({} if m is None else {MEAN: Mean(2 * m, 2)})) for m in steps]
@@ -258,7 +260,7 @@ def test_tokens_of_an_older_policy_do_not_count_in_the_mismatch(path):
 
 
 @pytest.mark.parametrize(("advantage", "named"), [(math.inf, "loss"), (2e38, "gradient norm")])
-def test_a_step_that_is_not_finite_is_named_and_not_made(path, advantage, named):
+def test_a_step_that_is_not_finite_is_named_and_not_taken(path, advantage, named):
     learner = make_learner(path)
     before = weights_of(learner)
     examples = [replace(e, advantage=advantage) for e in make_examples(path, noise=0.0, age=0)[2:3]]
@@ -272,8 +274,10 @@ def test_a_step_that_is_not_finite_is_named_and_not_made(path, advantage, named)
     assert are_equal(weights_of(learner), weights_of(other))
 
 
-def test_an_update_that_stops_at_its_second_minibatch_says_so_and_is_an_update_with_the_first(path):
-    """Fails when the message says that the weights are as before, or the second changes them."""
+def test_an_update_that_stops_at_its_second_minibatch_says_so_and_keeps_the_first_step(path):
+    """Fails when the message says that the weights are unchanged, or the second minibatch changes
+    them.
+    """
     good = make_examples(path, noise=0.0, age=0)
     bad = [replace(good[2], advantage=math.inf)]
     learner, other = make_learner(path), make_learner(path)
@@ -285,8 +289,10 @@ def test_an_update_that_stops_at_its_second_minibatch_says_so_and_is_an_update_w
 
 
 @pytest.mark.parametrize("ratio", ["proximal", "behaviour"])
-def test_several_passes_compare_each_token_with_the_engine_once_and_train_it_in_each(path, ratio):
-    """Planted bug: the first minibatch is compared beforehand and in its own pass."""
+def test_several_passes_compare_each_token_with_the_engine_once_and_train_it_every_time(
+    path, ratio
+):
+    """Planted bug: the first minibatch is compared before the update and again in its own pass."""
     algorithm = ALGORITHM
     if ratio == "behaviour":
         bypass = {"ratio": Ratio.behaviour, "correction": Correction.none, "tis_cap": 2.0}
@@ -312,7 +318,7 @@ def test_an_update_that_stops_in_its_second_pass_says_so(path):
     ("change", "error"),
     [({"advantage": 2e38}, NonFiniteError), ({"behaviour_logprobs": -9.0}, MismatchError)],
 )
-def test_an_update_that_is_refused_frees_its_gradients(path, change, error):
+def test_a_refused_update_frees_its_gradients(path, change, error):
     """The engine needs their memory. Fails when they stay until the next update."""
     learner = make_learner(path)
     first, *_ = make_examples(path, noise=0.0, age=0)

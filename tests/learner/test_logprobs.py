@@ -1,4 +1,4 @@
-"""The output layer of log-probabilities against the whole logits in float32."""
+"""Log-probabilities of the output layer against the whole logits in float32."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -78,7 +78,9 @@ def test_logits_far_from_zero_do_not_overflow():
 
 
 def test_at_a_real_vocabulary_float32_is_within_1e_5_nats_of_float64():
-    """Blocks are the module's own. Fails when a sum is not moved along with the running maximum."""
+    """The block sizes are the module's own. Fails when a sum is not rescaled with the running
+    maximum.
+    """
     generator = torch.Generator().manual_seed(0)
     weight = nn.Parameter(torch.randn(151_936, 64, generator=generator) * 3 / 8)
     hidden = torch.randn(64, 64, generator=generator)
@@ -92,7 +94,7 @@ def test_at_a_real_vocabulary_float32_is_within_1e_5_nats_of_float64():
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """Memory that `work` allocates beyond what was there, at its peak."""
+    """Return the memory that `work` allocates at its peak, beyond what was allocated before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     results = profiler.profiler.kineto_results
@@ -101,8 +103,10 @@ def peak_bytes(work: Callable[[], object]) -> int:
     return max(accumulate(event.nbytes() for event in changes))
 
 
-def test_two_blocks_of_logits_exist_at_a_time():
-    """Fails when a block outlives the next one's products; gradients and [N] vectors are small."""
+def test_at_most_two_blocks_of_logits_exist_at_a_time():
+    """Fails when a block outlives the products of the next one; gradients and [N] vectors are
+    small.
+    """
     num_tokens, block_bytes = 512, 2**20
     hidden = torch.randn(num_tokens, HIDDEN).bfloat16().requires_grad_()
     weight = nn.Parameter(torch.randn(4096, HIDDEN).bfloat16())

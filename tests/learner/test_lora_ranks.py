@@ -1,4 +1,4 @@
-"""Adapters over two ranks, sharded and copied, against plain torch with peft."""
+"""LoRA adapters on two ranks, sharded and copied, against plain torch with peft."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from april_rl.learner.row import PackedRow
 pytestmark = pytest.mark.slow
 NUM_RANKS = 2
 KL = replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.1)
-# With one row in A, the second rank holds none of it; with copies there are two mesh dimensions.
+# With one row in A, the second rank holds no part of A; with copies there are two mesh dimensions.
 CASES: dict[str, dict[str, Any]] = {
     "sharded": {"lora": LORA, "activation_checkpointing": True},
     "one_row": {"lora": replace(LORA, rank=1)},
@@ -36,7 +36,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def uneven_rows(path: str, *, noise: float, age: int, rank: int) -> list[MicroBatch]:
-    """Five of six examples for the first rank, in two rows; one and the dummy row for the other."""
+    """Return five of six examples in two rows for the first rank; one example and the dummy row for
+    the other.
+    """
     examples = make_examples(path, noise=noise, age=age)
     bins = [examples[:2], examples[2:5]] if rank == 0 else [examples[5:], []]
     return [pack(bin_, total=num_tokens([examples])) for bin_ in bins]
@@ -55,7 +57,7 @@ def gradients(learner: Learner, path: str, *, rank: int) -> dict[str, torch.Tens
 
 
 def run(path: str, settings: dict[str, Any], *, rank: int, target: Path) -> dict[str, Any]:
-    """An update on one rank, and the gradients after it."""
+    """Run an update on one rank; return the gradients after it as well."""
     learner = make_learner(path, algorithm=KL, **settings)
     start = matrices(learner)
     learner.update([uneven_rows(path, noise=0.3, age=1, rank=rank)])
@@ -65,7 +67,7 @@ def run(path: str, settings: dict[str, Any], *, rank: int, target: Path) -> dict
 
 
 def run_rank(rank: int, folder: str) -> None:
-    """One of the processes: leaves what it saw in a file."""
+    """Run one of the processes; write its results to a file."""
     with one_of(NUM_RANKS, rank=rank, folder=folder):
         seen = {
             name: run(f"{folder}/model", settings, rank=rank, target=Path(folder, name))
@@ -76,7 +78,7 @@ def run_rank(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """Where the model and the exported folders are, and what each rank saw of each case."""
+    """Return the folders of the model and the exports, and the results of each rank by case."""
     folder = tmp_path_factory.mktemp("ranks")
     write_model(folder / "model", tied=False)
     run_ranks(run_rank, str(folder), num_ranks=NUM_RANKS)
@@ -84,7 +86,7 @@ def seen(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_start_with_the_adapters_of_one(seen, case):
+def test_two_ranks_start_with_the_adapters_of_one_rank(seen, case):
     folder, ranks = seen
     with group_of_one():
         expected = matrices(make_learner(str(folder / "model"), **CASES[case] | {"shard_size": 0}))
@@ -111,7 +113,9 @@ def test_two_uneven_ranks_have_the_gradients_of_plain_torch_and_peft(seen, case)
 
 @pytest.mark.parametrize("case", CASES)
 def test_both_ranks_send_the_merged_weights(seen, case):
-    """Against peft's own merge. Fails when rows of B meet other rows of W."""
+    """Compared with peft's own merge. Fails when rows of B are multiplied into the
+    wrong rows of W.
+    """
     folder, ranks = seen
     first, second = (rank[case]["sent"] for rank in ranks)
     merged = in_peft(str(folder / "model"), folder / case).merge_and_unload()

@@ -14,7 +14,7 @@ from april_rl.learner.model import fused, logprobs
 from april_rl.learner.model.fused import fuse
 from april_rl.learner.model.logprobs import LogprobHead
 
-NUM_TOKENS = 16_384  # of a row
+NUM_TOKENS = 16_384  # tokens of a row
 HEADS = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
 MODELS = {
     "Qwen3-0.6B": (28, {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}),
@@ -42,8 +42,8 @@ def attention(
 
 
 def update_bytes(name: str, *, is_fused: bool, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """GB of a forward and a backward pass over a row in bfloat16: of all layers, and of the output
-    layer.
+    """Return the GB that a forward and backward pass over a row moves in bfloat16, in all layers
+    and in the output layer.
     """
     num_layers, widths = MODELS[name]
     ALL_ATTENTION_FUNCTIONS.register("counted", attention)
@@ -76,7 +76,7 @@ def update_bytes(name: str, *, is_fused: bool, monkeypatch: pytest.MonkeyPatch) 
 
 
 def counted(traffic: MemoryTraffic, work: Callable[[], None]) -> int:
-    work()  # compiles
+    work()  # this call compiles
     traffic.num_bytes = 0
     with traffic:
         work()
@@ -84,10 +84,10 @@ def counted(traffic: MemoryTraffic, work: Callable[[], None]) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # read by the compiler
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler reads this
 @pytest.mark.parametrize(("name", "most"), [("Qwen3-0.6B", 0.3), ("Qwen3-4B", 0.38)])
-def test_compiled_functions_spare_most_bytes_of_an_update(name, most, monkeypatch):
-    """Fails when norms, MLPs, rotary embeddings or the output layer are not compiled any more."""
+def test_compiled_functions_save_most_bytes_of_an_update(name, most, monkeypatch):
+    """Fails when norms, MLPs, rotary embeddings or the output layer are no longer compiled."""
     plain, compiled = (
         update_bytes(name, is_fused=each, monkeypatch=monkeypatch) for each in (False, True)
     )

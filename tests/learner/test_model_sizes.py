@@ -1,4 +1,4 @@
-"""Sizes that are counted on an empty model, against the model with its weights."""
+"""Sizes computed from an empty model, against the model with its weights."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def sizes_of(config: PreTrainedConfig, folder, *, rank: int = 0) -> ModelSizes:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_count_the_model_with_every_expert(tmp_path, name):
-    """Fails when tied embeddings count twice, or a token's experts instead of all."""
+    """Fails when tied embeddings count twice, or only the experts of one token count."""
     kind, own = MODELS[name]
     config = kind(**SIZES, **own)
     found = sizes_of(config, tmp_path)
@@ -61,7 +61,7 @@ def test_parameters_count_the_model_with_every_expert(tmp_path, name):
     assert found.embedding_unit == (0 if name == "tied" else 1000 * 128)
 
 
-def test_adapters_are_counted_apart(tmp_path):
+def test_adapter_parameters_are_counted_separately(tmp_path):
     """Rank 4 over the queries of six layers: [4, 128] and [4 · 48, 4] each."""
     found = sizes_of(Qwen3Config(**SIZES, head_dim=48, tie_word_embeddings=True), tmp_path, rank=4)
     assert found.has_adapters
@@ -76,9 +76,9 @@ def test_the_kv_cache_has_keys_and_values_of_every_layer(tmp_path):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_activations_equal_what_autograd_keeps_of_a_real_model(tmp_path, name):
-    """In bfloat16, with FlashAttention's allocations. Fails when a layer, or the one that is
-    computed again, is left out; the largest counts where some layers have no experts.
+def test_activations_equal_what_autograd_keeps_for_a_real_model(tmp_path, name):
+    """In bfloat16, with FlashAttention's allocations. Fails when a layer, or the recomputed one, is
+    left out; where some layers have no experts, the largest layer counts.
     """
     kind, own = MODELS[name]
     config = kind(**SIZES, **own)
@@ -92,7 +92,7 @@ def test_activations_equal_what_autograd_keeps_of_a_real_model(tmp_path, name):
 
 def kept_bytes(config: PreTrainedConfig, *, is_checkpointed: bool, num_tokens: int = 512) -> float:
     """Return the bytes per token of all tensors that a forward pass keeps for the backward pass,
-    parameters apart.
+    without parameters.
     """
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     allocate_attention(model)

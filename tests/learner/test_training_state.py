@@ -1,4 +1,4 @@
-"""A restored learner goes on as if it had never stopped, on any number of ranks."""
+"""A restored learner continues as if it had never stopped, on any number of ranks."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def path(tmp_path_factory):
 
 
 def update(learner: Learner, path: str, seed: int) -> float:
-    """Train this rank's half of six examples; returns the loss over all ranks."""
+    """Train this rank's half of six examples; return the loss over all ranks."""
     examples = make_examples(path, noise=0.3, age=1, seed=seed)
     mine = examples[dist.get_rank() :: dist.get_world_size()]
     metrics = learner.update([[pack(mine, total=num_tokens([examples]))]]).read()
@@ -66,9 +66,10 @@ def whole(learner: Learner) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
-def test_resumed_training_is_equal_to_the_last_bit(path, tmp_path, changes):
-    """Fails when a moment, the count of steps, the learning rate's schedule or the entropy bonus is
-    not restored, or a tensor is read from where it was before it moved to the host.
+def test_resumed_training_is_bit_identical(path, tmp_path, changes):
+    """Fails when a part of the optimizer state, the step count, the learning rate schedule or the
+    entropy bonus is not restored, or a tensor is read from its old address after it moved to the
+    CPU.
     """
     with group_of_one():
         learner = make_learner(path, **changes)
@@ -76,7 +77,7 @@ def test_resumed_training_is_equal_to_the_last_bit(path, tmp_path, changes):
             update(learner, path, seed)
         snapshot = learner.snapshot()
         expected = [update(learner, path, seed) for seed in range(3, 5)]
-        snapshot.write(tmp_path)  # later: training does not change what was copied
+        snapshot.write(tmp_path)  # after the copy was made: training does not change it
         again = make_learner(path, **changes)
         again.load_state(tmp_path)
         assert [update(again, path, seed) for seed in range(3, 5)] == expected
@@ -86,7 +87,7 @@ def test_resumed_training_is_equal_to_the_last_bit(path, tmp_path, changes):
 
 
 def _run_rank(rank: int, path: str, folder: str) -> None:
-    """One of two: restore, train an update, write a snapshot."""
+    """Run one of two ranks: restore, train an update, write a snapshot."""
     with one_of(2, rank=rank, folder=folder):
         learner = make_learner(path, algorithm=TARGETED, critic=CRITIC)
         learner.load_state(Path(folder, "one"))
@@ -99,8 +100,8 @@ def _run_rank(rank: int, path: str, folder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("umask", [0o022, 0o027])
-def test_files_of_checkpoints_and_exports_have_the_mode_of_any_new_file(path, tmp_path, umask):
-    """Fails when weights can be read by their owner alone, as safetensors writes them."""
+def test_files_of_checkpoints_and_exports_have_the_default_file_mode(path, tmp_path, umask):
+    """Fails when only the owner can read the weights, as safetensors writes them."""
     before = os.umask(umask)
     try:
         with group_of_one():
@@ -119,9 +120,9 @@ def test_files_of_checkpoints_and_exports_have_the_mode_of_any_new_file(path, tm
 
 
 def test_the_number_of_ranks_may_change(path, tmp_path):
-    """One rank, then two, then one: the losses are those of one rank throughout. Fails when a box
-    of a shard is wrong, a rank reads what another one holds, or each adapts to its own entropy or
-    standardises its own advantages.
+    """One rank, then two, then one: the losses equal those of one rank throughout. Fails when the
+    bounds of a shard are wrong, a rank reads what another one holds, or each rank uses its own
+    entropy or standardises only its own advantages.
     """
     with group_of_one():
         learner = make_learner(path, algorithm=TARGETED, critic=CRITIC)
@@ -144,7 +145,7 @@ def test_the_number_of_ranks_may_change(path, tmp_path):
 
 @pytest.fixture
 def saved(path, tmp_path):
-    """A learner, and the folder with its state after one update."""
+    """Return a learner, and the folder with its state after one update."""
     with group_of_one():
         learner = make_learner(path)
         update(learner, path, 0)
@@ -161,7 +162,7 @@ def test_the_state_of_another_model_is_refused_by_name(saved, tmp_path_factory):
 
 
 def test_a_missing_file_of_a_rank_is_found(saved):
-    """Fails when numbers that no file holds stay as they are."""
+    """Fails when numbers that no file holds keep their old values."""
     learner, folder = saved
     name = next(folder.glob("rank_*.safetensors"))
     with torch.no_grad():
@@ -176,8 +177,8 @@ def test_a_missing_file_of_a_rank_is_found(saved):
         learner.load_state(folder)
 
 
-def test_a_checkpoint_with_and_without_a_critic_is_not_mistaken_for_a_broken_one(path, tmp_path):
-    """Fails when a critic that was added or removed is reported as a file that cannot be read."""
+def test_a_checkpoint_with_or_without_a_critic_is_not_reported_as_broken(path, tmp_path):
+    """Fails when adding or removing a critic is reported as an unreadable file."""
     with group_of_one():
         with_critic, without = make_learner(path, critic=CRITIC), make_learner(path)
         with_critic.snapshot().write(tmp_path / "with")
@@ -192,7 +193,7 @@ def test_a_checkpoint_with_and_without_a_critic_is_not_mistaken_for_a_broken_one
     "content", [b"", b"\x00" * 64, b"not a file of tensors"], ids=["empty", "zeros", "text"]
 )
 def test_a_file_that_is_not_safetensors_is_named(saved, content):
-    """Fails when the library's error reaches the user."""
+    """Fails when the user sees the library's own error."""
     learner, folder = saved
     next(folder.glob("rank_*.safetensors")).write_bytes(content)
     with pytest.raises(TrainingStateError, match=r"rank_00000\.safetensors cannot be read"):
@@ -200,7 +201,7 @@ def test_a_file_that_is_not_safetensors_is_named(saved, content):
 
 
 def test_damaged_counters_are_named(saved):
-    """Fails when optimizer.json is trusted."""
+    """Fails when optimizer.json is not checked."""
     learner, folder = saved
     (folder / "optimizer.json").write_text("[]")
     with pytest.raises(TrainingStateError, match=r"optimizer\.json cannot be read"):

@@ -1,4 +1,4 @@
-"""An attention that allocates what FlashAttention does, and computes nothing."""
+"""An attention that allocates the same tensors as FlashAttention and computes nothing."""
 
 import torch
 from transformers import PreTrainedModel
@@ -8,7 +8,7 @@ _NAME = "april_rl_allocating"
 
 
 def allocate_attention(model: PreTrainedModel) -> None:
-    """Let the model call it."""
+    """Make the model call this attention."""
     ALL_ATTENTION_FUNCTIONS.register(_NAME, _attention)
     model.set_attn_implementation(_NAME)
 
@@ -18,7 +18,7 @@ def _attention(_, query, key, value, *__, **___):
 
 
 class _Flash(torch.autograd.Function):
-    """Allocates what FlashAttention does in both passes."""
+    """Function that allocates what FlashAttention allocates in both passes."""
 
     @staticmethod
     def forward(ctx, query, key, value):

@@ -1,7 +1,8 @@
-"""A step of the learner under fake tensors: torch's FSDP memory tracker beside the memory plan.
+"""A step of the learner under fake tensors: torch's FSDP memory tracker compared with the memory
+plan.
 
-Run as a program in a process of its own, because it forms a process group of ranks that do not
-exist: `python fake_training.py FOLDER RANKS TOKENS SHARE` prints what it measured as JSON.
+Run it as a program in a separate process, because it forms a process group of ranks that do not
+exist: `python fake_training.py FOLDER RANKS TOKENS SHARE` prints its measurements as JSON.
 """
 
 import json
@@ -25,7 +26,7 @@ from april_rl.learner.policy import Policy
 
 
 def policy_of(folder: str, *, share: float) -> Policy:
-    """The learner's policy on the meta device, computing logits in blocks as on a GPU."""
+    """Return the learner's policy on the meta device, computing logits in blocks as on a GPU."""
     causal_lm = empty_model(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     allocate_attention(causal_lm)
     if share:
@@ -38,8 +39,8 @@ def policy_of(folder: str, *, share: float) -> Policy:
 
 
 def measure(folder: str, *, num_ranks: int, num_tokens: int, share: float) -> dict[str, float]:
-    """Bytes of one rank: the peak of a backward pass, and weights, gradients and moments after an
-    optimizer step.
+    """Return bytes of one rank: the peak of a backward pass, and the weights, gradients and
+    optimizer state after an optimizer step.
     """
     dist.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
     mesh = build_mesh("cpu", shard_size=0)
@@ -64,7 +65,7 @@ def measure(folder: str, *, num_ranks: int, num_tokens: int, share: float) -> di
         )
         policy.set_last_backward(True)
         policy(row)[0].sum().backward()
-        optimizer.step()  # from here on there are moments, and gradients of an earlier row
+        optimizer.step()  # from here on there are optimizer state and gradients of an earlier row
         with FSDPMemTracker(policy, optimizer) as tracker:
             state = total(tracker, "current")
             policy(row)[0].sum().backward()

@@ -40,7 +40,7 @@ MODELS = {
     "32B": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64}
     | {"num_attention_heads": 64, "tie_word_embeddings": False},
 }
-# Dense with tied embeddings, dense without, and a mixture of 128 experts.
+# A dense model with tied embeddings, one without, and a mixture of 128 experts.
 CONFIGS: dict[str, PreTrainedConfig] = {
     "4B": Qwen3Config(**MODELS["4B"], **LAYERS),
     "8B": Qwen3Config(**MODELS["8B"], **LAYERS),
@@ -51,7 +51,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         vocab_size=151936,
     ),
 }
-# Models of the hub that recipes name; a name with a slash has its config.json in the package.
+# Hub models that recipes name; their config.json files are in the package.
 HUB = {
     "Qwen/Qwen3.5-4B": "Qwen/Qwen3.5-4B",
     "Qwen/Qwen3-30B-A3B": "Qwen/Qwen3-30B-A3B",
@@ -62,7 +62,8 @@ HUB = {
     "Qwen/Qwen3-8B": "8B",
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": "R1-1.5B",
 }
-# The recipes of these models; loading all of them takes seconds, in each process that collects.
+# The recipes of these models. Loading all recipes takes seconds in each process that collects
+# tests.
 PLANNED = [name for name in recipes() if not name.startswith(("tiny_", "smollm2_"))]
 INPUTS = MemoryInputs(
     layout=Layout(device="cuda", num_workers=8, tensor_parallel_size=1),
@@ -79,7 +80,7 @@ INPUTS = MemoryInputs(
 
 
 def change(inputs: MemoryInputs, **changes: object) -> MemoryInputs:
-    """Return `inputs` with other values of its own fields, or of those of its sections."""
+    """Return `inputs` with other values for its own fields or the fields of its sections."""
     found: dict[str, object] = {}
     unused = set(changes)
     for name in ("layout", "learner", "lora", "engine"):
@@ -92,7 +93,7 @@ def change(inputs: MemoryInputs, **changes: object) -> MemoryInputs:
 
 @cache
 def sizes_of(name: str, *, rank: int = 0) -> ModelSizes:
-    """Return the sizes of a model of `HUB` or `MODELS`, with adapters of that rank."""
+    """Return the sizes of a model of `HUB` or `MODELS`, with adapters of this rank."""
     published = PUBLISHED / name.replace("/", "--")
     if published.is_dir():
         return model_sizes(read_model(str(published)), LoraConfig(rank=rank))

@@ -1,4 +1,4 @@
-"""What is read of a teacher before a process starts, and its place in the memory plan."""
+"""What is read about a teacher before a process starts, and how the memory plan counts it."""
 
 import json
 import shutil
@@ -28,14 +28,14 @@ def beside(teacher: Path | str, *overrides: str) -> Beside:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the tiny policy, to be changed."""
+    """Return a copy of the tiny policy, for changes."""
     config = load("+recipe=tiny_cpu")
     resolve_builtins(config)
     shutil.copytree(config.model.path, tmp_path / "teacher")
     return tmp_path / "teacher"
 
 
-def test_a_teacher_has_sizes_of_its_own(copy):
+def test_a_teacher_has_its_own_sizes(copy):
     assert beside("").teacher is None
     found = beside("builtin:tiny_teacher").teacher
     assert found is not None
@@ -43,7 +43,7 @@ def test_a_teacher_has_sizes_of_its_own(copy):
 
 
 def test_a_teacher_with_another_tokenizer_is_refused(copy, tmp_path):
-    """Fails when the policy's token numbers would be scored as other texts."""
+    """Fails when the policy's token ids would be scored as other texts."""
     write_tiny_qwen3(tmp_path / "other")
     with pytest.raises(PreflightError, match=r"another tokenizer than model\.path"):
         beside(tmp_path / "other")
@@ -57,7 +57,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(copy, tmp_path):
         beside(copy)
 
 
-def test_a_teacher_that_reads_too_little_or_is_no_model_is_refused(copy, tmp_path):
+def test_a_teacher_with_a_short_context_or_without_a_model_is_refused(copy, tmp_path):
     with pytest.raises(PreflightError, match=r"^teacher\.path=.* does not exist"):
         beside(tmp_path / "missing")
     path = copy / "config.json"
@@ -70,8 +70,10 @@ def test_a_teacher_that_reads_too_little_or_is_no_model_is_refused(copy, tmp_pat
         beside(copy)
 
 
-def test_a_teacher_is_in_host_memory_and_on_the_gpu_in_a_phase_of_its_own():
-    """An 8B beside a 1.7B. Fails when its weights are counted in another phase, or not sharded."""
+def test_a_teacher_is_in_host_memory_and_on_the_gpu_in_its_own_phase():
+    """An 8B teacher for a 1.7B policy. Fails when its weights are counted in another phase, or not
+    sharded.
+    """
     policy, teacher = sizes_of("1.7B"), sizes_of("8B")
     without = plan_memory(policy, INPUTS, device_bytes=GPU)
     found = plan_memory(policy, change(INPUTS, beside=Beside(teacher)), device_bytes=GPU)
@@ -83,8 +85,10 @@ def test_a_teacher_is_in_host_memory_and_on_the_gpu_in_a_phase_of_its_own():
     assert "gradients" not in phase.items
 
 
-def test_a_critic_is_a_second_trained_model_with_a_phase_of_its_own():
-    """Fails when its optimizer state is missing in a phase, or its head counts as a vocabulary."""
+def test_a_critic_is_a_second_trained_model_with_its_own_phase():
+    """Fails when its optimizer state is missing in a phase, or its head counts like a
+    vocabulary.
+    """
     policy = sizes_of("1.7B")
     critic = beside_sizes(teacher=None, critic=CONFIGS["8B"]).critic
     assert critic is not None
@@ -106,7 +110,7 @@ def test_a_critic_is_a_second_trained_model_with_a_phase_of_its_own():
 
 
 def test_teacher_reference_and_critic_are_each_in_host_memory_once():
-    """Fails when the critic's share counts the teacher or the reference a second time."""
+    """Fails when the critic's share counts the teacher or the reference again."""
     policy, teacher = sizes_of("1.7B"), sizes_of("8B")
     critic = beside_sizes(teacher=None, critic=CONFIGS["8B"]).critic
     assert critic is not None
@@ -119,8 +123,8 @@ def test_teacher_reference_and_critic_are_each_in_host_memory_once():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_sizes_of_a_critic_are_those_of_the_model_that_is_built(tmp_path, tied):
-    """Fails when the head of a vocabulary is counted, or the embedding is said to be tied."""
+def test_the_sizes_of_a_critic_match_the_model_that_is_built(tmp_path, tied):
+    """Fails when a vocabulary-sized head is counted, or the embedding counts as tied."""
     write_tiny_qwen3(tmp_path, tied=tied)
     sizes = beside_sizes(teacher=None, critic=AutoConfig.from_pretrained(tmp_path)).critic
     with group_of_one():

@@ -1,4 +1,4 @@
-"""Notes at the start about settings without effect."""
+"""Messages at the start about settings without effect."""
 
 from dataclasses import fields
 
@@ -23,7 +23,7 @@ def notes(*overrides: str, device: str = "cpu") -> list[str]:
         (["algorithm=cispo"], "clip_high never act"),
     ],
 )
-def test_with_one_update_per_batch_the_start_says_that_no_clip_acts(
+def test_with_one_update_per_batch_the_start_says_that_clipping_has_no_effect(
     overrides: list[str], named: str
 ) -> None:
     (line,) = notes(*overrides)
@@ -40,13 +40,13 @@ def test_with_one_update_per_batch_the_start_says_that_no_clip_acts(
         ["algorithm.loss=policy_gradient"],
     ],
 )
-def test_no_such_note_appears_when_ratios_differ_from_one_or_are_unused(
+def test_no_such_message_appears_when_ratios_differ_from_one_or_are_unused(
     overrides: list[str],
 ) -> None:
     assert notes(*overrides) == []
 
 
-def test_attention_that_is_kept_without_recomputation_is_named_at_the_start() -> None:
+def test_keeping_attention_without_recomputation_is_reported_at_the_start() -> None:
     kept = ("trainer.num_minibatches=2", "learner.keep_attention=true")
     (line,) = notes(*kept)
     assert line.startswith("learner.keep_attention=true has no effect with learner.activation_ch")
@@ -66,8 +66,8 @@ def test_the_overlong_buffer_of_qwen3_4b_dapo_begins_at_16384_tokens() -> None:
     assert list(inert_settings(config, device="cuda")) == []
 
 
-# Keys of the sections that know about devices: what one device ignores, and what both read.
-# engine.cuda_graphs=false is what happens on CPU anyway, so that nothing is said of it.
+# Keys of the sections that depend on the device: what one device ignores, and what both read.
+# engine.cuda_graphs=false is the normal case on a CPU, so it is not reported.
 IGNORED_ON_CPU = {"engine.sleep", "engine.gpu_memory_utilization", "learner.offload"}
 IGNORED_ON_GPU = {"engine.kv_cache_gib"}
 READ_ON_BOTH = {
@@ -89,7 +89,7 @@ READ_ON_BOTH = {
 
 
 def test_every_setting_is_listed_with_the_devices_that_read_it() -> None:
-    """A new setting has to be added to the list, so that the start can name ignored settings."""
+    """A new setting has to be added to the list so that the start can name ignored settings."""
     sections = (EngineConfig, LearnerConfig, RuntimeConfig)
     names = (section.__name__.removesuffix("Config").lower() for section in sections)
     keys = {f"{n}.{f.name}" for n, s in zip(names, sections, strict=True) for f in fields(s)}
@@ -115,12 +115,12 @@ def test_a_setting_that_the_device_ignores_is_named_at_the_start(
         assert all(line.startswith(f"{override} has no effect") and why in line for line in lines)
 
 
-def test_on_cpu_engine_sleep_never_needs_no_note() -> None:
+def test_engine_sleep_never_on_cpu_needs_no_message() -> None:
     assert notes("engine.sleep=never", "trainer.num_minibatches=2") == []
 
 
 @pytest.mark.parametrize("cause", ["trainer.num_minibatches=1", "algorithm.ratio=behaviour"])
-def test_router_replay_without_a_proximal_pass_is_named_at_the_start(cause: str) -> None:
+def test_router_replay_without_a_proximal_pass_is_reported_at_the_start(cause: str) -> None:
     both = ("learner.router_replay=learner", "trainer.num_minibatches=2")
     assert notes(*both) == []
     overrides = {one.partition("=")[0]: one for one in (*both, cause)}
@@ -137,10 +137,10 @@ def test_router_replay_without_a_proximal_pass_is_named_at_the_start(cause: str)
     ("model", "rank", "deadline_s", "is_short"),
     [("32B", 0, 120, True), ("32B", 0, 300, False), ("32B", 16, 120, False), ("8B", 0, 120, False)],
 )
-def test_a_deadline_in_which_no_checkpoint_can_be_written_is_named_at_the_start(
+def test_a_deadline_too_short_for_any_checkpoint_is_reported_at_the_start(
     model: str, rank: int, deadline_s: int, is_short: bool
 ) -> None:
-    """12 bytes a trained parameter at 2 GB/s: 32.8 billion take 197 s."""
+    """12 bytes per trained parameter at 2 GB/s: 32.8 billion parameters take 197 s."""
     config = load("+recipe=tiny_cpu", f"checkpoint.stop_deadline_s={deadline_s}")
     lines = list(short_stop_deadline(config, sizes_of(model, rank=rank).num_trained))
     assert len(lines) == is_short

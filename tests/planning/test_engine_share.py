@@ -12,7 +12,7 @@ from april_rl.planning.memory_check import Room
 from april_rl.planning.memory_plan import GIB
 
 NUM_GIB = (24, 48, 80, 141, 180)
-# By recipe: the share on GPUs of each size; with z for engines that sleep during updates.
+# By recipe: the share on GPUs of each size; z marks engines that sleep during updates.
 SHARES = {
     "qwen3_0_6b_smoke": "0.4 0.64 0.73 0.79 0.81",
     "paper/r1_distill_1_5b_dapo_math_grpo": "0.81z 0.62 0.72 0.79 0.81",
@@ -34,7 +34,7 @@ def decide(recipe: str, *overrides: str, gib: float) -> Decided:
 
 
 @pytest.mark.parametrize("recipe", SHARES)
-def test_engines_stay_awake_where_their_cache_then_holds_the_samples_in_flight(recipe: str) -> None:
+def test_engines_stay_awake_where_their_cache_still_fits_the_samples_in_flight(recipe: str) -> None:
     found = []
     for gib in NUM_GIB:
         inputs = decide(recipe, gib=gib).inputs
@@ -43,15 +43,17 @@ def test_engines_stay_awake_where_their_cache_then_holds_the_samples_in_flight(r
 
 
 def largest_awake_share(learner_bytes: float, *, gib: float) -> float:
-    """What is left of 0.98 of a GPU beside learner, NCCL (1 GiB) and a margin of 0.1."""
+    """Return what is left of 0.98 of a GPU next to the learner, NCCL (1 GiB) and a
+    margin of 0.1.
+    """
     return 0.98 - 0.1 - (learner_bytes + GIB) / (gib * GIB)
 
 
 @pytest.mark.parametrize("gib", [80, 141])
-def test_the_share_agrees_with_a_calculation_by_hand_for_4b_on_eight_gpus(gib: int) -> None:
-    """The peak is the backward pass: 16 bytes a parameter over 8 GPUs; in bfloat16 the tied
+def test_the_share_matches_a_manual_calculation_for_4b_on_eight_gpus(gib: int) -> None:
+    """The peak is the backward pass: 16 bytes per parameter over 8 GPUs; in bfloat16 the tied
     embedding and its gradient, two layers and the gradient of one, which is also copied into
-    float32; 361 KiB of activations a token (docs/long_context.md).
+    float32; 361 KiB of activations per token (docs/long_context.md).
     """
     embedding, layer = 151_936 * 2560, 101e6
     learner = 16 * 4.022e9 / 8 + 4 * embedding + (4 + 6) * layer + 32_768 * 361 * 1024
@@ -64,9 +66,9 @@ def test_the_share_agrees_with_a_calculation_by_hand_for_4b_on_eight_gpus(gib: i
     assert found.gpu_share == pytest.approx(expected, abs=0.015)
 
 
-def test_the_share_agrees_with_a_calculation_by_hand_for_30b_on_eight_large_gpus() -> None:
-    """The peak is the backward pass: 8 bytes a parameter over 8 GPUs, since the optimizer state is
-    away; then as above, with the output layer in place of the embedding.
+def test_the_share_matches_a_manual_calculation_for_30b_on_eight_large_gpus() -> None:
+    """The peak is the backward pass: 8 bytes per parameter over 8 GPUs, since the optimizer state
+    is offloaded; otherwise as above, with the output layer instead of the embedding.
     """
     head, layer = 151_936 * 2048, 623e6
     learner = 8 * 30.53e9 / 8 + 4 * head + (4 + 6) * layer + 32_768 * 395 * 1024
@@ -79,7 +81,7 @@ def test_the_share_agrees_with_a_calculation_by_hand_for_30b_on_eight_large_gpus
 
 
 def test_more_samples_in_flight_need_a_larger_cache_and_engines_that_sleep() -> None:
-    """α 2 with 141 GiB: 671,744 tokens. α=auto may choose as much, so that it is given the room."""
+    """α 2 with 141 GiB: 671,744 tokens. α=auto may choose as much, so it gets the same room."""
     awake, *asleep = (
         decide("qwen3_4b_dapo", f"rollout.over_sampling_factor={factor}", gib=141)
         for factor in ("1.25", "2", "auto")
@@ -100,8 +102,8 @@ def test_more_samples_in_flight_need_a_larger_cache_and_engines_that_sleep() -> 
         ("engine.gpu_memory_utilization=0.6", 0.6, True),
     ],
 )
-def test_what_was_set_is_kept_and_auto_follows_it(override, share, sleeps) -> None:
-    """Fails when auto lets engines sleep that must not, or changes a share that was set."""
+def test_explicit_values_are_kept_and_auto_depends_on_them(override, share, sleeps) -> None:
+    """Fails when auto lets engines sleep that must stay awake, or changes an explicit share."""
     found = decide("qwen3_4b_dapo", override, gib=80)
     assert (found.inputs.gpu_share, found.inputs.engine_sleeps) == (share, sleeps)
     assert found.config.engine == found.inputs.engine

@@ -1,4 +1,4 @@
-"""engine.sleep: when engines on GPUs stay awake, and what the run says about it."""
+"""engine.sleep: when engines on GPUs stay awake, and what the run reports about it."""
 
 import pytest
 from composed_config import load, refusal
@@ -23,8 +23,10 @@ def room(device: float) -> Room:
     return Room(device=device, free=device - GIB)
 
 
-def test_an_engine_that_is_awake_has_its_whole_share_in_every_phase():
-    """Fails when a phase counts what a sleeping engine keeps, or counts its weights twice."""
+def test_an_awake_engine_has_its_whole_share_in_every_phase():
+    """Fails when a phase only counts what a sleeping engine keeps, or counts the engine's weights
+    twice.
+    """
     awake = change(INPUTS, sleep=Sleep.never)
     names = ("engine weights", "KV cache and workspace")
     for phase in plan_memory(sizes_of("8B"), awake, device_bytes=GPU).phases:
@@ -49,7 +51,7 @@ def test_an_engine_that_is_awake_has_its_whole_share_in_every_phase():
         ("8B", INPUTS, H200, True),
     ],
 )
-def test_the_plan_decides_and_the_run_says_why(model, inputs, device, stays_awake):
+def test_the_plan_decides_and_the_run_gives_the_reason(model, inputs, device, stays_awake):
     """The engine has half of the GPU; it stays awake if a tenth of the GPU is left over."""
     inputs, reason = settle_sleep(sizes_of(model), inputs, room=room(device))
     assert inputs.engine_sleeps is not stays_awake
@@ -66,7 +68,7 @@ def sleep_of(model: ModelSizes, inputs: MemoryInputs, *, device: float) -> Engin
 
 
 @pytest.mark.parametrize("chosen", [Sleep.never, Sleep.always])
-def test_an_explicit_engine_sleep_is_used_without_a_note(chosen):
+def test_an_explicit_engine_sleep_is_used_without_a_message(chosen):
     """Fails when the plan overrides never or always."""
     asked = change(INPUTS, sleep=chosen)
     for device in (GPU, H200):
@@ -84,8 +86,8 @@ def test_engine_sleep_never_is_checked_against_the_whole_gpu_with_remedies():
 
 
 def test_keep_without_room_is_refused_with_the_missing_gib_and_remedies():
-    """Each remedy alone. Fails when the share that is proposed is too large, or sleep is named,
-    with which nothing is kept.
+    """Each remedy is enough by itself. Fails when the proposed share is too large, or sleep is
+    proposed, which keeps nothing.
     """
     keeps = change(INPUTS, keeps_parked=True, gpu_memory_utilization=0.6)
     with pytest.raises(PreflightError, match=r"rollout\.resume=keep needs engines that stay") as e:
@@ -108,7 +110,7 @@ def test_keep_without_room_is_refused_with_the_missing_gib_and_remedies():
 
 
 def test_engine_sleep_always_with_keep_is_refused_on_a_gpu():
-    """Also where only the machine says that it has GPUs. On CPU nothing sleeps."""
+    """Even where only the machine shows that there are GPUs. On CPUs nothing sleeps."""
     both = ("engine.sleep=always", "rollout.resume=keep")
     assert "engine.sleep=always gives up the KV cache" in refusal("+recipe=tiny_gpu", *both)
     config = load("+recipe=tiny_cpu", "runtime.device=auto", "runtime.num_workers=auto", *both)
@@ -151,8 +153,8 @@ class Core:
 
 
 @pytest.mark.parametrize("sleeps", [False, True])
-def test_vllm_is_put_to_sleep_only_where_it_was_built_for_it(sleeps):
-    """Without its allocator for sleep, vLLM fails when it is told to sleep."""
+def test_vllm_sleeps_only_where_it_was_built_for_it(sleeps):
+    """Without its allocator for sleep, vLLM fails when it has to sleep."""
     device = AcceleratorDevice(EngineConfig(), sleeps=sleeps)
     assert device.engine_args()["enable_sleep_mode"] is sleeps
     assert device.keeps_kv_cache is not sleeps

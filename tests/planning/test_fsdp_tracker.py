@@ -1,4 +1,6 @@
-"""The memory plan against torch's own tracker of FSDP2, with fake tensors at real sizes."""
+"""The memory plan compared with torch's own FSDP2 memory tracker, with fake tensors at
+real sizes.
+"""
 
 import json
 import os
@@ -40,9 +42,10 @@ def measure(folder: Path, *, num_ranks: int, share: float = 1.0) -> dict[str, fl
 
 @pytest.mark.soak
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_the_backward_pass_takes_what_the_page_says_of_the_plan(row, tmp_path):
-    """A second backward pass, when there are moments and gradients of another row; half a minute
-    each. Fails when a copy of weights or gradients is left out of the plan, or counted twice.
+def test_the_backward_pass_takes_the_memory_that_the_page_shows(row, tmp_path):
+    """In a second backward pass, when there are optimizer state and gradients of another row; half
+    a minute each. Fails when a copy of weights or gradients is missing in the plan, or counted
+    twice.
     """
     name, *cells = row
     CONFIGS[name].save_pretrained(tmp_path)
@@ -57,10 +60,10 @@ def test_the_backward_pass_takes_what_the_page_says_of_the_plan(row, tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.75])
-def test_the_backward_pass_takes_what_is_planned_with_any_share_of_layers_computed_twice(
+def test_the_backward_pass_takes_the_planned_memory_with_any_share_of_recomputed_layers(
     share, tmp_path
 ):
-    """Qwen3-4B on eight GPUs. Fails when the plan is too small, or 4 % too careful."""
+    """Qwen3-4B on eight GPUs. Fails when the plan is too low, or more than 4 % too high."""
     CONFIGS["4B"].save_pretrained(tmp_path)
     model = model_sizes(read_model(str(tmp_path)), LoraConfig())
     inputs = change(INPUTS, num_workers=8, max_tokens=NUM_TOKENS, activation_checkpointing=share)
@@ -70,7 +73,7 @@ def test_the_backward_pass_takes_what_is_planned_with_any_share_of_layers_comput
 
 
 def of_tensors(phase: Phase) -> float:
-    """Return the bytes of a phase without what NCCL and CUDA graphs take."""
+    """Return the bytes of a phase without the memory for NCCL and CUDA graphs."""
     others = ("NCCL of the learner", "kept by a sleeping engine")
     return phase.total - sum(phase.items[name] for name in others)
 

@@ -1,4 +1,4 @@
-"""Samples in flight against the KV cache: when a run warns."""
+"""Samples in flight compared with the KV cache: when a run warns."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def demand(*overrides: str, layout: Layout = EIGHT) -> KvDemand:
 
 
 def test_a_slot_is_expected_to_hold_half_of_the_longest_response_and_its_part_of_the_prompt():
-    """Fails when slots are of all engines, or a group's shared prompt counts for each sample."""
+    """Fails when slots of all engines count, or a group's shared prompt counts for each sample."""
     found = demand("rollout.over_sampling_factor=2", "data.max_prompt_tokens=1600")
     assert found.num_slots == 2 * 32 * 8 // 8
     assert found.expected_tokens == 20480 / 2 + 1600 / 8
@@ -27,8 +27,8 @@ def test_a_slot_is_expected_to_hold_half_of_the_longest_response_and_its_part_of
     assert demand("rollout.over_sampling_factor=2", layout=pairs).num_slots == 128
 
 
-def test_samples_that_do_not_fit_are_warned_about_with_the_numbers_and_the_keys():
-    """A token less than they need, and exactly what they need."""
+def test_a_warning_about_samples_that_do_not_fit_has_the_numbers_and_keys():
+    """With one token less than they need, and with exactly what they need."""
     former = demand("rollout.over_sampling_factor=2")
     assert list(kv_warning(former, former.total_tokens)) == []
     [warning] = kv_warning(former, former.total_tokens - 1)
@@ -43,7 +43,7 @@ def test_samples_that_do_not_fit_are_warned_about_with_the_numbers_and_the_keys(
         assert part in warning
 
 
-def test_over_sampling_auto_is_not_warned_about_the_kv_cache():
+def test_over_sampling_auto_gets_no_warning_about_the_kv_cache():
     config = load("+recipe=qwen3_4b_dapo", "rollout.over_sampling_factor=auto")
     found = kv_demand(config, EIGHT)
     assert list(kv_warning(found, 1)) == []

@@ -1,4 +1,4 @@
-"""The table of docs/long_context.md is what the memory plan says."""
+"""The table of docs/long_context.md shows the results of the memory plan."""
 
 import re
 
@@ -22,7 +22,9 @@ KEYS = {
 
 
 def inputs_of(overrides: str, *, num_gpus: int) -> MemoryInputs:
-    """Return the inputs of a row: checkpointing, half of the GPU for an engine that sleeps."""
+    """Return the inputs of a row, with activation checkpointing and half of the GPU for an engine
+    that sleeps.
+    """
     found = change(INPUTS, num_workers=num_gpus)
     for override in overrides.split():
         key, value = override.split("=")
@@ -31,8 +33,8 @@ def inputs_of(overrides: str, *, num_gpus: int) -> MemoryInputs:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} {row[1]}")
-def test_a_sequence_as_long_as_the_table_says_fits_and_a_longer_one_does_not(row):
-    """In thousands of tokens, rounded down; "-": not even a short one."""
+def test_a_sequence_of_the_tables_length_fits_and_a_longer_one_does_not(row):
+    """In thousands of tokens, rounded down; "-" means that not even a short one fits."""
     model, overrides, cells = row
     for num_gpus, cell in zip(NUM_GPUS, cells.split(" | "), strict=True):
         longest = 0 if cell == "-" else int(cell.removesuffix("k")) * 1000

@@ -1,4 +1,4 @@
-"""Host memory: what the workers of a node share, and what is said when it is too little."""
+"""Host memory: what the workers of a node share, and the error when there is too little."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ from april_rl.planning.memory_plan import GIB, plan_memory
 MORE = "runtime.num_workers=16 on twice as many machines needs less"
 
 
-def test_host_memory_is_shared_by_a_node_and_the_smallest_node_decides():
-    """Fails when each worker counts on all host memory of its node."""
+def test_host_memory_is_shared_within_a_node_and_the_smallest_node_decides():
+    """Fails when each worker counts all host memory of its node."""
     model, offloads = sizes_of("8B"), change(INPUTS, offload=Offload.all)
     assert check_memory(model, INPUTS, [worker("a"), worker("b")])
     with pytest.raises(PreflightError, match=r"has 20\.0 GiB free"):
@@ -28,8 +28,8 @@ def test_host_memory_is_shared_by_a_node_and_the_smallest_node_decides():
 
 
 def test_the_copy_of_a_checkpoint_is_in_host_memory_while_it_is_written():
-    """12 bytes of a trained parameter, over the workers that share one copy; on CPU beside all
-    else. Fails when the plan of a run fits that its first checkpoint would end.
+    """12 bytes per trained parameter, over the workers that share one copy; on a CPU in addition to
+    everything else. Fails when a run is accepted although its first checkpoint would not fit.
     """
     model = sizes_of("8B")
     sizes = {
@@ -46,8 +46,8 @@ def test_the_copy_of_a_checkpoint_is_in_host_memory_while_it_is_written():
     assert whole.items["checkpoint"] == 12 * model.num_parameters
 
 
-def test_the_file_of_an_export_is_in_host_memory_once_a_node():
-    """Rank 0 alone writes. Fails when each worker has one, or none has."""
+def test_the_file_of_an_export_is_in_host_memory_once_per_node():
+    """Only rank 0 writes. Fails when each worker has a file, or none has."""
     model, offloads = sizes_of("8B"), change(INPUTS, offload=Offload.all)
     plan = plan_memory(model, offloads, device_bytes=GPU)
     assert plan.file_bytes == 2 * GIB
@@ -67,8 +67,8 @@ def test_the_file_of_an_export_is_in_host_memory_once_a_node():
         ({}, f"; {MORE}"),
     ],
 )
-def test_settings_that_lower_host_memory_are_proposed_if_they_are_set(changes, expected):
-    """Fails when a setting is proposed that the run has already, or that changes nothing."""
+def test_settings_that_lower_host_memory_are_proposed_only_if_they_help(changes, expected):
+    """Fails when a setting is proposed that the run already has, or that changes nothing."""
     with pytest.raises(PreflightError) as caught:
         check_memory(sizes_of("8B"), change(INPUTS, **changes), [worker("a", host=GIB)])
     assert str(caught.value).endswith(expected)

@@ -1,4 +1,6 @@
-"""The memory plan: sizes against closed forms and real models, and messages when it is full."""
+"""The memory plan: sizes compared with closed forms and real models, and errors when it does not
+fit.
+"""
 
 import re
 
@@ -33,7 +35,9 @@ def refusal(model: ModelSizes, **changes: object) -> str:
 
 
 def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate():
-    """12 of 16 bytes stay without offload: 49 GB beside half a GPU. Gone with offload=all."""
+    """Without offload, 12 of 16 bytes stay: 49 GB next to half a GPU. With offload=all they are
+    gone.
+    """
     message = refusal(sizes_of("32B"), tensor_parallel_size=2)
     has = r"- rollout: a GPU would need 8\d\.\d GiB and has 79\.0 GiB free, less a reserve of 2 %:"
     assert re.search(has, message)
@@ -49,7 +53,9 @@ def test_thirty_two_billion_parameters_on_eight_gpus_need_offload_to_generate():
 
 
 def test_offloaded_tensors_are_in_host_memory_and_return_for_their_phase():
-    """Moments are away in a backward pass, and in an optimizer step one FSDP unit's are there."""
+    """The optimizer state is away in a backward pass, and in an optimizer step only one FSDP unit
+    of it is there.
+    """
     model = sizes_of("8B")
     moments = model.num_parameters
     assert phase(model, "host").items["optimizer state"] == 0
@@ -66,7 +72,7 @@ def test_offloaded_tensors_are_in_host_memory_and_return_for_their_phase():
     assert phase(adapted, "optimizer", **away).items["optimizer state"] == in_layers / 8
 
 
-def test_the_engines_share_is_of_the_whole_gpu_and_its_weights_are_within_it():
+def test_the_engines_share_is_relative_to_the_whole_gpu_and_includes_its_weights():
     items = phase(sizes_of("8B"), "rollout", tensor_parallel_size=2).items
     assert items["engine weights"] == sizes_of("8B").num_parameters
     assert items["engine weights"] + items["KV cache and workspace"] == GPU / 2
@@ -75,21 +81,23 @@ def test_the_engines_share_is_of_the_whole_gpu_and_its_weights_are_within_it():
     assert "engine.tensor_parallel_size" in message
 
 
-def test_what_torch_does_not_allocate_is_in_the_plan():
-    """CUDA graphs and NCCL's buffers of a sleeping engine; NCCL's of the learner in each phase."""
+def test_memory_that_torch_does_not_allocate_is_in_the_plan():
+    """CUDA graphs and NCCL buffers of a sleeping engine; the learner's NCCL buffers in
+    each phase.
+    """
     kept = "kept by a sleeping engine"
     assert phase(sizes_of("8B"), "backward").items[kept] == 1.5e9
     assert phase(sizes_of("8B"), "backward", tensor_parallel_size=2).items[kept] == 1.5e9 + GIB
     assert phase(sizes_of("8B"), "optimizer", cuda_graphs=False).items[kept] == 0
     assert kept not in phase(sizes_of("8B"), "backward", sleep=Sleep.never).items
-    assert kept not in phase(sizes_of("8B"), "rollout").items, "it is within the share"
+    assert kept not in phase(sizes_of("8B"), "rollout").items, "it is part of the share"
     for name in ("rollout", "backward", "optimizer", "weight sync"):
         assert phase(sizes_of("8B"), name).items["NCCL of the learner"] == GIB
         assert phase(sizes_of("8B"), name, num_workers=1).items["NCCL of the learner"] == 0
 
 
-def test_a_fiftieth_of_a_gpu_stays_in_reserve():
-    """Fails when a plan may fill a GPU to the last byte, or a CPU may not."""
+def test_two_percent_of_a_gpu_stays_in_reserve():
+    """Fails when a plan may fill a GPU to the last byte, or keeps a reserve on a CPU."""
     model = sizes_of("8B")
     need = max(each.total for each in plan_memory(model, INPUTS, device_bytes=GPU).phases)
     assert check_plan(model, INPUTS, Room(device=GPU, free=need + 0.021 * GPU))
@@ -97,8 +105,10 @@ def test_a_fiftieth_of_a_gpu_stays_in_reserve():
         check_plan(model, INPUTS, Room(device=GPU, free=need + 0.019 * GPU))
 
 
-def test_copies_of_the_weights_on_parts_of_the_workers_are_larger_each():
-    """Hybrid sharding. Fails when the number of workers divides instead of the shard's."""
+def test_copies_of_the_weights_on_fewer_workers_are_larger():
+    """Hybrid sharding. Fails when sizes are divided by the number of workers instead of the shard
+    size.
+    """
     whole, half = (phase(sizes_of("8B"), "optimizer", shard_size=n) for n in (8, 4))
     for name in ("master weights", "gradients", "optimizer state"):
         assert half.items[name] == 2 * whole.items[name]
@@ -106,7 +116,7 @@ def test_copies_of_the_weights_on_parts_of_the_workers_are_larger_each():
     assert "learner.shard_size=0 lowers it to" in message
 
 
-def test_adapters_are_trained_and_the_model_is_held_in_the_precision_of_computation():
+def test_adapters_are_trained_and_the_model_is_stored_in_the_compute_precision():
     model, adapted = sizes_of("8B"), sizes_of("8B", rank=16)
     items = phase(adapted, "optimizer", has_reference=True).items
     with init_empty_weights():
@@ -137,7 +147,7 @@ def test_a_full_phase_names_the_settings_that_make_it_smaller(changes, phase_nam
     assert "master weights" in line
 
 
-def test_the_share_of_the_engine_that_is_proposed_is_enough():
+def test_the_proposed_share_of_the_engine_is_low_enough():
     """Fails when it is rounded up, or the learner's part is forgotten."""
     message = refusal(sizes_of("8B"), gpu_memory_utilization=0.95)
     share = float(re.findall(r"engine\.gpu_memory_utilization=([\d.]+) lowers", message)[0])
@@ -146,8 +156,10 @@ def test_the_share_of_the_engine_that_is_proposed_is_enough():
     assert "rollout" in refusal(sizes_of("8B"), gpu_memory_utilization=share + 0.02)
 
 
-def test_no_share_is_proposed_in_which_the_engine_has_no_room_for_its_weights():
-    """Masters and moments alone are more than the GPU. Fails when 0 is named, which is refused."""
+def test_no_share_is_proposed_that_is_too_small_for_the_engines_weights():
+    """Master weights and optimizer state already exceed the GPU. Fails when 0 is proposed, which is
+    refused.
+    """
     message = refusal(sizes_of("8B"), num_workers=1)
     rollout = next(line for line in message.splitlines() if "- rollout" in line)
     assert "learner.offload=all lowers it to" in rollout
@@ -155,7 +167,7 @@ def test_no_share_is_proposed_in_which_the_engine_has_no_room_for_its_weights():
 
 
 def test_on_cpu_the_host_holds_learner_and_engine_at_once():
-    """All in one phase: 16 bytes a parameter, the engine's copy, its cache."""
+    """Everything is in one phase: 16 bytes per parameter, the engine's copy, its cache."""
     model = sizes_of("8B")
     settings = change(INPUTS, device="cpu", num_workers=1, kv_cache_gib=100.0)
     [whole] = plan_memory(model, settings).phases
@@ -170,7 +182,9 @@ def test_on_cpu_the_host_holds_learner_and_engine_at_once():
 
 
 def test_on_cpu_nothing_is_offloaded_with_any_setting():
-    """The learner keeps its moments there, and so does the plan. Fails when either moves them."""
+    """The learner keeps its optimizer state there, and so does the plan. Fails when either moves
+    it.
+    """
     for recipe, gpus, moved in (("tiny_cpu", 0, Offload.none), ("tiny_gpu", 1, Offload.all)):
         config = load(f"+recipe={recipe}", "learner.offload=all")
         config, layout = settle(config, gpus=gpus, where="this machine")

@@ -1,4 +1,4 @@
-"""The plan of a run: settings and facts in, settings without auto out; nothing is started."""
+"""The plan of a run turns settings and facts into settings without auto; nothing is started."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ GPUS = replace(CPU, num_gpus=8, engines=frozenset({"vllm"}), free_bytes=500 << 3
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a small model that has a config.json and nothing else."""
+    """Write the folder of a small model with a config.json and nothing else."""
     folder = tmp_path_factory.mktemp("model")
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16}
@@ -65,7 +65,7 @@ def make_plan(*overrides: str, machine: Machine, model: str) -> Plan:
 def test_parked_samples_are_kept_where_engines_stay_awake(
     overrides, machine, expected, because, model
 ) -> None:
-    """Fails when rollout.resume=auto reaches a run, or changes what was set without a word."""
+    """Fails when rollout.resume=auto reaches a run, or silently changes an explicit setting."""
     found = make_plan(*overrides, machine=machine, model=model)
     assert found.config.rollout.resume is expected
     said = [line for line in found.lines if line.startswith("rollout.resume")]
@@ -83,9 +83,9 @@ def test_the_plan_decides_whether_engines_sleep(share, sleeps, model) -> None:
 
 
 def test_the_plan_decides_the_share_of_a_gpu(model) -> None:
-    """Fails when auto reaches vLLM, or the start does not say what it has become."""
+    """Fails when auto reaches vLLM, or the start does not show the chosen value."""
     found = make_plan("engine.gpu_memory_utilization=auto", machine=GPUS, model=model)
-    assert found.config.engine.gpu_memory_utilization == 0.85  # so small a learner leaves more
+    assert found.config.engine.gpu_memory_utilization == 0.85  # such a small learner leaves more
     assert not found.engines_sleep
     assert found.lines[1].startswith("engine.gpu_memory_utilization=auto: 0.85, the most that fits")
     assert found.lines[2].startswith("engine.sleep=auto: engines stay awake")
@@ -93,7 +93,7 @@ def test_the_plan_decides_the_share_of_a_gpu(model) -> None:
     assert on_cpu.config.engine.gpu_memory_utilization == EngineConfig().gpu_memory_utilization
 
 
-def test_the_start_names_the_precision_that_auto_has_become(model) -> None:
+def test_the_start_shows_the_precision_that_auto_chose(model) -> None:
     said = make_draft(machine=CPU, model=model).lines
     assert "learner.compute_dtype and engine.dtype: float32, " in "\n".join(said)
     explicit = ("learner.compute_dtype=float32", "engine.dtype=bfloat16")
@@ -102,7 +102,7 @@ def test_the_start_names_the_precision_that_auto_has_become(model) -> None:
     assert found.config.engine.dtype is ComputeDtype.bfloat16
 
 
-def test_all_that_a_machine_lacks_is_in_one_message(model) -> None:
+def test_everything_that_a_machine_lacks_is_in_one_message(model) -> None:
     """Fails when a user learns of the second obstacle only after removing the first one."""
     few = replace(GPUS, num_gpus=2, engines=frozenset({"vllm-cpu"}), free_bytes=1 << 10)
     with pytest.raises(PreflightError) as caught:
@@ -117,7 +117,7 @@ def test_all_that_a_machine_lacks_is_in_one_message(model) -> None:
         assert said in message
 
 
-def test_a_cluster_is_named_and_its_cores_are_counted_by_ray(model) -> None:
+def test_a_cluster_is_named_and_ray_counts_its_cores(model) -> None:
     cluster = replace(GPUS, name="the Ray cluster", is_cluster=True, num_gpus=4)
     with pytest.raises(PreflightError, match="8 GPUs; the Ray cluster has 4"):
         make_draft(machine=cluster, model=model)
@@ -132,7 +132,7 @@ def test_a_cluster_is_named_and_its_cores_are_counted_by_ray(model) -> None:
 
 
 @pytest.mark.parametrize(("num_gpus", "is_said"), [(8, False), (16, True)])
-def test_gpus_that_stay_empty_are_named_at_the_start(model: str, num_gpus, is_said) -> None:
+def test_unused_gpus_are_reported_at_the_start(model: str, num_gpus, is_said) -> None:
     cluster = replace(GPUS, num_gpus=num_gpus, name="the Ray cluster", is_cluster=True)
     lines = make_draft(machine=cluster, model=model).lines
     line = "runtime.num_workers=8 uses 8 of the 16 GPUs of the Ray cluster"

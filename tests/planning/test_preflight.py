@@ -1,4 +1,4 @@
-"""Facts of the model that are read before anything is started."""
+"""Facts about the model that are read before anything is started."""
 
 import re
 from dataclasses import replace
@@ -41,8 +41,8 @@ def small_qwen3(tmp_path):
     return tmp_path
 
 
-def test_a_folder_that_is_not_there_is_said_to_be_missing(tmp_path):
-    """Fails when a mistyped export is looked for on the hub."""
+def test_a_missing_folder_is_reported_as_missing(tmp_path):
+    """Fails when a mistyped export is searched on the hub."""
     (tmp_path / "step_6").mkdir()
     with pytest.raises(PreflightError, match=r"step_7 does not exist; .* has step_6"):
         read_model(str(tmp_path / "step_7"))
@@ -54,7 +54,7 @@ def test_a_folder_that_is_not_there_is_said_to_be_missing(tmp_path):
 
 
 def test_a_run_directory_given_as_model_is_refused_and_its_last_export_is_named(tmp_path):
-    """Fails when a library says that it lacks a key."""
+    """Fails when the user sees a library's error about a missing key."""
     (tmp_path / "exports" / "step_2").mkdir(parents=True)
     with pytest.raises(PreflightError, match=r"is a run directory: give an export, .*/step_2$"):
         read_model(str(tmp_path))
@@ -62,7 +62,7 @@ def test_a_run_directory_given_as_model_is_refused_and_its_last_export_is_named(
 
 @pytest.mark.parametrize("config", [T5Config, MambaConfig])
 def test_an_unsupported_model_type_is_refused_by_name(tmp_path, config):
-    """Fails when a size that its config.json lacks is asked for without care."""
+    """Fails when a size that its config.json lacks is read without a check."""
     config().save_pretrained(tmp_path)
     expected = rf"model\.path={re.escape(str(tmp_path))}: model_type {config.model_type} is not"
     with pytest.raises(PreflightError, match=expected):
@@ -70,7 +70,9 @@ def test_an_unsupported_model_type_is_refused_by_name(tmp_path, config):
 
 
 def test_the_setting_that_makes_the_context_too_long_is_named(tmp_path):
-    """Fails when another setting is blamed; one token less is no more than the model reads."""
+    """Fails when another setting is blamed; with one token less, the model's context is long
+    enough.
+    """
     path = small_qwen3(tmp_path)
     expected = r"context length: engine\.max_model_len = 513 exceeds the model's maximum, 512"
     with pytest.raises(PreflightError, match=expected):
@@ -83,7 +85,7 @@ def test_the_setting_that_makes_the_context_too_long_is_named(tmp_path):
 
 
 def test_a_tensor_parallel_size_that_does_not_divide_the_heads_is_refused(tmp_path):
-    """Four heads. Fails when vLLM is left to find it in every worker."""
+    """The model has four heads. Fails when only vLLM finds it, in every worker."""
     path = small_qwen3(tmp_path)
     assert start(path, "engine.tensor_parallel_size=4", "runtime.num_workers=4")
     expected = r"heads: engine\.tensor_parallel_size=3 does not divide the model's 4 attention"
@@ -92,7 +94,7 @@ def test_a_tensor_parallel_size_that_does_not_divide_the_heads_is_refused(tmp_pa
 
 
 def test_gpus_are_counted_from_device_files(tmp_path, monkeypatch):
-    """Fails when the control files of NVIDIA's driver count, or processors among AMD's nodes."""
+    """Fails when the control files of NVIDIA's driver count, or CPUs among AMD's nodes."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
     devices, nodes = tmp_path / "dev", tmp_path / "nodes"

@@ -1,5 +1,5 @@
-"""learner.activation_checkpointing=auto: the share of the layers that is computed twice; and
-learner.keep_attention=auto: whether these keep the output of their attention.
+"""learner.activation_checkpointing=auto decides the share of recomputed layers, and
+learner.keep_attention=auto decides whether these keep the output of their attention.
 """
 
 import pytest
@@ -15,7 +15,7 @@ from april_rl.planning.recomputation import settle_recomputation
 
 ROOM = Room(device=GPU, free=0.98 * GPU)
 AUTO = change(INPUTS, activation_checkpointing="auto", keep_attention=False, max_tokens=32768)
-# Of a token: outputs of 36 layers, 32 heads of 128 numbers, and a float32 for each head.
+# Bytes per token: outputs of 36 layers, 32 heads of 128 numbers, and a float32 for each head.
 ATTENTION_OF_4B = 36 * 32 * (2 * 128 + 4)
 
 
@@ -24,8 +24,8 @@ def backward_bytes(name: str, share: float) -> float:
     return plan_memory(sizes_of(name), inputs, device_bytes=GPU).phases[1].total
 
 
-def test_auto_is_the_smallest_share_of_the_layers_that_leaves_a_tenth_of_the_gpu() -> None:
-    """One layer fewer would not. 4B on eight GPUs, rows of 32,768 tokens."""
+def test_auto_is_the_smallest_share_of_layers_that_leaves_a_tenth_of_the_gpu() -> None:
+    """With one layer fewer it would not. 4B on eight GPUs, rows of 32,768 tokens."""
     found = settle_recomputation(sizes_of("4B"), AUTO, room=ROOM)
     share = found.inputs.recomputed_share
     count = len(recomputed_layers(share, num_layers=36))
@@ -48,13 +48,15 @@ def test_auto_is_none_where_all_activations_fit_and_all_where_nothing_does(token
 
 
 @pytest.mark.parametrize("given", [False, True, 0.5])
-def test_a_share_that_was_set_is_kept_without_a_note(given) -> None:
+def test_an_explicit_share_is_kept_without_a_message(given) -> None:
     inputs = change(INPUTS, activation_checkpointing=given, keep_attention=False)
     assert settle_recomputation(sizes_of("4B"), inputs, room=ROOM) == (inputs, "")
 
 
-def test_attention_is_kept_where_a_share_of_the_layers_fits_with_it() -> None:
-    """It then is the smallest share with it. Fails when the plan does not count what is kept."""
+def test_attention_is_kept_where_a_share_of_the_layers_then_fits() -> None:
+    """The share is then the smallest that fits with it. Fails when the plan does not count what is
+    kept.
+    """
     inputs = change(AUTO, keep_attention="auto")
     found = settle_recomputation(sizes_of("4B"), inputs, room=ROOM)
     share, count = found.inputs.recomputed_share, round(36 * found.inputs.recomputed_share)
@@ -65,15 +67,15 @@ def test_attention_is_kept_where_a_share_of_the_layers_fits_with_it() -> None:
     assert "; learner.keep_attention=true: backward needs" in found.reason
 
 
-def test_attention_is_computed_again_where_nothing_fits_with_it() -> None:
-    """Rows of 100,000 tokens, for which nearly all layers are computed again."""
+def test_attention_is_recomputed_where_nothing_else_fits() -> None:
+    """Rows of 100,000 tokens, for which nearly all layers are recomputed."""
     inputs = change(AUTO, keep_attention="auto", max_tokens=100_000)
     found = settle_recomputation(sizes_of("4B"), inputs, room=ROOM)
     assert not found.inputs.keeps_attention
     assert "the smallest share that leaves a margin; learner.keep_attention=false" in found.reason
 
 
-def test_the_decision_about_attention_alone_is_told_where_the_share_is_set() -> None:
+def test_only_the_decision_about_attention_is_reported_when_the_share_is_explicit() -> None:
     inputs = change(INPUTS, keep_attention="auto")
     found = settle_recomputation(sizes_of("4B"), inputs, room=ROOM)
     assert found.reason.startswith("learner.keep_attention=true: backward needs ")
@@ -81,7 +83,7 @@ def test_the_decision_about_attention_alone_is_told_where_the_share_is_set() -> 
     assert settle_recomputation(sizes_of("4B"), inputs, room=ROOM).reason == ""
 
 
-def test_the_run_gets_the_share_and_says_it() -> None:
+def test_the_run_gets_the_share_and_reports_it() -> None:
     """The larger the GPU, the fewer layers. Fails when the decision does not reach the learner."""
     shares = []
     for gib in (40, 80):
@@ -94,7 +96,7 @@ def test_the_run_gets_the_share_and_says_it() -> None:
     assert 1 >= shares[0] > shares[1] > 0
 
 
-def test_layers_are_spread_evenly() -> None:
+def test_recomputed_layers_are_spread_evenly() -> None:
     assert recomputed_layers(0.5, num_layers=6) == [0, 2, 4]
     assert recomputed_layers(1 / 3, num_layers=6) == [0, 3]
     assert recomputed_layers(2 / 3, num_layers=6) == [0, 2, 3, 5]
@@ -103,7 +105,7 @@ def test_layers_are_spread_evenly() -> None:
         assert len(recomputed_layers(round(count / 36, 3), num_layers=36)) == count
 
 
-def test_the_choice_about_attention_is_refused_when_it_is_none() -> None:
+def test_an_invalid_value_of_keep_attention_is_refused() -> None:
     message = refusal("+recipe=tiny_cpu", "learner.keep_attention=some")
     assert "learner.keep_attention must be true, false or auto, got some" in message
 

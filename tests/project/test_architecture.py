@@ -43,7 +43,7 @@ CORE = (  # the rooms that train, as floors from the lowest
     {"trainer"},
     {"commands"},
 )
-LAB = (  # the rooms that predict, rehearse, compare and draw; they stand on the core
+LAB = (  # the rooms that predict, rehearse, compare and draw; they depend on the core
     {"lab.simulator"},
     {"lab.tuning", "lab.report"},
     {"lab.rehearsal"},
@@ -51,7 +51,7 @@ LAB = (  # the rooms that predict, rehearse, compare and draw; they stand on the
 )
 LAYERS = (*CORE, *LAB, {"command_line"}, {"api", "train"}, {"__main__"})
 FLOORS = {part: floor for floor, parts in enumerate(LAYERS) for part in parts}
-# Rooms whose tests take seconds, without GPU or process.
+# Rooms whose tests take seconds and need neither GPU nor processes.
 PURE = set().union(*CORE[:3], {"lab.simulator", "lab.tuning", "lab.report"})
 HYDRA_USERS = {"config", "command_line", "commands", "lab.commands"}
 OWNERS = {
@@ -71,7 +71,7 @@ OWNERS = {
 HEAVY = ["torch", "vllm", "transformers", "ray", "datasets", "wandb", "trackio"]
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "managers", "misc"}
 SAYS_NOTHING_IN_A_NAME = {"utils", "helper", "helpers", "manager", "do", "handle"}
-DICTATED = {"forward", "packed_attention"}  # torch and transformers choose these signatures
+DICTATED = {"forward", "packed_attention"}  # torch and transformers define these signatures
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_POSITIONAL, MAX_NESTING = 400, 60, 3, 3
 PATH = ("rollout", "batch", "algorithm", "learner", "engine", "runtime")
 PATH_FILES = ("trainer.py", "updates.py", "types.py", "metrics.py")
@@ -84,7 +84,7 @@ def test_every_part_of_the_package_has_a_floor() -> None:
     assert parts <= FLOORS.keys()
 
 
-def test_a_module_imports_its_own_folder_and_lower_floors_only() -> None:
+def test_a_module_imports_only_its_own_folder_and_lower_floors() -> None:
     wrong = []
     for path in package_files():
         # Users import it by this name.
@@ -108,8 +108,8 @@ def test_the_core_never_imports_the_lab() -> None:
 
 
 def test_no_test_of_the_core_needs_the_lab() -> None:
-    """But those that compare a run with what the lab draws of it, those of whole pages, and those
-    of tools that measure for the lab.
+    """Exceptions are tests that compare a run with what the lab draws from it, tests of whole
+    pages, and tests of tools that measure for the lab.
     """
     allowed = {"tests/project/test_pictures.py"}
     users = {
@@ -134,7 +134,7 @@ def test_the_package_imports_itself_by_its_full_name() -> None:
 
 
 def test_no_module_imports_the_package_itself() -> None:
-    """`april_rl/__init__.py` is for users: an import of it would be an arrow back to the top."""
+    """`april_rl/__init__.py` is for users: importing it would be an arrow back to the top."""
     wrong = [
         where(path, entry.line)
         for path in package_files()
@@ -154,13 +154,13 @@ print(type(module).__name__, type(function).__name__)"""
     assert (ran.returncode, ran.stdout) == (0, "module function\n"), ran.stderr
 
 
-def test_the_tiny_task_is_imported_by_the_command_lines_only() -> None:
+def test_the_tiny_task_is_imported_only_by_the_command_lines() -> None:
     users = {part_of(path) for path in package_files() if "tiny" in imported_parts(path)}
     assert users <= {"tiny", "command_line", "commands", "lab.commands"}
 
 
 @pytest.mark.parametrize("library", OWNERS)
-def test_a_library_is_imported_by_its_owner_only(library: str) -> None:
+def test_a_library_is_imported_only_by_its_owner(library: str) -> None:
     wrong = [
         where(path, entry.line)
         for path in package_files()
@@ -197,7 +197,7 @@ def test_importing_the_command_line_loads_nothing_heavy(module: str) -> None:
 
 
 def test_nothing_that_the_controller_loads_computes_with_torch() -> None:
-    """transformers loads torch by itself, for tokenizers and model configurations. Fails when the
+    """transformers itself loads torch, for tokenizers and model configurations. Fails when the
     memory plan, a check or the trainer needs a module of the learner that computes.
     """
     loaded = files_loaded_by(PACKAGE / "trainer.py")
@@ -212,7 +212,7 @@ def test_nothing_that_the_controller_loads_computes_with_torch() -> None:
 
 
 def test_no_file_is_longer_than_400_lines() -> None:
-    """One that is a single idea may be: name it here, with its reason."""
+    """A file that is a single idea may be longer: name it here with the reason."""
     lines = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in all_files()}
     assert {name: n for name, n in lines.items() if n > MAX_FILE_LINES} == {}
 
@@ -248,7 +248,7 @@ def test_every_module_has_a_docstring() -> None:
 
 
 def test_everything_public_is_documented() -> None:
-    """But properties and functions of one simple statement may be without a docstring."""
+    """Properties and functions of one simple statement may lack a docstring."""
     wrong = [
         where(path, node.lineno, name)
         for path in package_files()
@@ -271,8 +271,9 @@ def test_everything_is_annotated() -> None:
 
 
 def test_no_broad_exception_is_swallowed() -> None:
-    """But where a library raises anything: trackers, which must not end a run, Ray's start, sympy;
-    where a run of a sweep fails; and where a file of a checkpoint is not written, for any reason.
+    """Exceptions are places where a library raises anything (trackers, which must not end a run,
+    Ray's start, sympy), where a run of a sweep fails, and where a checkpoint file is not written
+    for any reason.
     """
     wrong = [
         where(path, node.lineno)
@@ -290,7 +291,7 @@ def test_no_broad_exception_is_swallowed() -> None:
 
 
 def test_hasattr_and_getattr_are_not_used() -> None:
-    """Types say which attributes an object has."""
+    """Types define which attributes an object has."""
     wrong = [
         where(path, node.lineno)
         for path in package_files()
@@ -302,9 +303,9 @@ def test_hasattr_and_getattr_are_not_used() -> None:
 
 
 def test_the_training_path_is_as_short_as_the_pages_say() -> None:
-    """Six rooms and four files are all that training passes through; subfolders are not among them.
+    """All that training passes through are six rooms and four files, without subfolders.
 
-    Fails when something that is not training is put there: give it a subfolder or another room.
+    Fails when something that is not training is added there: give it a subfolder or another room.
     """
     files = [path for room in PATH for path in (PACKAGE / room).glob("*.py")]
     files += [PACKAGE / name for name in PATH_FILES]
@@ -316,7 +317,7 @@ def test_the_training_path_is_as_short_as_the_pages_say() -> None:
         assert abs(float(said[1]) - num_lines / 1000) < TOLERANCE_K, num_lines
 
 
-def test_names_say_something() -> None:
+def test_names_have_a_meaning() -> None:
     modules = [where(path, 1) for path in all_files() if path.stem in SAYS_NOTHING]
     assert modules == []
     names = [

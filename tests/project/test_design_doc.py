@@ -20,7 +20,7 @@ DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 _IS_PATH = re.compile(r"[\w./-]*(?:\.(?:py|md|yaml|cfg|txt|png|sh)|/)")
-# Files that a run writes and the pages name; the checkout does not have them.
+# Files that a run writes and the pages name; the checkout does not contain them.
 WRITTEN_BY_A_RUN = {
     "config.yaml",
     "stall_report.txt",
@@ -44,8 +44,8 @@ BASES = {
     "docs/reliability.md": ROOT / "tests" / "supervision",
     "recipes/README.md": ROOT / "recipes",
 }
-# Identifiers that contain a word which the glossary forbids, and why they may. The key is the word
-# and where it may stand ("" is everywhere).
+# Identifiers that contain a word which the glossary forbids, with the reason. The key is the word
+# and the file where it is allowed ("" means everywhere).
 ALLOWED_WORDS = {
     **{
         ("answer", room): "the data set's right answer: the glossary has a row for it"
@@ -167,8 +167,8 @@ def is_known(token: str) -> bool:
     return token in SPOKEN
 
 
-# Tokens of docs/design.md that are no identifier or file: commands, file names of a run, forms of
-# values.
+# Tokens of docs/design.md that are neither identifiers nor files: commands, files of a run, forms
+# of values.
 SPOKEN = {
     "__main__",
     "python -m april_rl COMMAND",
@@ -184,8 +184,8 @@ def test_the_floors_agree_with_the_architecture_test() -> None:
     assert [set(row.names(1)) for row in table] == [set(floor) for floor in LAYERS[::-1]]
 
 
-def test_the_moves_of_a_sample_are_those_the_code_allows() -> None:
-    """Fails when a move is added to the code or to the page alone."""
+def test_the_moves_of_a_sample_are_those_that_the_code_allows() -> None:
+    """Fails when a move is added only to the code or only to the page."""
     allowed = {(now.value, then.value) for now, targets in _MOVES.items() for then in targets}
     table = rows(section(DESIGN, "Lifecycle of a sample"))
     drawn = {(*row.names(0), then) for row in table for then in row.names(2)}
@@ -193,15 +193,15 @@ def test_the_moves_of_a_sample_are_those_the_code_allows() -> None:
 
 
 @pytest.mark.parametrize("title", ["Lifecycle of a sample", "Lifecycle of a group"])
-def test_a_lifecycle_says_what_moves_and_who_does_it(title: str) -> None:
+def test_a_lifecycle_names_what_moves_and_which_function_moves_it(title: str) -> None:
     """Fails when a function is renamed and the page is not."""
     table = rows(section(DESIGN, title))
     assert {name for row in table for name in row.names(3)} <= members()
     assert all(row.cells[1] and row.names(3) for row in table)
 
 
-def test_a_group_gets_into_every_state() -> None:
-    """Fails when a state is added to the code or to the page alone."""
+def test_every_state_of_a_group_can_be_reached() -> None:
+    """Fails when a state is added only to the code or only to the page."""
     reached = {
         name for row in rows(section(DESIGN, "Lifecycle of a group")) for name in row.names(2)
     }
@@ -224,7 +224,7 @@ def test_the_paths_in_drawings_and_proposals_exist() -> None:
 
 
 def uses_of(words: Iterable[str]) -> set[tuple[str, str]]:
-    """Return which of the words are parts of a name in which file."""
+    """Return which of the words are parts of a name, and in which file."""
     return {
         (word, file)
         for name, files in identifiers().items()
@@ -235,7 +235,9 @@ def uses_of(words: Iterable[str]) -> set[tuple[str, str]]:
 
 
 def test_glossary_words_are_in_the_code_and_forbidden_words_are_not() -> None:
-    """Fails when a name of the code goes, or when a second word for the same thing comes."""
+    """Fails when a name disappears from the code, or when a second word for the same
+    thing appears.
+    """
     table = rows(section(DESIGN, "Glossary"))
     assert len(table) > 25
     assert [row.cells[0] for row in table if not row.names(1)] == []
@@ -289,7 +291,7 @@ def test_commands_and_settings_on_the_pages_exist(page: str) -> None:
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*.md"))
-    # A figure is kept by its commit, without the script.
+    # A figure can be reproduced from its commit, without the script.
     if path.name not in ("experiments.md", "laboratory.md")
 )
 
@@ -308,7 +310,7 @@ def test_the_paths_and_links_of_a_page_exist(page: str) -> None:
 
 
 def test_no_page_has_a_placeholder() -> None:
-    """Fails when a page is published before the text that a placeholder stands for is there."""
+    """Fails when a page is published with a placeholder instead of its text."""
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")]
     assert ROOT / "docs" / "gpu.md" in pages
     found = {

@@ -49,8 +49,8 @@ def test_a_key_without_a_line_is_named() -> None:
 
 
 def literal_keys() -> Iterator[tuple[str, str]]:
-    """Yield every file and string in the package that has the form of a metric key, f-strings
-    apart: what a whole run logs is compared in test_runs.py.
+    """Yield every file and string in the package that has the form of a metric key, without
+    f-strings; test_runs.py compares what a whole run logs.
     """
     form = re.compile(rf"(?:{'|'.join(STAGES)})/[a-z0-9_/]+")
     for path in package_files():

@@ -9,7 +9,7 @@ from models_page import Result, engine_cells
 from models_table import PAGE, judge
 from tiny_architectures import model_types
 
-# Each tests something of its own; `python tools/models_table.py --check` tries all.
+# Each one tests something special; `python tools/models_table.py --check` tries all.
 SAMPLE = {
     "mistral": "a window in every layer",
     "qwen2": "a window in some layers, and biases",
@@ -39,14 +39,14 @@ def _group():
 @pytest.mark.filterwarnings("ignore")  # transformers warns about tiny configurations
 @pytest.mark.parametrize("model_type", SAMPLE)
 def test_an_architecture_is_right_or_refused_as_the_page_says(model_type):
-    """To 1e-5 nats of transformers' own logits, with sequences longer than every window."""
+    """Within 1e-5 nats of transformers' own logits, with sequences longer than every window."""
     verdict, text = judge(model_type), PAGE.read_text()
     assert verdict.result in (Result.right, Result.refused)
     assert str(replace(verdict, **engine_cells(text)[model_type])) in text.splitlines()
 
 
-def test_the_page_has_every_architecture_once_and_none_that_is_wrong():
-    """At least 90 are right. Fails when transformers brings one that was not tried."""
+def test_the_page_has_every_architecture_once_and_no_wrong_one():
+    """At least 90 are right. Fails when transformers adds one that was not tried."""
     rows = re.findall(r"^\| `(\S+)` \| ([\w ]+) \|", PAGE.read_text(), flags=re.MULTILINE)
     assert sorted(model_type for model_type, _ in rows) == model_types()
     results = [result for _, result in rows]

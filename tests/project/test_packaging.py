@@ -1,4 +1,4 @@
-"""The command line from a wheel, in any directory: configs and recipes travel with it."""
+"""The command line from a wheel works in any directory, with its configs and recipes."""
 
 import importlib.util
 import os
@@ -31,7 +31,7 @@ def wheel(tmp_path_factory) -> Path:
 
 
 def print_config(cwd: Path, path: Path | None) -> str:
-    """Return `--cfg job` of the tiny recipe, with `path` before everything installed."""
+    """Return `--cfg job` of the tiny recipe, with `path` searched before everything installed."""
     env = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
     code = "import april_rl.command_line as c, sys; print(c.__file__, file=sys.stderr); c.main()"
     args = [sys.executable, "-c", code, "+recipe=tiny_cpu", "--cfg", "job"]
@@ -42,7 +42,7 @@ def print_config(cwd: Path, path: Path | None) -> str:
 
 
 def test_wheel_checkout_and_editable_install_compose_the_same_configuration(wheel, tmp_path):
-    """Fails when the package data of setup.cfg lose a folder."""
+    """Fails when the package data in setup.cfg lacks a folder."""
     expected = print_config(ROOT, None)
     assert "path: builtin:tiny" in expected
     assert print_config(tmp_path, wheel) == expected
@@ -51,7 +51,7 @@ def test_wheel_checkout_and_editable_install_compose_the_same_configuration(whee
 
 
 def test_every_recipe_and_every_choice_of_configs_is_in_the_wheel(wheel):
-    """Fails when package data take one level of folders only."""
+    """Fails when the package data only covers one level of folders."""
     for folder in ("configs", "recipes"):
         in_checkout = {path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*.yaml")}
         root = wheel / "april_rl" / folder
@@ -59,15 +59,15 @@ def test_every_recipe_and_every_choice_of_configs_is_in_the_wheel(wheel):
 
 
 def test_the_tiny_policy_and_its_problems_are_in_the_wheel(wheel):
-    """Fails when package data leave out a file: the first run would look for it on a hub."""
+    """Fails when the package data lacks a file: the first run would look for it on the hub."""
     for folder in ("tiny/policy", "tiny/problems"):
         in_checkout = {path.name for path in (ROOT / "april_rl" / folder).iterdir()}
         assert {path.name for path in (wheel / "april_rl" / folder).iterdir()} == in_checkout
         assert in_checkout
 
 
-def test_an_installed_wheel_prints_a_configuration_with_hydra_and_psutil_alone(wheel, tmp_path):
-    """Fails when composing a configuration imports anything else that has to be installed."""
+def test_an_installed_wheel_prints_a_configuration_with_only_hydra_and_psutil(wheel, tmp_path):
+    """Fails when composing a configuration imports another package."""
     for name in ("hydra", "omegaconf", "antlr4", "yaml", "packaging", "psutil"):
         spec = importlib.util.find_spec(name)
         assert spec is not None

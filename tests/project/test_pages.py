@@ -1,4 +1,4 @@
-"""Pages that name many settings, and metrics, of the code."""
+"""Pages that name many settings and metrics of the code."""
 
 import json
 import re
@@ -26,8 +26,8 @@ from april_rl.tracking.figures import HEADING
 
 
 def unknown_settings(text: str) -> set[str]:
-    """Return words in back quotes that have the form section.key and are not settings; Hydra's
-    own are left out.
+    """Return words in backticks that have the form section.key and are not settings, without
+    Hydra's own.
     """
     config = compose_overrides(["+recipe=tiny_cpu"])
     keys = {tuple(key.split(".")) for key in re.findall(r"`([a-z]+\.[a-z_]+)", text)}
@@ -49,7 +49,7 @@ def test_settings_in_the_first_column_for_newcomers_exist() -> None:
     assert unknown_settings(first) == set()
 
 
-def test_settings_and_metrics_of_the_page_on_trouble_exist() -> None:
+def test_settings_and_metrics_on_the_troubleshooting_page_exist() -> None:
     text = (ROOT / "docs" / "trouble.md").read_text(encoding="utf-8")
     assert unknown_settings(text) == set()
     metrics = set(re.findall(r"`([a-z]+/[a-z_]+)`", text))
@@ -73,7 +73,7 @@ def test_the_checklist_for_gpus_has_the_lines_that_a_run_prints() -> None:
     assert [words for words in said if words not in checklist or words not in code] == []
 
 
-# Their figures come with the commands of earlier commits.
+# Their figures belong to the commands of earlier commits.
 MEASURED = ("experiments.md", "laboratory.md")
 PAGES = [page for of in ("README*.md", "docs/**/*.md", "recipes/**/*.md") for page in ROOT.glob(of)]
 _COMPOSED = re.compile(
@@ -95,8 +95,8 @@ def command_lines(path: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_the_settings_of_every_command_on_every_page_are_accepted() -> None:
-    """Fails when a page has a recipe or setting that is gone, or a value that is refused. NAME
-    stands for a recipe.
+    """Fails when a page names a recipe or setting that no longer exists, or a value that is
+    refused. NAME stands for a recipe.
     """
     found = {
         tuple(settings_of(match[1]))
@@ -111,7 +111,9 @@ def test_the_settings_of_every_command_on_every_page_are_accepted() -> None:
 
 
 def test_the_recipe_and_the_reward_of_the_first_page_are_right(tmp_path: Path) -> None:
-    """Fails when the recipe names a setting that is gone, or one of its parent's sets stays."""
+    """Fails when the recipe names a setting that no longer exists, or keeps a data set of its
+    parent.
+    """
     page = (ROOT / "docs" / "first_run.md").read_text(encoding="utf-8")
     (recipe,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.S)
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
@@ -126,9 +128,7 @@ def test_the_recipe_and_the_reward_of_the_first_page_are_right(tmp_path: Path) -
 
 
 def settings_of(line: str) -> list[str]:
-    """Return the settings on a command line, with a data set and a model if it needs none
-    itself.
-    """
+    """Return the settings on a command line, with a data set and a model if it lacks them."""
     words = shlex.split(line.replace("+recipe=NAME", "+recipe=tiny_cpu"), comments=True)
     given = [word for word in words if not word.startswith("-") and re.search(r"^\+|^~|=", word)]
     given = [word for word in given if not word.startswith(_OF_COMMANDS)]
@@ -139,13 +139,13 @@ def settings_of(line: str) -> list[str]:
 
 
 def test_the_settings_in_sentences_of_every_page_are_accepted() -> None:
-    """Settings in back quotes with a value, composed together where their keys differ; the page of
-    experiments has settings of old commits.
+    """These are settings in backticks with a value, composed together where their keys differ; the
+    page of experiments has settings of old commits.
     """
     pages = [path for path in PAGES if path.name not in MEASURED]
     sections = "|".join(compose_overrides(["+recipe=tiny_cpu"]).keys())
     setting = re.compile(rf"['+~]*(?:{sections})\.[\w.]+=")
-    # Error messages also begin with a setting, and continue in words.
+    # Error messages also begin with a setting, and continue with words.
     found = {
         line
         for path in pages
@@ -166,13 +166,15 @@ def test_the_settings_in_sentences_of_every_page_are_accepted() -> None:
 
 
 def overlap(keys: Iterable[str], other: str) -> bool:
-    """Return whether one of the keys is `other`, or holds it, or is within it."""
+    """Return whether one of the keys equals `other`, contains it, or is inside it."""
     pairs = ((f"{key}.", f"{other}.") for key in keys)
     return any(one.startswith(two) or two.startswith(one) for one, two in pairs)
 
 
 def test_every_data_command_on_a_page_reads_its_rows(tmp_path: Path) -> None:
-    """Three rows with the columns that a command names. Fails when a page doubles a backslash."""
+    """With three rows that have the columns which the command names. Fails when a page doubles a
+    backslash.
+    """
     lines = {
         match[1]
         for path in PAGES
@@ -190,7 +192,7 @@ def test_every_data_command_on_a_page_reads_its_rows(tmp_path: Path) -> None:
 
 
 def quoted(path: Path) -> list[str]:
-    """Return the words in back quotes in the sentences of a page."""
+    """Return the words in backticks in the sentences of a page."""
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
     return re.findall(r"`([^`\n]+)`", text)
 
@@ -201,7 +203,7 @@ def _alone(path: Path) -> str:
 
 
 def answers_read(chosen: PromptSetConfig, path: Path) -> list[str]:
-    """Return the answers of three rows that these settings read."""
+    """Return the answers that these settings read from three rows."""
     rows = []
     for number in range(1, 4):
         row: dict[str, object] = {}
@@ -229,8 +231,8 @@ def answers_read(chosen: PromptSetConfig, path: Path) -> list[str]:
 
 
 def test_the_commands_tools_and_targets_on_every_page_exist() -> None:
-    """Also those in sentences. Fails when one is renamed and a page is not. The page of experiments
-    names tools of earlier commits.
+    """Also in sentences. Fails when one is renamed and a page is not. The page of experiments names
+    tools of earlier commits.
     """
     pages = [path for path in PAGES if path.name not in MEASURED]
     text = "\n".join(path.read_text(encoding="utf-8") for path in pages)

@@ -1,4 +1,4 @@
-"""Pictures for the documentation: parts of a real page, as a real browser draws them."""
+"""Pictures for the documentation: parts of a real page, drawn by a real browser."""
 
 import shutil
 import subprocess
@@ -22,8 +22,8 @@ def take(page: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, which is not installed here")
-def test_a_picture_shows_the_named_parts_alone_in_light_and_dark(tmp_path: Path) -> None:
-    """Fails when the whole page is taken, space is left below, or the colours are those of one
+def test_a_picture_shows_only_the_named_parts_in_light_and_dark(tmp_path: Path) -> None:
+    """Fails when the picture shows the whole page, has empty space below, or has only one colour
     scheme.
     """
     page = write_report(make_run(tmp_path / "run")).path
@@ -39,7 +39,7 @@ def test_a_picture_shows_the_named_parts_alone_in_light_and_dark(tmp_path: Path)
     assert dark.getpixel((2, 2)) < 60 < 200 < light.getpixel((2, 2))
 
 
-def test_a_part_that_the_page_does_not_have_is_named(tmp_path: Path) -> None:
+def test_a_part_that_the_page_lacks_is_named(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text('<html><head></head><body><main id="x"></main></body></html>')
     done = take(page, "--sections", "head", "timelime", "--out", str(tmp_path / "out"))

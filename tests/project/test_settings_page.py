@@ -28,7 +28,7 @@ def test_the_settings_page_is_up_to_date() -> None:
 
 
 def test_every_setting_has_a_row_and_a_meaning() -> None:
-    """Fails when a setting gets no comment, and is not a choice that explains itself."""
+    """Fails when a setting has no comment and its choices do not explain it."""
     first, _, rest = page().partition("\n## The run itself\n")
     keys = re.findall(r"^\| `(.+?)` \|", rest, flags=re.M)
     assert len(keys) == len(set(keys)) == sum(len(own_settings(of)) for _, of in sections())
@@ -65,7 +65,7 @@ def pages_in(nav: Any) -> Iterator[str]:
 
 
 def test_the_site_has_every_page_once() -> None:
-    """Fails when a page is added to docs/ alone: no one would find it on the site."""
+    """Fails when a page is only added to docs/: it could not be found on the site."""
     text = (ROOT / "tools" / "mkdocs.yml").read_text(encoding="utf-8")
     nav = yaml.safe_load(text[text.index("\nnav:") :])["nav"]
     pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")]

@@ -51,7 +51,7 @@ def interrupted(tmp_path_factory) -> subprocess.CompletedProcess[str]:
 
 
 def test_ctrl_c_ends_the_suite_with_its_summary(interrupted) -> None:
-    """Fails when a handler of a run stays, or its timer ends the process before the summary."""
+    """Fails when a handler of a run remains, or its timer ends the process before the summary."""
     assert interrupted.returncode == 2, interrupted.stdout + interrupted.stderr
     assert "KeyboardInterrupt" in interrupted.stdout
     assert "4 passed" in interrupted.stdout

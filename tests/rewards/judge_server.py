@@ -1,4 +1,4 @@
-"""A chat completion endpoint on the loopback interface with answers that a test chooses."""
+"""A chat completion endpoint on the loopback interface whose answers a test chooses."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def says(text: str) -> tuple[int, str]:
 
 @dataclass
 class JudgeServer:
-    """An endpoint, and the requests it got."""
+    """An endpoint that records the requests it gets."""
 
     answer: Answer
     requests: list[dict] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     port: int = 0
-    max_model_len: int | None = None  # of the only model
+    max_model_len: int | None = None  # of the only model that it lists
 
     @property
     def url(self) -> str:

@@ -1,7 +1,7 @@
-"""Attacks on the sandbox for code of a model: attempts to get out of it and to exhaust it.
+"""Attacks on the sandbox for a model's code: attempts to get out of it and to exhaust it.
 
-The attempts meet the Landlock of every kernel version up to this one, and none at all. Without
-it, only attempts that Landlock alone stops may succeed.
+The attempts run with the Landlock of every kernel version up to this one, and without Landlock.
+Without it, only attempts that Landlock alone stops may succeed.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The program in a response, between fences as models write them."""
+"""The program in a response, between code fences as models write them."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_last_number_compares_values(response, answer, how, value):
         ("1", False, False),
     ],
 )
-def test_format_wants_thinking_and_then_an_answer(response, thinking, is_right):
+def test_format_requires_thinking_and_then_an_answer(response, thinking, is_right):
     assert has_form(response, how="auto", thinking=thinking) is is_right
 
 
@@ -123,7 +123,7 @@ def gym_value(task, response, **entry):
     return score.value
 
 
-def test_reasoning_gym_asks_the_tasks_own_verifier():
+def test_reasoning_gym_uses_the_tasks_own_verifier():
     pytest.importorskip("reasoning_gym")
     gcd = {"question": "gcd of 4 and 6?", "answer": "2", "metadata": {}}
     assert gym_value("gcd", r"\boxed{2}", **gcd) == 1.0

@@ -1,4 +1,4 @@
-"""Tests of rows are tried on idle programs before they are trained on."""
+"""Tests of rows are tried on programs that do nothing before training uses them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows_of(*tests: object) -> list[Prompt]:
     ]
 
 
-def test_rows_whose_tests_show_nothing_are_named_with_the_reason() -> None:
+def test_rows_whose_tests_check_nothing_are_named_with_the_reason() -> None:
     reward = RewardConfig(function="code", args={"sandbox": "none"}, num_processes=2)
     good, weak = "assert double(2) == 4", "assert double(2) == 4\nassert 1"
     with closing(RewardPool(reward, decode=characters)) as pool:
@@ -49,7 +49,7 @@ def test_rows_whose_tests_show_nothing_are_named_with_the_reason() -> None:
     assert "tasks.jsonl:4: reward.function=code raised ValueError: the tests of a task mu" in said
 
 
-def test_tests_of_a_data_set_that_another_function_scores_are_not_tried() -> None:
+def test_tests_for_another_reward_function_are_not_tried() -> None:
     functions = {
         "tests": RewardFunctionConfig(function="code", sources=["x"], args={"sandbox": "none"}),
         "right": RewardFunctionConfig(function="exact"),

@@ -136,7 +136,9 @@ def test_an_endless_case_ends_the_response_with_what_passed_before(
 
 
 class CountedSandbox:
-    """A sandbox whose programs print 4 after a second on its own clock, and used a share of it."""
+    """A sandbox whose programs print 4 after a second on its own clock and use a share of it as CPU
+    time.
+    """
 
     def __init__(self, *, used_frac: float) -> None:
         self.used_frac, self.now_s = used_frac, 0.0
@@ -160,10 +162,10 @@ class CountedSandbox:
         )
 
 
-# The limit passes between two cases, and within one.
+# The limit is reached between two cases, and within one.
 @pytest.mark.parametrize("limit_s", [9.0, 9.5])
 @pytest.mark.parametrize(("used_frac", "share"), [(0.0, None), (0.5, None), (0.6, 0.45)])
-def test_cases_left_over_have_failed_if_the_program_used_the_time(
+def test_remaining_cases_fail_if_the_program_used_the_time(
     used_frac: float, share: float | None, limit_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = CountedSandbox(used_frac=used_frac)
@@ -195,7 +197,7 @@ def test_responses_keep_their_order() -> None:
     assert reward(["p"] * 4, responses, [""] * 4, asserts=[ASSERTS] * 4) == [1.0, 0.0, 0.5, 1.0]
 
 
-def test_the_column_of_the_tests_is_asked_for_by_name() -> None:
+def test_a_missing_tests_column_is_named() -> None:
     assert build_code().columns == ("tests",)
     assert build_code(column="asserts").columns == ("asserts",)
 
@@ -250,7 +252,7 @@ def test_tests_that_cannot_be_read_are_an_error(tests: object) -> None:
         read_tests(tests)
 
 
-def test_statements_that_prepare_others_do_not_count() -> None:
+def test_preparing_statements_do_not_count_as_tests() -> None:
     counts = [check.counts for check in read_tests("x = 1\nassert x\nfor y in [1]:\n    assert y")]
     assert counts == [False, True, True]
 
@@ -290,7 +292,7 @@ def test_a_program_may_open_its_input_by_name(level: str) -> None:
     assert score(program, CASES, sandbox=level) == 1.0
 
 
-def test_the_column_of_the_entry_point_is_asked_for_if_it_is_named() -> None:
+def test_a_missing_entry_point_column_is_named() -> None:
     built = build_code(entry_column="entry_point")
     assert built.columns == ("tests", "entry_point")
     tests = ["def check(candidate):\n    assert candidate(2) == 4"]

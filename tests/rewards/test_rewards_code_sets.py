@@ -1,4 +1,4 @@
-"""Sets with tests of code are read and scored with the settings of docs/data.md alone."""
+"""Data sets with code tests are read and scored with only the settings in docs/data.md."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def livecodebench(kind, metadata, case):
     }
 
 
-# Rows in the published schemas, each with a right program.
+# Rows in the published schemas, each with a correct program.
 ROWS = {
     "eurus_2_code": [(eurus(STDIN), PROGRAM), (eurus(CALLS), FUNCTION)],
     "open_r1_python": [
@@ -96,7 +96,7 @@ ROWS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_a_set_with_tests_of_code_pays_right_programs_alone(tmp_path, name, suffix):
+def test_a_data_set_with_code_tests_rewards_only_correct_programs(tmp_path, name, suffix):
     rows, programs = zip(*ROWS[name], strict=True)
     path = tmp_path / f"rows.{suffix}"
     if suffix == "parquet":
@@ -123,5 +123,5 @@ def test_a_set_with_tests_of_code_pays_right_programs_alone(tmp_path, name, suff
             assert values == [1.0, 0.0, 0.0]
 
 
-def test_the_document_and_the_rows_are_of_the_same_sets():
+def test_the_page_and_the_rows_have_the_same_data_sets():
     assert [*SETTINGS] == [*ROWS]

@@ -1,4 +1,6 @@
-"""Token ids become text in the reward processes, and the same text as in the controller."""
+"""Token ids become text in the reward processes, and it is the text that the controller
+would get.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,8 @@ def tokenizer(name, folder):
 
 
 def responses(loaded):
-    """Return the ids of the texts, each also cut in its middle: inside a character, if that has
-    many tokens.
+    """Return the ids of the texts, each also cut in the middle, which is inside a character if that
+    has many tokens.
     """
     whole = loaded.encode(TEXTS, add_special_tokens=False)
     return [*whole, *(ids[: len(ids) // 2] for ids in whole), *(ids[:-2] for ids in whole)]
@@ -83,9 +85,9 @@ def pool(decode, function="reward_functions:exact"):
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_a_copy_of_the_tokenizer_decodes_as_the_tokenizer(name, tmp_path):
-    """Fails when special tokens stay, when spaces before punctuation differ, or when the copy
-    is of the file and not of what transformers made of it.
+def test_a_copy_of_the_tokenizer_decodes_like_the_tokenizer(name, tmp_path):
+    """Fails when special tokens remain, when spaces before punctuation differ, or when the copy is
+    made from the file instead of what transformers made of it.
     """
     loaded = tokenizer(name, tmp_path)
     copy = pickle.loads(pickle.dumps(loaded.decoder()))
@@ -94,7 +96,7 @@ def test_a_copy_of_the_tokenizer_decodes_as_the_tokenizer(name, tmp_path):
     assert len(set(expected)) > 3
 
 
-def test_characters_of_many_tokens_come_back_whole_and_special_tokens_do_not(tmp_path):
+def test_characters_of_several_tokens_are_restored_and_special_tokens_are_removed(tmp_path):
     loaded = tokenizer("bytes", tmp_path)
     (ids,) = loaded.encode(["é<|im_end|>"], add_special_tokens=False)
     assert len(ids) == 3
@@ -116,7 +118,7 @@ def test_a_reward_process_imports_transformers_only_if_the_tokenizer_needs_it(tm
     assert done.stdout.split() == [light["bytes"]([0, 1])], done.stderr
 
 
-def test_a_tokenizer_with_decoding_of_its_own_is_loaded_again(tmp_path):
+def test_a_tokenizer_with_its_own_decoding_is_loaded_again(tmp_path):
     class Shouting(PreTrainedTokenizerFast):
         def _decode(self, *args, **kwargs):
             return super()._decode(*args, **kwargs).upper()
@@ -127,8 +129,9 @@ def test_a_tokenizer_with_decoding_of_its_own_is_loaded_again(tmp_path):
 
 
 def test_a_reward_function_gets_the_text_the_controller_would_decode(tmp_path):
-    """`exact` gives 1 for the answer itself: here what the controller's tokenizer decodes. This one
-    needs transformers in the reward process; test_rewards_schemas.py has one that does not.
+    """`exact` gives 1 for the answer itself, which here is the text that the controller's tokenizer
+    decodes. This tokenizer needs transformers in the reward process; test_rewards_schemas.py has
+    one that does not.
     """
     loaded = tokenizer("words, spaces go", tmp_path)
     with pool(loaded.decoder()) as scorer:
@@ -140,13 +143,13 @@ def test_a_reward_function_gets_the_text_the_controller_would_decode(tmp_path):
 
 
 def test_nothing_is_decoded_in_the_controller():
-    """A tokenizer takes a millisecond for a long response: `submit` must not wait for it."""
+    """A tokenizer takes a millisecond for a long response, and `submit` must not wait for it."""
     with pool(process_id) as scorer:
         scorer.submit(sample(0, (50,), str(os.getpid())), group_size=1)
         assert [score.value for score in scorer.collect(None)] == [0.0]
 
 
-def test_responses_travel_as_arrays_however_many_parts_they_have():
+def test_responses_are_sent_as_arrays_regardless_of_their_number_of_parts():
     """Fails when the controller pickles them number by number."""
     whole = sample(0, (50, 60), "i")
     first = replace(whole.completions[0], finish_reason=None)
@@ -160,7 +163,9 @@ def test_responses_travel_as_arrays_however_many_parts_they_have():
 
 
 def test_a_response_that_cannot_be_decoded_does_not_blame_the_function():
-    """Fails when it becomes a crash of one sample, which drops its group and continues."""
+    """Fails when the error counts as a crash of one sample, which drops its group while the run
+    continues.
+    """
     with pool(printable) as scorer:
         scorer.submit(sample(0, (50, 7), "2"), group_size=1)
         message = r"turn a response's token ids into text, before calling .*exact: .* token: 7"

@@ -1,4 +1,4 @@
-"""Where the answer of a response is read, and when there is more than one answer."""
+"""Where the answer of a response is read, and what happens with more than one answer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_auto_reads_the_last_box_or_answer_line_after_the_thinking(response):
 
 
 def documented_forms() -> dict[str, tuple[str, str, str]]:
-    """Return the table of docs/rewards.md by response: the right answer, and the verdicts of a
+    """Return the table of docs/rewards.md by response: the correct answer, and the verdicts of a
     person and of our code.
     """
     text = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
@@ -75,7 +75,7 @@ UNLIKE_A_PERSON = {
 
 @pytest.mark.parametrize("response", FORMS)
 def test_an_answer_to_the_prompt_of_dapo_is_judged_as_a_person_would(response):
-    """Fails when a form that people take for right trains as wrong, or a hedge as right."""
+    """Fails when a form that people accept is trained as wrong, or a hedge as correct."""
     gold, person, ours = FORMS[response]
     found = score_math(response, gold, soft_timeout_s=20)
     assert ("right" if found else "wrong") == ours
@@ -104,7 +104,7 @@ def test_last_number_reads_signs_commas_decimals_and_fractions(response):
     assert extract_answer(response, "last_number") == NUMBERS[response]
 
 
-def test_each_form_reads_nothing_else():
+def test_each_form_ignores_the_others():
     response = "Answer: 1\n\\boxed{2}\n3"
     found = {how.value: extract_answer(response, how.value) for how in Extract}
     assert found == {"boxed": "2", "answer_line": "1", "last_number": "3", "auto": "2"}
@@ -135,7 +135,7 @@ HEDGED = [
 
 @pytest.mark.parametrize(("response", "how"), HEDGED)
 @pytest.mark.parametrize("answer", ["3", "4"])
-def test_several_different_answers_are_wrong_whichever_is_right(response, how, answer):
+def test_several_different_answers_are_wrong_even_if_one_is_right(response, how, answer):
     assert score_math(response, answer, how=how, soft_timeout_s=3) == 0.0
 
 
@@ -187,7 +187,7 @@ def test_the_answer_of_the_data_set_is_right_in_the_form_that_is_read(gold, how)
     ],
 )
 def test_extraction_takes_linear_time_on_hostile_responses(how, hostile):
-    """A quadratic pattern needs minutes for this; these need a second, also on a busy
+    """A quadratic pattern needs minutes for this; linear ones need a second, even on a busy
     machine.
     """
     response = hostile * (100_000 // len(hostile))
@@ -221,7 +221,7 @@ def test_normalising_keeps_what_an_answer_means():
     ],
 )
 @pytest.mark.parametrize("how", ["auto", "boxed", "answer_line"])
-def test_a_box_or_line_that_repeats_the_instruction_states_nothing(box, how):
+def test_a_box_or_line_that_repeats_the_instruction_is_no_answer(box, how):
     form = "Answer: {}" if how == "answer_line" else r"\boxed{{{}}}"
     instruction, answer = form.format(box), form.format("42")
     assert stated_answers(f"Write it as {instruction}.\nSo {answer}", how)[-1] == "42"
@@ -233,7 +233,7 @@ def test_a_box_or_line_that_repeats_the_instruction_states_nothing(box, how):
 @pytest.mark.parametrize(
     "box", [r"\emptyset", r"\{\}", r"\infty", "∞", "x", "no answer", r"\pi", "0"]
 )
-def test_an_unusual_box_is_an_answer_all_the_same(box):
+def test_an_unusual_box_is_still_an_answer(box):
     assert stated_answers(rf"\boxed{{{box}}}", "boxed") == [box]
 
 

@@ -1,4 +1,4 @@
-"""Attempts to fake the share of tests that a program passes, and what each of them gets."""
+"""Attempts to fake the share of tests that a program passes, and the reward of each."""
 
 import pytest
 from test_rewards_code import CASES
@@ -112,6 +112,8 @@ EQUAL = "class Any:\n    __eq__ = lambda *a: True\ndef double(x):\n    return An
         ),
     ],
 )
-def test_attempts_to_fake_a_share(program: str, tests: object, share: float) -> None:
+def test_attempts_to_fake_a_share_get_their_expected_reward(
+    program: str, tests: object, share: float
+) -> None:
     code = Code(sandbox=Sandbox(level="none"), value="share", timeout_s=10.0, limit_s=60.0)
     assert code.score(f"```python\n{program}\n```", tests) == share

@@ -1,4 +1,4 @@
-"""Several reward functions, whole groups, data columns, arguments, and no score."""
+"""Several reward functions, whole groups, data columns, arguments, and missing scores."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_the_reward_is_the_weighted_sum_and_each_value_is_kept():
     assert scores[1].parts == (("right", 1.0), ("place", 2.0))
 
 
-def test_a_group_is_scored_when_its_last_sample_has_come_and_holds_no_other_group_back():
-    """Fails when `collect(None)` waits for siblings that no one has submitted yet."""
+def test_a_group_is_scored_after_its_last_sample_without_delaying_other_groups():
+    """Fails when `collect(None)` waits for siblings that have not been submitted yet."""
     with pool(function="reward_functions:rank") as scorer:
         scorer.submit(sample(prompt(0), 1, "aa"), group_size=2)
         assert scorer.collect(None) == []
         assert scorer.collect(5.0) == []
-        for number, response in ((0, "b"), (1, "ccc")):  # a second group, of another size
+        for number, response in ((0, "b"), (1, "ccc")):  # a second group, with another size
             scorer.submit(sample(prompt(-7), number, response), group_size=2)
         assert [score.sample_id.prompt_id for score in scorer.collect(None)] == [-7, -7]
         scorer.submit(sample(prompt(0), 0, "bbb"), group_size=2)
@@ -85,8 +85,8 @@ def test_functions_of_one_sample_do_not_wait_for_siblings():
 
 
 def test_scores_of_a_group_are_returned_together_even_if_one_fails():
-    """Else whoever saves the samples without a score saves a part of a group, which is never
-    complete again.
+    """Otherwise, saving only the samples without a score would save a part of a group, which never
+    becomes complete again.
     """
     chosen = functions(
         told={"function": "exact"}, place={"function": "reward_functions:unsure", "weight": 0.0}
@@ -132,7 +132,7 @@ def test_a_function_gets_the_columns_and_facts_that_it_names():
 
 @pytest.mark.parametrize(("name", "value"), [("in_another_order", 2183.0), ("by_place", 23.0)])
 def test_a_function_gets_prompts_responses_and_answers_by_their_names(name, value):
-    """Fails when they are given in our order, whatever the function calls its arguments."""
+    """Fails when they are passed by position, whatever names the function gives its arguments."""
     with pool(function=f"reward_functions:{name}") as scorer:
         scorer.submit(sample(prompt(difficulty=2), 0, "abc"), group_size=1)
         assert [score.value for score in scorer.collect(None)] == [value]
@@ -185,7 +185,7 @@ def test_other_values_are_not_rewards(returned):
     assert "expected a list of 2 numbers" in message
 
 
-def test_a_function_scores_only_the_sources_it_is_for():
+def test_a_function_scores_only_its_own_sources():
     chosen = functions(
         here={"function": "reward_functions:data_sets", "sources": ["a"]},
         everywhere={"function": "length", "args": {"start_tokens": 0, "end_tokens": 4}},
@@ -198,7 +198,7 @@ def test_a_function_scores_only_the_sources_it_is_for():
     assert (second.value, second.parts) == (-0.5, (("everywhere", -0.5),))
 
 
-def test_a_set_needs_the_columns_of_the_functions_that_score_it_only():
+def test_a_data_set_needs_only_the_columns_of_the_functions_that_score_it():
     chosen = functions(
         a={"function": "reward_functions:with_columns", "sources": ["a"]}, b={"function": "exact"}
     )
@@ -250,7 +250,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_function_that_cannot_be_called_as_it_is_set_is_found_before_training(name):
+def test_a_function_that_cannot_be_called_with_its_settings_is_found_before_training(name):
     args, message = FAULTS[name]
     reward = RewardConfig(function=f"reward_functions:{name}", args=args)
     answer = "odd" if name == "unsure" else "2"
@@ -277,7 +277,7 @@ def test_the_message_about_one_of_several_functions_names_it():
         tried.columns_of("")
 
 
-def test_a_built_in_without_an_argument_that_it_needs_says_which():
+def test_a_built_in_function_with_a_missing_argument_names_it():
     reward = RewardConfig(function="length", args={"start_tokens": 3})
     message = "reward.function=length cannot be loaded: needs the argument end_tokens$"
     with (

@@ -57,7 +57,7 @@ def test_an_answer_that_takes_too_long_is_a_soft_timeout_and_not_wrong():
     assert time.monotonic() - start_s < 20
 
 
-def test_a_soft_timeout_comes_through_code_that_swallows_it():
+def test_a_soft_timeout_passes_through_code_that_catches_exceptions():
     def stubborn():
         with alarm(0.05):
             with suppress(SoftTimeoutError):

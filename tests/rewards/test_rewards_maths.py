@@ -1,4 +1,5 @@
-r"""Which answers are mathematically equal: triples of a gold, right and wrong answers, by kind.
+r"""Which answers are mathematically equal: triples of a gold answer, a correct and a wrong one, by
+kind.
 
 Each answer of equal_answers.yaml is tried in a box and on an `Answer:` line.
 """
@@ -93,7 +94,7 @@ PIECES = [
 ]
 
 
-def test_there_are_triples_in_both_directions_for_every_gold():
+def test_every_gold_answer_has_triples_in_both_directions():
     assert len(PAIRS) >= 300
     assert all(
         answers["right"] and answers["wrong"]
@@ -103,13 +104,13 @@ def test_there_are_triples_in_both_directions_for_every_gold():
 
 
 @pytest.mark.parametrize(("gold", "answer", "is_right"), PAIRS)
-def test_an_answer_counts_if_it_is_equal_to_the_gold(gold, answer, is_right):
+def test_an_answer_counts_if_it_is_equal_to_the_gold_answer(gold, answer, is_right):
     for form in (r"so \boxed{%s}", "Answer: %s"):
         assert score_math(form % answer, gold, soft_timeout_s=60) == float(is_right), form
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=9), st.lists(st.sampled_from(PIECES), max_size=9))
-def test_no_answer_and_no_gold_makes_the_reward_fail(answer, gold):
+def test_a_missing_answer_or_gold_answer_makes_the_reward_fail(answer, gold):
     try:
         found = score_math(f"Answer: {' '.join(answer)}", " ".join(gold), soft_timeout_s=20)
     except SoftTimeoutError:
@@ -128,8 +129,8 @@ def test_a_long_answer_takes_little_time(piece):
     assert time.monotonic() - start_s < 3
 
 
-def test_brackets_in_brackets_take_little_time():
-    """Fails when the parser of LaTeX gets them, which takes seconds for ten."""
+def test_nested_brackets_take_little_time():
+    """Fails when the LaTeX parser gets them, which takes seconds for ten levels."""
     start_s = time.monotonic()
     assert score_math(rf"\boxed{{{'(' * 60}x+1{')' * 60}}}", "x+2", soft_timeout_s=20) == 0.0
     assert time.monotonic() - start_s < 3

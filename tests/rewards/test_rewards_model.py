@@ -95,7 +95,7 @@ def test_a_batch_changes_no_score(model: RewardModel) -> None:
     ],
 )
 @pytest.mark.parametrize("template", ["chat", "{prompt}{response}"])
-def test_every_text_has_the_score_that_the_model_itself_gives_it(
+def test_every_text_gets_the_score_that_the_model_itself_gives_it(
     tmp_path: Path,
     family: str,
     padding_side: str,
@@ -103,8 +103,8 @@ def test_every_text_has_the_score_that_the_model_itself_gives_it(
     pad_token: str | None,
     template: str,
 ) -> None:
-    """Fails when the tokenizer's padding token becomes the model's: where it is the token that a
-    text ends in, the logit of another token is taken.
+    """Fails when the tokenizer's padding token becomes the model's: if a text ends with that token,
+    the logit of another token is read.
     """
     write_classifier(
         tmp_path,
@@ -135,7 +135,7 @@ def test_the_score_is_that_of_the_last_token(tmp_path: Path) -> None:
     assert abs(logits[-1] - logits[-2]) > 0.1
 
 
-def test_the_sigmoid_is_of_the_same_score(model: RewardModel) -> None:
+def test_the_sigmoid_uses_the_same_score(model: RewardModel) -> None:
     logit = scores(model, ["2"])[0]
     value = scores(replace(model, sigmoid=True), ["2"])[0]
     assert value == pytest.approx(torch.tensor(logit).sigmoid().item())
@@ -160,7 +160,7 @@ def test_prompt_column_replaces_the_prompt_that_the_model_scores(
     )
 
 
-def test_a_prompt_in_a_chat_template_is_not_put_into_another(model: RewardModel) -> None:
+def test_a_prompt_in_a_chat_template_is_not_put_into_another_template(model: RewardModel) -> None:
     with pytest.raises(ValueError, match=r"contains <\|im_start\|>.*prompt_column"):
         model.score(["<|im_start|>user\n1 + 1?"], ["2"], ["2"])
 

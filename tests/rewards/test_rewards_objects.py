@@ -1,4 +1,4 @@
-"""Rewards that are objects: constructed once in each process, with a state that a run keeps."""
+"""Rewards that are objects: constructed once in each process, with a state that a run saves."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def test_a_new_pool_continues_from_the_saved_state():
 
 
 def test_a_process_that_replaces_a_dead_one_continues_from_the_last_state():
-    """Fails when the state is the one that the pool was built with."""
+    """Fails when the process gets the state with which the pool was built."""
     with pool() as scorer:
         assert [value(scorer, "a") for _ in range(2)] == [1.0, 2.0]
         assert value(scorer, "exit") is None
         assert value(scorer, "a") == 3.0
 
 
-def test_the_state_of_a_group_that_is_scored_in_part_is_not_saved():
-    """A resumed run scores such a group again, and must not count it twice."""
+def test_the_state_of_a_partly_scored_group_is_not_saved():
+    """A resumed run scores such a group again and must not count it twice."""
     reward = RewardConfig(
         functions={
             "told": RewardFunctionConfig(function="exact"),
@@ -93,7 +93,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_an_object_at_fault_ends_the_run_with_one_message(name):
+def test_a_faulty_object_ends_the_run_with_one_message(name):
     num_processes, message = FAULTS[name]
     with (
         pool(f"reward_functions:{name}", num_processes=num_processes) as scorer,
@@ -103,7 +103,7 @@ def test_an_object_at_fault_ends_the_run_with_one_message(name):
     assert str(error.value).startswith(f"reward.function=reward_functions:{name} ")
 
 
-def test_an_argument_that_the_class_does_not_take_is_named():
+def test_an_argument_that_the_class_does_not_accept_is_named():
     with (
         pool(args={"stride": 1}) as scorer,
         pytest.raises(RewardError, match="has no argument 'stride'; it takes step"),
@@ -125,8 +125,8 @@ def test_the_example_of_the_page_remembers_and_continues(tmp_path, monkeypatch):
         assert [value(scorer, "333"), value(scorer, "4444")] == [0.0, -0.5]
 
 
-def test_each_process_loads_once_for_columns_trial_and_scores_together(tmp_path):
-    """Fails when one of them has a process of its own."""
+def test_each_process_loads_once_for_columns_trial_and_scores(tmp_path):
+    """Fails when one of them uses another process."""
     reward = RewardConfig(function="reward_functions:LoadedAnywhere", num_processes=2)
     with closing(RewardPool(reward, decode=characters, folder=tmp_path)) as scorer:
         assert scorer.columns_of("") == ("difficulty",)
@@ -138,7 +138,7 @@ def test_each_process_loads_once_for_columns_trial_and_scores_together(tmp_path)
     assert 1 <= len(pids) == len(set(pids)) <= 2
 
 
-def test_a_trial_leaves_the_state_as_it_was():
+def test_a_trial_does_not_change_the_state():
     with pool() as scorer:
         reward = RewardConfig(function=COUNTER, num_processes=1)
         assert check_reward(reward, scorer, [prompt(), prompt(1)]) == ()

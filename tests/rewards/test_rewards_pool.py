@@ -31,8 +31,8 @@ def sample(number, response, answer="2"):
 
 
 def pool(function=TOLD, **changes):
-    """Yield a pool whose time limit is far above what a busy machine needs; tests that must
-    reach it set their own.
+    """Yield a pool whose time limit is far above what a busy machine needs; tests of the limit set
+    their own.
     """
     settings = {"hard_timeout_s": 20.0} | changes
     reward = RewardConfig(function=function, **settings)
@@ -58,7 +58,7 @@ def told_pid(scorer, path):
     return int(path.read_text())
 
 
-def test_math_verify_scores_all_and_says_which_gave_up():
+def test_math_verify_scores_all_responses_and_reports_soft_timeouts():
     with pool("math_verify", hard_timeout_s=5.0) as scorer:
         for number, response in enumerate((r"\boxed{2}", r"\boxed{10^{10^8}}", r"\boxed{3}")):
             scorer.submit(sample(number, response), group_size=1)
@@ -74,7 +74,7 @@ def test_math_verify_scores_all_and_says_which_gave_up():
 @pytest.mark.parametrize(
     ("extract", "values"), [(Extract.answer_line, [1, 0]), (Extract.boxed, [0, 1])]
 )
-def test_the_reward_processes_read_the_answer_where_the_setting_says(extract, values):
+def test_the_reward_processes_extract_the_answer_as_set(extract, values):
     with pool("math_verify", num_processes=1, extract=extract) as scorer:
         scorer.submit(sample(0, "Answer: 2"), group_size=1)
         scorer.submit(sample(1, r"\boxed{2}"), group_size=1)
@@ -92,7 +92,7 @@ def test_the_reward_processes_read_the_answer_where_the_setting_says(extract, va
         ("raise", "crash"),
     ],
 )
-def test_a_failed_reward_is_tried_again_then_reported_and_takes_no_neighbour_along(order, outcome):
+def test_a_failed_reward_is_retried_then_reported_without_failing_others(order, outcome):
     with pool(hard_timeout_s=1.2 if order == "hang" else 20.0) as scorer:
         for number, response in enumerate(("fine", order, "fine", "fine")):
             scorer.submit(sample(number, response), group_size=1)
@@ -112,7 +112,7 @@ def test_a_failure_that_does_not_repeat_loses_nothing(tmp_path):
         assert outcomes(scorer.collect(None)) == [(0, "scored"), (1, "scored")]
         metrics = scorer.metrics().read()
         assert metrics["reward/errors"] == 0
-        # If pebble takes one death for the death of all processes, the samples lose no attempt.
+        # If pebble reports one death as the death of all processes, no sample loses an attempt.
         assert metrics["reward/retries"] <= 2
 
 
@@ -125,8 +125,8 @@ def test_the_last_failure_says_what_was_raised_and_where():
 
 
 @pytest.mark.parametrize(("memory_gib", "outcome"), [(1.0, "crash"), (4.0, "scored")])
-def test_a_reward_process_gets_the_memory_it_is_given_and_no_more(memory_gib, outcome):
-    """A response that needs 2 GiB. Fails when the limit is a constant, or not set at all."""
+def test_a_reward_process_gets_exactly_its_memory_limit(memory_gib, outcome):
+    """The response needs 2 GiB. Fails when the limit is a constant, or not set."""
     with pool(num_processes=1, memory_gib=memory_gib) as scorer:
         scorer.submit(sample(0, "reserve 2 GiB"), group_size=1)
         assert outcomes(scorer.collect(None)) == [(0, outcome)]
@@ -134,7 +134,7 @@ def test_a_reward_process_gets_the_memory_it_is_given_and_no_more(memory_gib, ou
 
 
 def test_a_slow_reward_does_not_delay_others(tmp_path):
-    """Fails when `collect(0)` waits, or a score for one that was submitted before."""
+    """Fails when `collect(0)` waits, or a score waits for one that was submitted earlier."""
     go = tmp_path / "go"
     with pool() as scorer:
         scorer.submit(sample(0, "fine"), group_size=1)
@@ -149,14 +149,14 @@ def test_a_slow_reward_does_not_delay_others(tmp_path):
         assert scorer.collect(None) == []
 
 
-def test_waiting_for_all_gives_the_order_of_submission():
+def test_waiting_for_all_returns_scores_in_the_order_of_submission():
     with pool() as scorer:
         for number in range(4):
             scorer.submit(sample(number, "sleep" if number % 3 == 0 else "fine"), group_size=1)
         assert outcomes(scorer.collect(None)) == [(number, "scored") for number in range(4)]
 
 
-def test_a_function_may_return_an_array_and_has_no_parts_when_alone():
+def test_a_single_function_may_return_an_array_and_has_no_parts():
     with pool("reward_functions:exact") as scorer:
         scorer.submit(sample(0, "2"), group_size=1)
         scorer.submit(sample(1, "3"), group_size=1)
@@ -199,7 +199,7 @@ def test_closing_ends_every_process_with_work_still_queued(tmp_path):
 
 @pytest.mark.parametrize("forked", ["pass", "os.fork() or time.sleep(60)"])
 def test_a_killed_controller_takes_its_reward_processes_along(tmp_path, forked):
-    """Also when a process that it forked, as reading data does, lives on."""
+    """Even when a process that it forked, as for reading data, stays alive."""
     path, go = tmp_path / "pid", tmp_path / "go"
     program = (
         "import os, pathlib, time, test_rewards_pool as t\n"
@@ -228,7 +228,7 @@ BAD_FUNCTIONS = {
 
 
 @pytest.mark.parametrize("function", BAD_FUNCTIONS)
-def test_a_function_at_fault_is_one_message_before_training(function):
+def test_a_faulty_function_gives_one_message_before_training(function):
     with pytest.raises(RewardError, match=BAD_FUNCTIONS[function]) as error:
         check(function)
     assert str(error.value).startswith(f"reward.function={function} ")
@@ -247,7 +247,7 @@ def test_a_module_with_a_syntax_error_names_file_and_line(tmp_path, monkeypatch)
     ("function", "value"), [("math_verify", 1.0), ("reward_functions:exact", 0.0)]
 )
 def test_a_good_function_passes_the_check_with_its_own_value(function, value):
-    """The example answers in a box, which is not the bare answer. Fails when nothing is called."""
+    """The example answer is in a box, not a bare answer. Fails when the function is not called."""
     assert check(function) == value
 
 
@@ -259,9 +259,7 @@ def test_a_function_that_never_answers_fails_the_check():
 
 @pytest.fixture
 def slow_to_load(tmp_path, monkeypatch) -> str:
-    """Return a reward function whose module takes three seconds to import, as a large model
-    would.
-    """
+    """Return a reward function whose module takes three seconds to import, like a large model."""
     monkeypatch.syspath_prepend(tmp_path)
     source = "import time\ntime.sleep(3)\ndef reward(*lists):\n    return [0.25]\n"
     (tmp_path / "slow_rewards.py").write_text(source)
@@ -269,14 +267,19 @@ def slow_to_load(tmp_path, monkeypatch) -> str:
 
 
 def test_a_function_that_takes_too_long_to_load_fails_the_check(slow_to_load):
+<<<<<<< HEAD
     """Fails when only the calls are timed: loading is not in them."""
     with pytest.raises(RewardError, match=r"including reward\.start_timeout_s=1 for its start$"):
+=======
+    """Fails when only calls have a time limit, because they do not include loading."""
+    with pytest.raises(RewardError, match=r"reward\.start_timeout_s=1 to start"):
+>>>>>>> room-testprose
         check(slow_to_load, start_timeout_s=1.0)
 
 
 @pytest.mark.slow
 def test_start_timeout_s_lets_a_slow_function_load(slow_to_load):
-    """Fails when the time to start has another limit than its own."""
+    """Fails when another limit applies to the start."""
     settings = {"num_processes": 1, "hard_timeout_s": 1.2}
     with pool(slow_to_load, **settings, start_timeout_s=30.0) as scorer:
         scorer.submit(sample(1, "fine"), group_size=1)
@@ -291,7 +294,7 @@ VARIABLES = ("HF_TOKEN", "JUDGE_KEY", "TOOL_KEY", "PLACE")
 
 
 @pytest.mark.slow
-def test_secrets_of_the_machine_reach_no_reward_but_by_a_setting(monkeypatch):
+def test_secrets_of_the_machine_reach_a_reward_only_through_a_setting(monkeypatch):
     for name in VARIABLES:
         monkeypatch.setenv(name, "1234")
     prompt = Prompt(id=0, token_ids=(1,), text="", answer="", source="f:1")

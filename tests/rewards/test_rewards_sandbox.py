@@ -1,4 +1,4 @@
-"""The sandbox for code of a model: its self-test, its limits, and what outlives what."""
+"""The sandbox for a model's code: its self-test, its limits, and which processes end with which."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ needs_landlock = pytest.mark.skipif(
 LANDLOCK = Sandbox(level="landlock")
 NONE = Sandbox(level="none")
 LEVELS = [pytest.param("landlock", marks=needs_landlock), "none"]
-# Attempts that the filter stops by itself. The kernel's rules against files depend on Landlock.
+# Attempts that the filter stops without Landlock. Whether files are protected depends on Landlock.
 WITHOUT_LANDLOCK = set(Threat) - {Threat.WRITES, Threat.READS}
 
 
@@ -50,11 +50,11 @@ def test_older_kernels_stop_every_threat_too(abi: int, monkeypatch: pytest.Monke
     assert probe(LANDLOCK).stopped == set(Threat)
 
 
-def test_without_landlock_the_filter_stops_all_but_files() -> None:
+def test_without_landlock_the_filter_stops_everything_except_file_access() -> None:
     assert probe(NONE).stopped == WITHOUT_LANDLOCK
 
 
-def test_the_self_test_sees_what_limits_alone_let_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_test_finds_what_limits_alone_do_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seccomp, "is_supported", lambda: False)
     assert probe(NONE).stopped == {Threat.MEMORY, Threat.LOOPS}
 
@@ -70,7 +70,7 @@ def test_the_self_test_sees_what_limits_alone_let_pass(monkeypatch: pytest.Monke
         ("s.BY_ARGUMENT = [r for r in s.BY_ARGUMENT if r[0] != (53, 199)]", Threat.NETWORK),
     ],
 )
-def test_the_self_test_sees_a_hole_in_the_filter(
+def test_the_self_test_finds_a_hole_in_the_filter(
     rule: str, threat: Threat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_jail(monkeypatch, f"from april_rl.rewards.code import seccomp as s; {rule}")
@@ -79,7 +79,7 @@ def test_the_self_test_sees_a_hole_in_the_filter(
         check_isolation(LANDLOCK)
 
 
-def test_too_little_memory_for_python_itself_is_not_the_codes_fault() -> None:
+def test_too_little_memory_for_python_itself_is_not_blamed_on_the_code() -> None:
     with pytest.raises(SandboxError, match=r"memory_gib=0\.001; give it more"):
         check_start(Sandbox(level="none", memory_gib=0.001))
 
@@ -142,8 +142,8 @@ def test_a_program_ends_as_in_python(program: str) -> None:
     assert (finished.output, finished.exit_code) == (done.stdout.decode(), done.returncode)
 
 
-def test_the_end_of_a_program_takes_less_time_than_taking_python_down() -> None:
-    """Hundreds of cases fit into a limit; without its exit function a program ends as usual."""
+def test_a_program_exits_faster_than_python_shuts_down() -> None:
+    """So hundreds of cases fit into a limit. Without its exit function, a program ends as usual."""
     with NONE.start("exec(input())", timeout_s=20.0) as opened:
         short, whole = (
             statistics.median(opened.run(program, wall_s=20.0).used_s for _ in range(30))
@@ -152,7 +152,7 @@ def test_the_end_of_a_program_takes_less_time_than_taking_python_down() -> None:
     assert short < 0.6 * whole
 
 
-def test_cpu_time_and_wall_time_are_limited_apart() -> None:
+def test_cpu_time_and_wall_time_have_separate_limits() -> None:
     with NONE.start("exec(input())", timeout_s=0.3) as opened:
         loop = opened.run("while True: pass", wall_s=60.0)
         sleep = opened.run("import time; time.sleep(60)", wall_s=0.5)
@@ -162,9 +162,10 @@ def test_cpu_time_and_wall_time_are_limited_apart() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count")
-def test_the_time_a_program_used_leaves_out_waiting_for_a_core() -> None:
-    """Two busy processes share a core with the sandbox; a program that sleeps waits for none. The
-    watcher may wait while it sleeps, which is left out in vain: so the longest of three counts.
+def test_the_time_of_a_program_excludes_waiting_for_a_core() -> None:
+    """Two busy processes share a core with the sandbox; a program that sleeps does not wait for a
+    core. The watcher itself may wait for a core meanwhile and then leaves out too much, so the
+    longest of three times counts.
     """
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
@@ -218,7 +219,7 @@ def test_processes_that_a_program_started_are_killed_with_it(
     wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
 
-def test_tests_that_passed_before_the_time_was_over_count() -> None:
+def test_tests_that_passed_before_the_time_limit_count() -> None:
     checks = [Check(source="assert True"), Check(source="while True: pass")]
     finished = NONE.run("", timeout_s=0.5, tests=checks)
     assert (len(finished.passed), finished.exit_code) == (1, None)
@@ -227,7 +228,7 @@ def test_tests_that_passed_before_the_time_was_over_count() -> None:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_code_does_not_outlive_its_reward_process(level: Level, name: str) -> None:
-    """Code ends with the process although it takes back its parent-death signal, detaches, ends its
+    """The code ends with the process although it resets its parent-death signal, detaches, ends its
     main thread and sleeps.
     """
     stays = (
@@ -248,7 +249,7 @@ def test_code_does_not_outlive_its_reward_process(level: Level, name: str) -> No
     scorer = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     try:
         wait_until(lambda: len(sleepers(scorer.pid)) == 2)  # these are jail.py and its child
-        time.sleep(0.2)  # one of them may only have waited for a file
+        time.sleep(0.2)  # one of them may only have been waiting for a file
         wait_until(lambda: len(sleepers(scorer.pid)) == 2)
         started = sleepers(scorer.pid)
     finally:
@@ -258,10 +259,10 @@ def test_code_does_not_outlive_its_reward_process(level: Level, name: str) -> No
 
 
 def sleepers(pid: int) -> list[int]:
-    """Return the processes below one that wait, or of which only threads wait."""
+    """Return the processes below this one that sleep, or in which some threads do."""
     found = []
     for child in psutil.Process(pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # the process has ended in the meantime
             if child.status() != psutil.STATUS_RUNNING:
                 found.append(child.pid)
     return found
@@ -276,9 +277,7 @@ def in_jail(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a thread of a process runs; one that has ended and not been waited for does
-    not.
-    """
+    """Return whether a thread of a process runs; zombies do not count."""
     try:
         threads = psutil.Process(pid).threads()
         states = [psutil.Process(thread.id).status() for thread in threads]

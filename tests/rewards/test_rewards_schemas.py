@@ -1,5 +1,5 @@
-"""Rows in the schemas of the published data sets, through template, tokens and the reward: the
-reward pays for what the prompt asks.
+"""Rows in the schemas of the published data sets go through template, tokens and reward: the reward
+accepts what the prompt asks for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LINE = "End with a line of the form Answer: X where X is the answer."
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A data set: its file here, and the settings it takes."""
+    """A data set: its file here and its settings."""
 
     file: str
     settings: dict = field(default_factory=dict)
@@ -104,10 +104,12 @@ def scorer(tokenizer):
 
 
 @pytest.mark.parametrize("published", SETS, ids=lambda published: published.file)
-def test_the_right_answer_in_the_form_the_prompt_asks_for_is_paid_and_a_wrong_one_is_not(
+def test_the_right_answer_in_the_requested_form_is_rewarded_and_a_wrong_one_is_not(
     published, tokenizer, scorer
 ):
-    """Fails when the reward reads another form than the prompt asks for, as it did for DAPO."""
+    """Fails when the reward reads another form than the prompt asks for, as it once did
+    for DAPO.
+    """
     chosen = PromptSetConfig(path=str(SCHEMAS / published.file), **published.settings)
     prompts = load_prompts(chosen, tokenizer, key="data.path", max_prompt_tokens=10_000)
     assert len(prompts) > 3

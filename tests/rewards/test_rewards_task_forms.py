@@ -1,4 +1,5 @@
-"""The forms in which tests are published, each tried with a wrong, a right and an idle program.
+"""The forms in which code tests are published, each tried with a wrong program, a correct one and
+one that does nothing.
 
 docs/rewards.md lists the forms; each has an entry here.
 """
@@ -141,7 +142,7 @@ def test_the_page_and_this_file_have_the_same_forms() -> None:
 @pytest.mark.parametrize(
     ("tests", "entry"), [pytest.param(*each, id=form) for form in FORMS for each in FORMS[form]]
 )
-def test_the_right_program_is_paid_and_neither_a_wrong_one_nor_one_that_does_nothing(
+def test_only_the_right_program_is_rewarded_not_a_wrong_one_or_one_that_does_nothing(
     tests: object, entry: object
 ) -> None:
     is_program = ASKS_FOR_A_PROGRAM in json.dumps(tests)
@@ -219,7 +220,7 @@ WEAK: dict[str, tuple[object, str]] = {
 
 
 @pytest.mark.parametrize("name", WEAK)
-def test_a_test_that_an_idle_program_passes_is_named(name: str) -> None:
+def test_a_test_that_a_program_passes_without_doing_anything_is_named(name: str) -> None:
     tests, message = WEAK[name]
     with pytest.raises(ValueError, match=f"the program 'pass' passes {message}.*is not a test"):
         score("pass", tests)
@@ -258,7 +259,9 @@ def test_returned_values_are_compared_as_json(
 
 
 def test_the_expected_value_of_a_call_never_enters_the_sandbox() -> None:
-    """It looks for the value, which its own source holds backwards, in memory."""
+    """The program searches its memory for the value, which its own source only contains
+    reversed.
+    """
     look = (
         "import gc, sys\ndef f(value):\n    texts = [repr(o) for o in gc.get_objects()]\n"
         "    texts.append(repr(vars(sys.modules['__main__'])))\n"

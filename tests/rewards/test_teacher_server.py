@@ -15,7 +15,9 @@ from april_rl.types import Group, Observation, Sample, ScoredGroup
 
 
 def echo(request: dict, **changes: object) -> tuple[int, str]:
-    """The reply to a request: a token has the text <id>, and -id - place / 100 nats."""
+    """Return the reply to a request: a token has the text <id> and the log-probability -id -
+    position / 100 nats.
+    """
     ids = request["prompt"]
     values = [None, *(-each - place / 100 for place, each in enumerate(ids[1:], start=1))]
     found = {"token_logprobs": values, "tokens": [f"<{each}>" for each in ids], **changes}
@@ -31,9 +33,9 @@ def group_of(*samples: Sample) -> ScoredGroup:
     return ScoredGroup(group=Group(prompt=PROMPT, samples=samples), rewards=(0.0,) * len(samples))
 
 
-def test_each_response_token_gets_the_value_at_its_place_in_its_own_context():
-    """A plain sample, and one whose second context begins in the middle, with words of an
-    environment. Fails when values are shifted, of observations, or of the other context.
+def test_each_response_token_gets_the_value_at_its_position_in_its_own_context():
+    """For a plain sample, and for one whose second context begins in the middle and contains an
+    observation. Fails when values are shifted, or belong to observations or to the other context.
     """
     plain = whole_sample(PROMPT, 0, (5, 6))
     first = replace(completion(1, start=0, num_tokens=2, version=0), finish_reason="stop")
@@ -50,7 +52,7 @@ def test_each_response_token_gets_the_value_at_its_place_in_its_own_context():
     assert reply.metrics.read()["time/teacher_s"] > 0
 
 
-def test_a_busy_server_is_asked_again_with_the_key(monkeypatch):
+def test_a_busy_server_gets_the_request_again_with_the_key(monkeypatch):
     monkeypatch.setenv("TEACHER_KEY", "sesame")
     busy = (503, "busy")
     with serving(lambda n, request: busy if n == 1 else echo(request)) as server:
@@ -83,7 +85,7 @@ def test_a_server_that_does_not_score_ends_the_run_with_its_address(answer, mess
     assert len(server.requests) < 100
 
 
-def test_another_tokenizer_is_refused_at_the_start_with_the_token():
+def test_another_tokenizer_is_refused_at_the_start_with_the_differing_token():
     with serving(lambda _, request: echo(request)) as server:
         teacher = server_of(server.url)
         teacher.check([4, 5], ["<4>", " <5>"], longest=100)
@@ -92,7 +94,7 @@ def test_another_tokenizer_is_refused_at_the_start_with_the_token():
             teacher.check([4, 5], ["<4>", "five"], longest=100)
 
 
-def test_a_server_that_reads_less_than_the_run_needs_is_refused_at_the_start():
+def test_a_server_with_a_shorter_context_than_the_run_needs_is_refused_at_the_start():
     with serving(lambda _, request: echo(request)) as server:
         server.max_model_len = 99
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""Fakes of engines, without model, process or clock: calls count as time."""
+"""Fakes of engines without model, process or clock; they count calls as time."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from april_rl.rollout.requests import Request, Requests
 from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, Experts, SampleId
 
-LengthDistribution = Callable[[SampleId], int]  # the length of a sample's turns without a budget
+LengthDistribution = Callable[[SampleId], int]  # length of a sample's turns without a budget
 SAID = 0  # every token of an environment; engines sample other tokens
 MAX_TICKS = 5_000  # more than any test needs: ends endless loops
 
 
 def token(sample_id: SampleId, position: int) -> int:
-    """Return the token sampled at `position` behind a sample's prompt, the same for all engines."""
+    """Return the token sampled at `position` after a sample's prompt; all engines sample the same
+    one.
+    """
     return 1 + (sample_id.prompt_id * 7919 + sample_id.index * 104729 + position * 31) % 9973
 
 
 def logprob(sample_id: SampleId, position: int, policy_version: int) -> float:
-    """Return the log-probability of that token by `policy_version`."""
+    """Return the log-probability of that token under `policy_version`."""
     return -(token(sample_id, position) + policy_version / 16) / 1024
 
 
 def experts(sample_id: SampleId, tokens: range, policy_version: int) -> Experts:
     """Return the experts that `policy_version` chooses for the tokens at these positions of prompt
-    and response: two numbers each, position and version.
+    and response. There are two per token: its position and the version.
     """
     chosen = [number for p in tokens for number in (p + sample_id.index, policy_version)]
     return Experts(array("H", chosen), num_layers=1, num_chosen=2)
@@ -36,7 +38,8 @@ def experts(sample_id: SampleId, tokens: range, policy_version: int) -> Experts:
 
 @dataclass(slots=True, kw_only=True)
 class FakeEngine:
-    """A `SingleEngine` that ends each turn at the length of `length_of` or at the sample's budget.
+    """A `SingleEngine` that ends each turn at the length from `length_of` or at the sample's
+    budget.
 
     It refuses a request that starts at a wrong position or has a wrong token budget.
     """
@@ -45,7 +48,7 @@ class FakeEngine:
     budget: int  # response tokens of a sample over all its requests
     keeps: bool = False  # whether it keeps the state of aborted samples
     policy_version: int = 0
-    requests: list[Request] = field(default_factory=list)  # ever submitted, in order
+    requests: list[Request] = field(default_factory=list)  # all requests ever submitted, in order
     generated: int = 0  # tokens ever sampled
     now_s: float = 0.0  # advances by a second for each engine step
     on_step: Callable[[FakeEngine, int], None] = lambda _engine, _slots: None
@@ -55,7 +58,7 @@ class FakeEngine:
     kept: dict[SampleId, tuple[int, int]] = field(default_factory=dict)  # position, version
     prefills: int = 0  # requests that had to be prefilled
     queue: list[Request] = field(default_factory=list)
-    # Completions of a tick that was interrupted.
+    # Completions of an interrupted tick.
     finished: list[Completion] = field(default_factory=list)
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
@@ -154,7 +157,7 @@ def _turn_start(request: Request) -> int:
 
 
 class FakeEngines(SerialEngines):
-    """Fake engines; records the most requests that were in flight together."""
+    """Fake engines that record the most requests that were in flight together."""
 
     def __init__(
         self,
@@ -165,8 +168,8 @@ class FakeEngines(SerialEngines):
         keeps: bool = False,
         computes_on: bool = True,
     ) -> None:
-        """With `computes_on`, an abort follows the ticks under way, as it does with real
-        workers; otherwise it precedes them.
+        """With `computes_on`, an abort comes after the ticks in progress, as with real workers;
+        otherwise it comes before them.
         """
         self._computes_on, self._looks = computes_on, 0
         self.each = [
@@ -186,7 +189,7 @@ class FakeEngines(SerialEngines):
             engine.policy_version = policy_version
 
     def clock(self) -> float:
-        """Return the seconds of engines that compute side by side; each call adds a microsecond."""
+        """Return the seconds of engines that compute in parallel; each call adds a microsecond."""
         self._looks += 1
         return max(engine.now_s for engine in self.each) + 1e-6 * self._looks
 

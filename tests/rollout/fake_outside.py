@@ -1,4 +1,6 @@
-"""Fakes of rewards, environments and prompts, without processes or a clock: calls count as time."""
+"""Fakes of rewards, environments and prompts, without processes or a clock; they count calls as
+time.
+"""
 
 from array import array
 from collections.abc import Container
@@ -15,7 +17,7 @@ def reward(sample_id: SampleId) -> float:
 
 
 def num_turns(sample_id: SampleId, most: int) -> int:
-    """Return after how many turns a sample's environment says that no other follows."""
+    """Return the number of turns after which a sample's environment ends it."""
     return 1 + (sample_id.prompt_id + sample_id.index) % most
 
 
@@ -41,8 +43,8 @@ class FakePrompts:
 
 
 class FakeScorer:
-    """Scores and environments whose answers arrive some calls of `collect` after the question, out
-    of order.
+    """Scorer and environments whose replies arrive out of order, some calls of `collect` after the
+    request.
     """
 
     def __init__(
@@ -56,17 +58,17 @@ class FakeScorer:
         broken: Container[int] = (),
         budget: int = 0,
     ) -> None:
-        """`delay`: largest number of calls before an answer; `failing`, `stuck`: prompts whose
-        first sample has no value, or never a score; `by_group`: scores whole groups only;
-        `turns` at most that a sample has; `broken`: prompts whose environment fails after the
-        first sample's first turn; `budget` of sampled tokens.
+        """`delay`: largest number of calls before a reply; `failing`: prompts whose first sample
+        has no value; `stuck`: prompts whose first sample never gets a score; `by_group`: scores
+        whole groups only; `turns`: most turns of a sample; `broken`: prompts whose environment
+        fails after the first sample's first turn; `budget`: sampled tokens of a sample.
         """
         self._turns, self._broken, self._budget = turns, broken, budget
         self._acting: list[tuple[int, Reply]] = []
-        self._num_empty = 0  # consecutive calls of `collect` that had nothing to answer
-        self.acted: list[tuple[SampleId, int]] = []  # a sample and its length when it asked
+        self._num_empty = 0  # consecutive calls of `collect` that returned nothing
+        self.acted: list[tuple[SampleId, int]] = []  # a sample, and its length when it asked
         self._by_group = by_group
-        # By prompt, samples that wait for their siblings.
+        # For each prompt, samples that wait for their siblings.
         self._groups: dict[int, list[SampleId]] = {}
         self._delay, self._failing, self._stuck = delay, failing, stuck
         self._now = 0
@@ -112,7 +114,7 @@ class FakeScorer:
     def collect(self, timeout_s: float | None) -> list[Score | Reply]:
         self._now += 1
         self._num_empty = 0 if self._pending or self._acting else self._num_empty + 1
-        assert self._num_empty < 1_000, "the collector waits for an answer that nobody owes"
+        assert self._num_empty < 1_000, "the collector waits for a reply that will never come"
         possible = [(due, s) for due, s in self._pending if s.prompt_id not in self._stuck]
         if timeout_s is None:
             assert len(possible) == len(self._pending), "waits for a score that never comes"
@@ -141,7 +143,9 @@ class FakeScorer:
 
 
 class CountingScorer(FakeScorer):
-    """Counts what it scored; `parts` of several functions beside the value."""
+    """A scorer that counts what it scored; `parts` are values of several functions besides the
+    reward.
+    """
 
     parts: tuple[str, ...] = ()
 

@@ -27,7 +27,7 @@ def constant(length: int) -> LengthDistribution:
 
 
 def lognormal(median: float, sigma: float) -> LengthDistribution:
-    """Return a long-tailed distribution; a length is a function of the sample."""
+    """Return a long-tailed distribution in which a length is a function of the sample."""
 
     def length_of(sample_id: SampleId) -> int:
         z = math.sin(sample_id.prompt_id * 12.9898 + sample_id.index * 78.233) * 43758.5453
@@ -38,13 +38,15 @@ def lognormal(median: float, sigma: float) -> LengthDistribution:
 
 
 def extreme(every: int) -> LengthDistribution:
-    """Return one token, but an endless response for one sample in `every`."""
+    """Return a distribution of one-token responses, with an endless one for one sample
+    in `every`.
+    """
     return lambda s: 10**9 if (s.prompt_id + 3 * s.index) % every == 0 else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Settings of a run; the defaults are a plain one with partial rollouts."""
+    """Settings of a run; the defaults are a plain run with partial rollouts."""
 
     num_groups: int = 3
     group_size: int = 2
@@ -55,18 +57,18 @@ class Setup:
     budget: int = 40
     length_of: LengthDistribution = field(default_factory=lambda: lognormal(8, 0.6))
     delay: int = 0
-    reject_every: int = 0  # prompts whose id is a multiple are rejected; 0: none
+    reject_every: int = 0  # prompts whose id is a multiple of this are rejected; 0: none
     failing: frozenset[int] = frozenset()
     stuck: frozenset[int] = frozenset()
-    by_group: bool = False  # the scorer wants whole groups
+    by_group: bool = False  # whether the scorer wants whole groups
     max_staleness: int = 5
     finish_stale: bool = True
     max_rejected_groups: int = 1000
-    group_filter: str = ""  # the user's filter, for messages
+    group_filter: str = ""  # the user's filter, which messages name
     deterministic: bool = False
     seed: int = 0
     keeps: bool = False  # whether engines keep the state of aborted samples
-    computes_on: bool = True  # whether the engines compute on before they abort
+    computes_on: bool = True  # whether the engines continue to compute before they abort
     turns: int = 0  # most turns of a sample with an environment; 0: samples have none
     broken: frozenset[int] = frozenset()  # prompts whose environment fails
 
@@ -76,7 +78,7 @@ class Setup:
 
 
 class Run:
-    """A collector on fakes, and the fate of every prompt."""
+    """A collector on fakes, and what became of every prompt."""
 
     def __init__(
         self,
@@ -172,7 +174,7 @@ class Run:
         ones = [np.ones(self.setup.group_size)] * len(groups)
         return packer.pack(groups, ones, policy_version=self.version - 1)
 
-    # The test's own bookkeeping.
+    # The test's own records.
 
     @property
     def alive(self) -> list[Sample]:
@@ -181,8 +183,8 @@ class Run:
         return open_ + [s for scored in self.buffer.ready_groups() for s in scored.group.samples]
 
     def num_dropped(self) -> int:
-        """Return the opened prompts that are in no other state; they must be those whose reward
-        fails.
+        """Return the number of opened prompts that are in no other state; only prompts whose reward
+        fails may be among them.
         """
         gone = set(self.prompts.taken) - {sample.prompt.id for sample in self.alive}
         gone -= {scored.group.prompt.id for scored in self.trained + self.rejected}
@@ -212,7 +214,7 @@ def num_sampled(sample_id: SampleId, setup: Setup) -> int:
 
 
 def check_counts(run: Run) -> None:
-    """Compare what the buffer counts between two steps with the test's own bookkeeping."""
+    """Compare the buffer's counts between two steps with the test's own records."""
     assert run.buffer.counts() == {
         GroupState.in_flight: 0,
         GroupState.parked: len(list(run.buffer.open_groups())),
@@ -240,7 +242,7 @@ def check_sample(sample: Sample) -> None:
 
 
 def check_experts(sample: Sample) -> None:
-    """Check that every token but those behind the last one that was read has its experts, from the
+    """Check that every token, except those after the last one that was read, has the experts of the
     version that sampled the next token.
     """
     end = known = 0

@@ -20,7 +20,7 @@ RULES = RequestRules(tick_steps=4, max_response_tokens=40, seed=0)
 
 
 def record(*, num_slots: int, policy_version: int = VERSION) -> StepRecord:
-    """Return a record of a step in which nothing has happened, and no time passes."""
+    """Return the record of a step in which nothing happens and no time passes."""
     return StepRecord(num_slots=num_slots, policy_version=policy_version, clock=lambda: 0.0)
 
 
@@ -45,8 +45,8 @@ class Sent:
         return group
 
     def extend(self, *completions: Completion, engine: int | None = None) -> list[Completion]:
-        """Extend the groups and record it, as a step does; return the completions that were
-        expected, of `engine` if given.
+        """Extend the groups and record the result as a step does; return the expected completions,
+        only those of `engine` if it is given.
         """
         expected = self.groups.extend(completions, policy_version=VERSION, engine=engine)
         for group, completion in expected:

@@ -1,4 +1,4 @@
-"""Which ready groups a step trains: those that are due, and the rest drawn at random."""
+"""Which ready groups a step trains: the ones that are due, and a random choice of the others."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ CAP, NOW, N = 3, 10, 4
 
 
 def group(prompt_id: int, *, version: int) -> ScoredGroup:
-    """Return a ready group of one sample whose tokens are of `version`."""
+    """Return a ready group of one sample whose tokens have this `version`."""
     prompt = Prompt(id=prompt_id, token_ids=(1,), text="", answer="", source="")
     sample = whole_sample(prompt, 0, (2,), version=version)
     return ScoredGroup(group=Group(prompt=prompt, samples=(sample,)), rewards=(0.0,))
@@ -34,7 +34,7 @@ def draw(ready: list[ScoredGroup], open_versions: Counter[int], *, seed: int = 0
 def test_groups_that_later_steps_cannot_train_in_time_are_trained_now(
     ready_versions, open_versions
 ):
-    """As far as a batch holds. Fails when a due group waits though one that is not is trained."""
+    """As many as a batch holds. Fails when a due group waits while another one is trained."""
     ready = [group(i, version=v) for i, v in enumerate(sorted(ready_versions))]
     opened = Counter(open_versions)
     chosen = draw(ready, opened)
@@ -54,9 +54,11 @@ def _version(scored: ScoredGroup) -> int:
 
 
 def test_groups_that_are_not_due_are_drawn_at_random():
-    """Each as often. Fails when the oldest are preferred, or the lot ignores the seed."""
+    """Each is drawn equally often. Fails when the oldest groups are preferred, or the draw ignores
+    the seed.
+    """
     ready = [group(i, version=NOW) for i in range(8)]
     counts = Counter(i for seed in range(800) for i in draw(ready, Counter(), seed=seed))
     assert draw(ready, Counter(), seed=5) == draw(ready, Counter(), seed=5)
     assert sum(counts.values()) == 800 * N
-    assert all(340 < counts[i] < 460 for i in range(8))  # 400 expected, 14 is one sigma
+    assert all(340 < counts[i] < 460 for i in range(8))  # 400 expected; one sigma is 14

@@ -1,4 +1,4 @@
-"""The buffer: every opened group is in one place, and the counts add up."""
+"""The buffer: every opened group is in one state, and the counts add up."""
 
 from dataclasses import replace
 
@@ -45,9 +45,9 @@ def let(buffer: Buffer, event: str, prompt_id: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([*MOVES])), max_size=60))
-def test_groups_go_only_where_they_may_and_the_counts_add_up(events):
-    """Fails when a prompt is opened twice, a group is settled or trained that is not there, or one
-    that is refused or final is not counted as it should be.
+def test_groups_make_only_legal_moves_and_the_counts_add_up(events):
+    """Fails when a prompt is opened twice, a group is settled or trained that is not in the buffer,
+    or a refused or final group is counted wrongly.
     """
     buffer, states, ended = Buffer(1), dict[int, GroupState | None](), list[GroupState]()
     buffer.is_step_under_way = True
@@ -70,7 +70,7 @@ def test_groups_go_only_where_they_may_and_the_counts_add_up(events):
 
 
 def test_open_groups_are_in_flight_in_a_step_and_parked_between_two():
-    """Fails when a ready group is parked with the rest."""
+    """Fails when a ready group is parked as well."""
     buffer = Buffer(1)
     buffer.is_step_under_way = True
     for prompt_id in range(3):
@@ -92,8 +92,8 @@ def test_open_groups_are_in_flight_in_a_step_and_parked_between_two():
         ("buffer", {"open": []}, "0 parked, 1 ready"),
     ],
 )
-def test_a_state_with_a_group_too_many_or_too_few_is_refused(key, change, message):
-    """Fails when a checkpoint that lost a group, or has one twice, is gone on from."""
+def test_a_state_with_a_missing_or_extra_group_is_refused(key, change, message):
+    """Fails when a run continues from a checkpoint that lost a group or contains one twice."""
     buffer = Buffer(1)
     for prompt_id in range(3):
         let(buffer, "open", prompt_id)
@@ -109,7 +109,7 @@ def test_a_state_with_a_group_too_many_or_too_few_is_refused(key, change, messag
 
 
 def test_a_step_that_lost_a_group_fails():
-    """Fails when the counts are not looked at when groups are trained."""
+    """Fails when training groups does not check the counts."""
     buffer = Buffer(1)
     for prompt_id in range(2):
         let(buffer, "open", prompt_id)
@@ -119,8 +119,8 @@ def test_a_step_that_lost_a_group_fails():
         let(buffer, "train", 0)
 
 
-def test_the_end_of_each_group_is_reported_once_also_after_a_restart():
-    """Fails when a group that was settled before a restart is forgotten, or reported twice."""
+def test_the_end_of_each_group_is_reported_once_even_after_a_restart():
+    """Fails when a group that was settled before a restart is forgotten or reported twice."""
     buffer = Buffer(1)
     for prompt_id in range(4):
         let(buffer, "open", prompt_id)

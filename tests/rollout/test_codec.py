@@ -1,4 +1,4 @@
-"""Samples as plain data and back."""
+"""Conversion of samples to plain data and back."""
 
 import time
 from array import array
@@ -23,7 +23,7 @@ HEARD = Observation(array("i", [7]), stop=("END",))
 
 
 def sample_of(num_turns, *, is_answered=True):
-    """Return an episode with turns of three tokens, each after an observation of one."""
+    """Return an episode with turns of three tokens, each after an observation of one token."""
     spans: list[Span] = []
     for turn in range(num_turns):
         said = Completion(
@@ -51,7 +51,7 @@ def check(sample, *, budget):
     )
 
 
-def test_a_sample_of_many_turns_is_restored_as_it_was_and_at_once():
+def test_a_sample_of_many_turns_is_restored_unchanged_and_quickly():
     sample = sample_of(4000)
     saved = save_sample(sample)
     began_s = time.process_time()
@@ -61,7 +61,7 @@ def test_a_sample_of_many_turns_is_restored_as_it_was_and_at_once():
     assert again == sample
 
 
-def test_the_budget_must_leave_room_for_a_sample_that_needs_tokens_and_for_no_other():
+def test_the_budget_must_leave_room_only_for_a_sample_that_needs_tokens():
     check(sample_of(5), budget=16)
     with pytest.raises(RunError, match=r"max_response_tokens=15, .* has 15 tokens already"):
         check(sample_of(5), budget=15)
@@ -69,8 +69,10 @@ def test_the_budget_must_leave_room_for_a_sample_that_needs_tokens_and_for_no_ot
 
 
 @pytest.mark.parametrize(("limit", "is_refused"), [(4, False), (3, True)])
-def test_a_sample_that_has_read_more_than_may_be_read_is_refused(limit, is_refused):
-    """Fails when a lower environment.max_observation_tokens ends the resumed run in its worker."""
+def test_a_sample_with_too_many_observation_tokens_is_refused(limit, is_refused):
+    """Fails when a lower environment.max_observation_tokens only ends the resumed run later, in its
+    worker.
+    """
     begun = replace(sample_of(4).spans[1], finish_reason=None)
     sample = Sample(SPOKEN, 0, (*sample_of(4, is_answered=False).spans[:-1], begun))
     group = {"prompt": save_prompt(SPOKEN), "samples": [save_sample(sample)]}

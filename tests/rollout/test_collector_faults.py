@@ -1,6 +1,4 @@
-"""The collector when engines hang or answer late, and when rewards fail, hang or are all
-equal.
-"""
+"""The collector when engines hang or reply late, and when rewards fail, hang or are all equal."""
 
 from dataclasses import replace
 
@@ -18,13 +16,15 @@ from april_rl.types import Completion, Sample, Score
 
 
 class FaultyEngines(FakeEngines):
-    """Engine 0 hangs on request; its samples then come late, never, or are lost."""
+    """Engines of which engine 0 hangs on request; its samples then come late, never, or
+    are lost.
+    """
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup.length_of, num_engines=setup.num_engines, budget=setup.budget)
         self.is_stuck = False
         self.loses_samples = False
-        self.reports_twice = False  # whether it first reports the way an older version did
+        self.reports_twice = False  # whether it first reports like an older version
         self.submitted: list[Requests] = []  # requests that were submitted while the engine hung
         self.late: list[tuple[int, Tick]] = []
         self.timeouts_s: list[float] = []
@@ -52,7 +52,7 @@ class FaultyEngines(FakeEngines):
         return completions, [0]
 
     def recover(self) -> None:
-        """Let engine 0 answer again, first with the results that were no longer awaited."""
+        """Let engine 0 reply again, starting with the results that were no longer expected."""
         requests = [request for submit in self.submitted for request in submit.each()]
         self.submitted, self.is_stuck = [], False
         if requests:
@@ -78,10 +78,10 @@ def assert_parked_and_accounted_for(run: Run, *, dropped: int = 0) -> None:
 
 @pytest.mark.parametrize("finish_stale", [True, False])
 @pytest.mark.parametrize("num_engines", [1, 2])
-def test_a_stuck_engine_ends_the_step_with_everything_parked(num_engines, finish_stale):
-    """Invariant 6. Fails when an error of `wait` leaves the step without an abort (in flight is not
-    0), or is hidden by that of the abort, or the abort's completions of the other engine are
-    dropped.
+def test_a_hung_engine_ends_the_step_with_everything_parked(num_engines, finish_stale):
+    """Invariant 6. Fails when the step does not abort after an error of `wait` (in flight is not
+    0), when the abort's error hides that error, or when the other engine's completions of the abort
+    are dropped.
     """
     run, engines = faulty(num_engines=num_engines, finish_stale=finish_stale)
     run.step()
@@ -95,7 +95,7 @@ def test_a_stuck_engine_ends_the_step_with_everything_parked(num_engines, finish
 
 
 def test_after_a_stalled_engine_is_replaced_its_samples_continue():
-    """Fails when a stalled engine's samples stay in its slots, or start from their prompt."""
+    """Fails when a stalled engine's samples stay in its slots, or restart from their prompt."""
     run, engines = faulty()
     run.steps(2)
     engines.is_stuck = True
@@ -107,9 +107,9 @@ def test_after_a_stalled_engine_is_replaced_its_samples_continue():
     check_drained(run)
 
 
-def test_completions_of_a_stalled_engine_are_ignored_a_step_later():
-    """Fails when completions are matched by engine alone: the sample would get its tokens twice,
-    those of the older version first.
+def test_completions_of_a_stalled_engine_are_ignored_one_step_later():
+    """Fails when completions are matched by engine only: the sample would get its tokens twice,
+    first from the older version.
     """
     run, engines = faulty(length_of=constant(12), tick_steps=3)
     run.step()
@@ -132,8 +132,8 @@ def test_completions_of_a_stalled_engine_are_ignored_a_step_later():
     assert_parked_and_accounted_for(run)
 
 
-def test_a_late_completion_is_not_taken_for_the_one_from_the_abort():
-    """Fails when the first completion of a sample is taken for what came back."""
+def test_a_late_completion_is_not_mistaken_for_the_one_from_the_abort():
+    """Fails when the first completion of a sample is accepted as the one from the abort."""
     run, engines = faulty(length_of=lognormal(20, 0.9))
     engines.reports_twice = True
     for _ in range(4):
@@ -142,8 +142,8 @@ def test_a_late_completion_is_not_taken_for_the_one_from_the_abort():
     assert any(sample.num_tokens and not sample.is_finished for sample in run.alive)
 
 
-def test_a_sample_that_an_engine_loses_ends_the_run_by_name():
-    """Fails when the abort does not ask what is missing."""
+def test_a_sample_that_an_engine_loses_ends_the_run_with_an_error_that_names_it():
+    """Fails when the abort does not check for missing samples."""
     run, engines = faulty()
     engines.loses_samples = True
     with pytest.raises(LedgerError, match="did not return samples"):
@@ -152,7 +152,7 @@ def test_a_sample_that_an_engine_loses_ends_the_run_by_name():
 
 @pytest.mark.parametrize("refill", [True, False])
 def test_a_group_whose_reward_fails_is_dropped_and_its_slots_are_refilled(refill):
-    """Fails when a failed score counts as a value, or one-shot does not give the slots back."""
+    """Fails when a failed score counts as a value, or one-shot does not free the slots."""
     run = Run(Setup(alpha=1.0, refill=refill, failing=frozenset({0, 2, 3}), delay=3))
     run.step()
     trained = {scored.group.prompt.id for scored in run.trained}
@@ -162,8 +162,8 @@ def test_a_group_whose_reward_fails_is_dropped_and_its_slots_are_refilled(refill
     assert run.buffer.drop_reasons == {"reward crash": 3}
 
 
-def test_a_stuck_reward_blocks_neither_generation_nor_the_abort():
-    """Invariant 6. Fails when a step waits forevery score."""
+def test_a_hung_reward_blocks_neither_generation_nor_the_abort():
+    """Invariant 6. Fails when a step waits for every score."""
     run = Run(Setup(stuck=frozenset({0, 1}), max_staleness=50))
     run.steps(6)
     assert len(run.trained) == 18
@@ -183,7 +183,7 @@ def test_a_slow_reward_limits_how_many_prompts_are_opened():
 
 @pytest.mark.parametrize("refill", [True, False])
 def test_a_step_with_only_rejected_groups_fails_and_names_the_setting(refill):
-    """Fails when the bound on rejected groups is not looked at (the fake engine counts ticks)."""
+    """Fails when the limit on rejected groups is not checked (the fake engine counts ticks)."""
     run = Run(Setup(reject_every=1, refill=refill, max_rejected_groups=7))
     with pytest.raises(RunError, match="nothing can be learned from it"):
         run.step()
@@ -192,14 +192,14 @@ def test_a_step_with_only_rejected_groups_fails_and_names_the_setting(refill):
 
 
 def test_at_the_limit_on_rejected_groups_a_step_returns_its_ready_groups():
-    """Fails when the bound is an error although there is something to train."""
+    """Fails when reaching the limit is an error although there are groups to train."""
     run = Run(Setup(num_groups=4, reject_every=2, max_rejected_groups=3, refill=False, alpha=1.0))
     groups = run.step().groups
     assert 0 < len(groups) < 4
 
 
 def test_messages_about_rejected_groups_name_the_users_filter():
-    """Fails when they speak of equal rewards, which the user's filter need not look at."""
+    """Fails when messages mention equal rewards, which the user's filter may ignore."""
     setup = Setup(reject_every=1, max_rejected_groups=7, group_filter="mine:keep")
     with pytest.raises(RunError, match=r"rejected by algorithm\.group_filter=mine:keep"):
         Run(setup).step()
@@ -207,8 +207,8 @@ def test_messages_about_rejected_groups_name_the_users_filter():
     assert any("rejected by algorithm.group_filter=mine:keep" in n for n in Run(few).step().notes)
 
 
-def test_one_shot_starts_another_group_for_a_rejected_one():
-    """Fails when one-shot gives no slots back: the step would end with too few groups."""
+def test_one_shot_starts_another_group_after_a_rejected_one():
+    """Fails when one-shot does not free the slots: the step would end with too few groups."""
     run = Run(Setup(reject_every=2, refill=False, alpha=1.0, length_of=lognormal(5, 1.0)))
     groups = run.step().groups
     assert [scored.group.prompt.id for scored in groups] == [1, 3, 5]
@@ -216,7 +216,7 @@ def test_one_shot_starts_another_group_for_a_rejected_one():
 
 
 def test_a_rejected_groups_slots_are_refilled_while_the_others_still_run():
-    """Fails when one-shot waits for the end before it starts another group."""
+    """Fails when one-shot starts another group only at the end."""
     setup = Setup(
         reject_every=4, refill=False, alpha=1.0, length_of=lambda s: 1 if s.prompt_id == 0 else 40
     )
@@ -224,8 +224,8 @@ def test_a_rejected_groups_slots_are_refilled_while_the_others_still_run():
     assert sum(tick.engine_steps for _, tick in record.ticks) < 60
 
 
-def test_rewards_that_always_fail_end_in_an_error_that_says_why():
-    """Fails when dropped groups count towards no bound (the fake engine counts ticks)."""
+def test_rewards_that_always_fail_end_in_an_error_that_gives_the_reason():
+    """Fails when no limit counts dropped groups (the fake engine counts ticks)."""
     setup = Setup(failing=frozenset(range(1000)), max_rejected_groups=7)
     run = Run(setup)
     with pytest.raises(RunError, match=r"7 groups were dropped.*The last failure: sample 0"):
@@ -233,7 +233,7 @@ def test_rewards_that_always_fail_end_in_an_error_that_says_why():
     assert_parked_and_accounted_for(run, dropped=7)
 
 
-def test_a_step_says_that_groups_were_dropped():
+def test_a_step_reports_dropped_groups():
     run = Run(Setup(alpha=1.0, failing=frozenset({0, 2, 3}), delay=3))
     assert [
         note
@@ -244,7 +244,9 @@ def test_a_step_says_that_groups_were_dropped():
 
 @pytest.mark.parametrize("error", [RunError("the reward is broken"), KeyboardInterrupt()])
 def test_samples_in_flight_are_parked_however_the_step_ends(error):
-    """Fails when a step ends by an error of the scorer, or by Ctrl-C, without its abort."""
+    """Fails when a step ends by an error of the scorer, or by Ctrl-C, without aborting the
+    requests.
+    """
     run = Run(Setup(length_of=lognormal(20, 0.5), delay=1))
     run.step()
     known = run.scorer.collect
@@ -263,8 +265,8 @@ def test_samples_in_flight_are_parked_however_the_step_ends(error):
 
 
 def test_completions_are_kept_when_the_scorer_raises():
-    """Fails when a scorer that raises loses the other completions of a tick, or of the abort, and
-    its error with them.
+    """Fails when an error of the scorer loses the other completions of a tick or of the abort, or
+    gets lost itself.
     """
     run = Run(
         Setup(length_of=lambda s: 3 if s.prompt_id == 0 else 30, group_size=4, computes_on=False)
@@ -281,7 +283,7 @@ def test_completions_are_kept_when_the_scorer_raises():
 
 
 def test_a_step_cut_short_by_lost_groups_still_waits_for_groups_that_are_due():
-    """With cap 0 nothing may be left open. Fails when the step's own version is not looked at."""
+    """With cap 0 no group may stay open. Fails when the step's own version is not checked."""
     setup = Setup(
         num_groups=4,
         alpha=1.0,

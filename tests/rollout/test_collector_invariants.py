@@ -1,4 +1,4 @@
-"""Invariants of every run, for any lengths, engines, rewards and settings."""
+"""Invariants of every run, for arbitrary lengths, engines, rewards and settings."""
 
 from collections import Counter
 from dataclasses import replace
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollout_runs import SETUPS, Run, Setup, check_counts, check_sample, check_trainable, lognormal
 
 STEPS = st.integers(1, 5)
-TIGHT = Setup(  # the tail lasts longer than the cap allows
+TIGHT = Setup(  # the tail lasts longer than the staleness cap allows
     num_groups=4, group_size=4, alpha=2.0, max_staleness=2, budget=160, length_of=lognormal(12, 0.8)
 )
 quick = settings(max_examples=60, deadline=None)
@@ -17,11 +17,9 @@ quick = settings(max_examples=60, deadline=None)
 
 @quick
 @given(SETUPS, STEPS)
-def test_resumed_responses_equal_uninterrupted_ones_with_a_logprob_and_version_per_token(
-    setup, steps
-):
+def test_resumed_responses_equal_uninterrupted_ones_with_logprobs_and_versions(setup, steps):
     """Invariant 1. Fails when a resumed request leaves out the response so far (the fake engine
-    refuses it), or every token is given the version of the sample's last part.
+    refuses it), or every token gets the version of the sample's last part.
     """
     run = Run(setup)
     run.steps(steps)
@@ -34,8 +32,8 @@ def test_resumed_responses_equal_uninterrupted_ones_with_a_logprob_and_version_p
 @quick
 @given(SETUPS, STEPS)
 def test_no_token_is_generated_twice_or_thrown_away(setup, steps):
-    """Fails when the completions of the abort are not appended, or only the finished ones are not,
-    or parked samples start from their prompt.
+    """Fails when only finished completions of the abort are appended, or none, or parked samples
+    restart from their prompt.
     """
     run = Run(setup)
     for _ in range(steps):
@@ -59,7 +57,7 @@ def test_every_request_asks_for_the_rest_of_its_token_budget(setup, steps):
 @quick
 @given(SETUPS, STEPS)
 def test_the_ledger_agrees_with_independent_counts_at_every_step(setup, steps):
-    """Invariant 3. Fails when a rejected or dropped group is not recorded, or ready ones count as
+    """Invariant 3. Fails when a rejected or dropped group is not recorded, or ready groups count as
     parked.
     """
     run = Run(setup)
@@ -70,9 +68,9 @@ def test_the_ledger_agrees_with_independent_counts_at_every_step(setup, steps):
 
 @quick
 @given(SETUPS, STEPS)
-def test_only_complete_scored_groups_are_trained_and_none_twice(setup, steps):
-    """Invariant 4. Fails when a group is ready before its last score, rewards are kept in the order
-    of their arrival, or ready groups stay in the buffer after their step.
+def test_only_complete_scored_groups_are_trained_and_only_once(setup, steps):
+    """Invariant 4. Fails when a group is ready before its last score, rewards are stored in the
+    order of their arrival, or ready groups stay in the buffer after their step.
     """
     run = Run(setup)
     run.steps(steps)
@@ -87,7 +85,7 @@ def test_only_complete_scored_groups_are_trained_and_none_twice(setup, steps):
 @quick
 @given(SETUPS, STEPS)
 def test_every_step_has_its_groups_and_leaves_none_that_becomes_too_old(setup, steps):
-    """Fails when lots are drawn among groups that are due."""
+    """Fails when the random draw includes groups that are due."""
     run = Run(setup)
     for version in range(steps):
         groups = run.step().groups
@@ -107,8 +105,8 @@ def test_every_step_has_its_groups_and_leaves_none_that_becomes_too_old(setup, s
 @quick
 @given(SETUPS, STEPS)
 def test_at_most_c_requests_are_in_flight(setup, steps):
-    """And never more than slots(e) on an engine, which the fake engine sees to. Fails when every
-    engine is given C slots, or the share of each is rounded up.
+    """Nor are there more than slots(e) on one engine, which the fake engine checks. Fails when
+    every engine gets C slots, or the share of each is rounded up.
     """
     run = Run(setup)
     run.steps(steps)
@@ -120,7 +118,7 @@ def test_at_most_c_requests_are_in_flight(setup, steps):
 @given(SETUPS, STEPS)
 @example(replace(TIGHT, finish_stale=False), 10)
 def test_tokens_beyond_the_staleness_cap_have_no_loss_weight(setup, steps):
-    """Invariant 7, to finish and to mask. Fails when the packer's cap is one too high."""
+    """Invariant 7, with finish and mask. Fails when the packer's cap is one too high."""
     run = Run(setup)
     for _ in range(steps):
         batch = run.pack(run.step().groups)
@@ -133,8 +131,8 @@ def test_tokens_beyond_the_staleness_cap_have_no_loss_weight(setup, steps):
 @example(TIGHT, 10)
 @example(replace(TIGHT, alpha=1.5, max_staleness=4), 14)
 def test_a_step_waits_so_that_no_token_is_masked(setup, steps):
-    """Invariant 7, to finish, whatever alpha. Fails when the step waits for groups at the cap only,
-    or more groups are opened than can be trained within it.
+    """Invariant 7, with finish, for every alpha. Fails when the step waits only for groups at the
+    cap, or more groups are opened than can be trained within it.
     """
     run = Run(replace(setup, finish_stale=True))
     for _ in range(steps):
@@ -145,8 +143,8 @@ def test_a_step_waits_so_that_no_token_is_masked(setup, steps):
 @quick
 @given(SETUPS, STEPS)
 def test_the_same_seed_gives_the_same_groups_token_for_token(setup, steps):
-    """Invariant 8. Fails when anything depends on a clock, on the order of a set, or on a collector
-    that ran before.
+    """Invariant 8. Fails when anything depends on a clock, on the order of a set, or on an earlier
+    collector.
     """
     first, second = Run(setup), Run(setup)
     groups = first.steps(steps)
@@ -158,7 +156,7 @@ def test_the_same_seed_gives_the_same_groups_token_for_token(setup, steps):
 @quick
 @given(SETUPS, STEPS)
 def test_a_run_that_opens_no_more_prompts_trains_everything_and_ends(setup, steps):
-    """Fails when the loop continues with nothing to do (the fake engine counts), or ends although
+    """Fails when the loop continues with nothing to do (the fake engine counts), or ends while
     scores are missing.
     """
     run = Run(setup)
@@ -173,8 +171,8 @@ def test_a_run_that_opens_no_more_prompts_trains_everything_and_ends(setup, step
 @quick
 @given(SETUPS, STEPS)
 def test_parked_samples_are_submitted_before_new_prompts_the_oldest_first(setup, steps):
-    """Fails when new prompts are opened first, or parked groups are resumed newest first. A sample
-    whose environment has answered goes first, so here is none.
+    """Fails when new prompts are opened first, or parked groups are resumed newest first. No sample
+    here has an environment, because samples with a reply go first.
     """
     run = Run(replace(setup, turns=0))
     run.steps(steps)
@@ -193,8 +191,8 @@ def test_parked_samples_are_submitted_before_new_prompts_the_oldest_first(setup,
         assert set(parked) <= later
 
 
-def test_the_default_set_up_parks_and_resumes_samples():
-    """Without this, the tests above could pass without testing anything."""
+def test_the_default_settings_park_and_resume_samples():
+    """Otherwise the tests above could pass without testing anything."""
     run = Run(Setup(refill=True, alpha=3))
     resumed = [sum(each.start > 0 for each in run.step().record.returned) for _ in range(4)]
     assert sum(resumed) > 0

@@ -1,4 +1,4 @@
-"""The collector's order of work, and that it contains the plain synchronous loop."""
+"""The order in which the collector works, and that it includes the plain synchronous loop."""
 
 from array import array
 from collections import Counter
@@ -17,7 +17,9 @@ from april_rl.types import Completion, Group, Sample, SampleId, ScoredGroup
 
 
 def plain_step(setup: Setup, prompts: FakePrompts, version: int) -> list[ScoredGroup]:
-    """Return N prompts with G whole responses each: the synchronous loop, without an engine."""
+    """Return N prompts with G whole responses each, as the synchronous loop does, without an
+    engine.
+    """
     groups = []
     for _ in range(setup.num_groups):
         prompt = prompts.take()
@@ -62,8 +64,8 @@ def plain_step(setup: Setup, prompts: FakePrompts, version: int) -> list[ScoredG
     st.integers(1, 4),
 )
 def test_alpha_one_without_refill_is_the_plain_synchronous_loop(setup, steps):
-    """Invariant 5: the same groups with the same seeds. Fails when anything is looked ahead to, or
-    returned in the order of completion.
+    """Invariant 5: the same groups with the same seeds. Fails when the collector starts anything
+    early, or returns groups in the order of completion.
     """
     run, prompts = Run(setup), FakePrompts()
     for version in range(steps):
@@ -95,8 +97,10 @@ def test_request_seeds_depend_only_on_run_seed_sample_and_number_of_completions(
             assert asked[sample.id, completion.start] == request_seed(0, sample.id, number)
 
 
-def test_surplus_ready_groups_come_first_in_the_next_step():
-    """Fails when ready groups are dropped at the end of a step, or generated past."""
+def test_extra_ready_groups_come_first_in_the_next_step():
+    """Fails when ready groups are dropped at the end of a step, or other groups are generated
+    instead.
+    """
     run = Run(Setup(num_groups=2, alpha=3.0, length_of=constant(4), tick_steps=4))
     first = run.step()
     surplus = [scored.group.prompt.id for scored in run.buffer.ready_groups()]
@@ -110,8 +114,8 @@ def test_surplus_ready_groups_come_first_in_the_next_step():
 
 @pytest.mark.parametrize("num_engines", [1, 3])
 def test_a_kept_sample_returns_to_the_engine_with_its_kv_cache(num_engines):
-    """Fails when a step forgets which engine has a parked sample, or counts kept ones as prefilled
-    again.
+    """Fails when a step forgets which engine has a parked sample, or counts kept samples as
+    prefilled again.
     """
     length_of = lognormal(30, 0.8)
     setup = Setup(
@@ -131,7 +135,7 @@ def test_a_kept_sample_returns_to_the_engine_with_its_kv_cache(num_engines):
 
 
 def test_refill_keeps_every_slot_busy():
-    """Fails when a slot waits for the controller, or is refilled a whole group at a time."""
+    """Fails when a slot waits for the controller, or slots are refilled only by whole groups."""
     length_of = lognormal(60, 0.5)
     run = Run(
         Setup(
@@ -148,8 +152,8 @@ def test_refill_keeps_every_slot_busy():
     assert min(busy) > 0.9
 
 
-def test_a_step_that_only_waits_for_stale_groups_opens_nothing():
-    """Fails when prompts are opened while enough groups are ready: they would only grow stale."""
+def test_a_step_that_only_waits_for_stale_groups_opens_no_prompts():
+    """Fails when prompts are opened while enough groups are ready: they would only become stale."""
     setup = Setup(
         num_groups=2,
         group_size=1,
@@ -168,8 +172,8 @@ def test_a_step_that_only_waits_for_stale_groups_opens_nothing():
 
 
 @pytest.mark.parametrize("num_engines", [1, 3])
-def test_a_tick_is_under_way_on_every_engine_while_the_next_is_prepared(num_engines):
-    """Fails when an engine gets its next tick only after the last one was looked at."""
+def test_every_engine_computes_a_tick_while_the_next_is_prepared(num_engines):
+    """Fails when an engine gets its next tick only after the last one was processed."""
     run = Run(Setup(num_engines=num_engines))
     run.step()
     assert run.fakes.most_under_way == 2
@@ -180,16 +184,20 @@ def test_a_tick_is_under_way_on_every_engine_while_the_next_is_prepared(num_engi
     [
         ([], [3, 3], False),
         ([5, 5, 5, 5], [3, 5], False),  # no group is near the cap
-        ([2], [3, 3], True),  # one group has to be trained now and could be
+        ([2], [3, 3], True),  # one group must be trained now and can be
         ([2], [2, 2], False),  # the same group, but the step is full of such groups
         ([3, 3], [4, 4], False),  # two groups can still be trained in the next step
         ([3, 3, 3], [4, 4], True),  # three cannot
         ([3, 3, 3], [3, 3], False),  # waiting would not help
-        ([5] * 6, [5], False),  # the step ends with too few groups: three more can train six
-        ([5] * 7, [5], True),  # three more cannot train seven
+        (
+            [5] * 6,
+            [5],
+            False,
+        ),  # the step ends with too few groups: three more can train six
+        ([5] * 7, [5], True),  # three more steps cannot train seven
     ],
 )
-def test_a_step_waits_when_later_ones_could_not_train_the_rest_in_time(
+def test_a_step_waits_when_later_steps_could_not_train_the_rest_in_time(
     open_versions, ready_versions, expected
 ):
     waits = must_wait(
@@ -203,7 +211,9 @@ def test_a_step_waits_when_later_ones_could_not_train_the_rest_in_time(
 
 
 def test_scores_can_be_settled_before_the_first_step_and_between_steps():
-    """As an evaluation does. Fails when a collector that has not collected yet knows no step."""
+    """An evaluation does this. Fails when a collector needs a first step before it can settle
+    scores.
+    """
     run = Run(Setup(delay=6, alpha=2.0))
     run.collector.settle_scores()
     for _ in range(4):

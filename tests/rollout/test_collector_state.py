@@ -1,4 +1,4 @@
-"""A run that is saved, killed and restored loses nothing, repeats nothing and changes nothing."""
+"""A run that is saved, killed and restored loses, repeats and changes nothing."""
 
 import json
 import math
@@ -31,7 +31,7 @@ from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Tick
 from april_rl.types import Completion, Prompt, SampleId
 
-PROMPTS = [  # a run reads them several times
+PROMPTS = [  # a run reads these several times
     Prompt(id=i, token_ids=(i + 1,) * (1 + i % 3), text=f"{i}?", answer=f"{i}", source=f"{i}")
     for i in range(7)
 ]
@@ -91,7 +91,7 @@ def start(setup: Setup) -> Run:
 
 
 def save(run: Run) -> str:
-    """Return everything of a run as text, with the test's own bookkeeping."""
+    """Return the whole state of a run as text, with the test's own records."""
     assert isinstance(run.prompts, Stream)
     return json.dumps(
         {
@@ -112,7 +112,7 @@ def load(saved: str) -> dict[str, Any]:
 
 
 def restore(saved: str, before: Run, *, trained: int, rejected: int) -> Run:
-    """Return a new run that continues from `saved`, with the bookkeeping of that time."""
+    """Return a new run that continues from `saved`, with the records of that time."""
     state = load(saved)
     run = start(before.setup)
     assert isinstance(run.prompts, Stream)
@@ -129,7 +129,7 @@ def revive(run: Run) -> Run:
 
 
 def check_books(run: Run) -> None:
-    """Compare the ledger with the test's own bookkeeping of every prompt."""
+    """Compare the ledger with the test's own records of every prompt."""
     check_counts(run)
     assert len(run.prompts.taken) == len(set(run.prompts.taken))
     ends = Counter(scored.group.prompt.id for scored in run.trained + run.rejected)
@@ -146,10 +146,10 @@ quick = settings(max_examples=60, deadline=None)
 @given(SETUPS, st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), min_size=1, max_size=4))
 @example(LONG, [(3, 2), (0, 4), (1, 0)])
 def test_a_run_killed_at_any_point_resumes_from_its_last_save_with_nothing_lost(setup, lives):
-    """Invariant 3, across save, kill and restore: each life takes some steps, saves, and is killed
-    at some call of the engines in the next step, or after it. Fails when the parked groups, the
-    ready ones or the final counts are left out of what is saved, when finished samples without a
-    score are not submitted again, or when the sum is not restored.
+    """Invariant 3, through save, kill and restore: each life takes some steps, saves, and is killed
+    at some call of the engines in the next step or after it. Fails when the saved state lacks the
+    parked groups, the ready groups or the final counts, when finished samples without a score are
+    not submitted for scoring again, or when the sum is not restored.
     """
     run = start(setup)
     for steps, calls in lives:
@@ -176,10 +176,10 @@ def test_a_run_killed_at_any_point_resumes_from_its_last_save_with_nothing_lost(
 @example(LONG, 8)
 @example(replace(LONG, num_engines=3, delay=3), 8)
 def test_a_run_restored_before_every_step_equals_the_uninterrupted_one(setup, steps):
-    """The same groups, and the same requests with the same seeds to the same engines in the same
-    order; rewards see the same samples in the same order. Fails when versions, the parts of a
-    sample, scores so far, a group's age, the expected length or the engine a sample was on are not
-    restored, or when what finished at the abort is scored in the order in which it finished.
+    """It has the same groups, and the same requests with the same seeds to the same engines in the
+    same order; rewards see the same samples in the same order. Fails when versions, the parts of a
+    sample, scores so far, a group's age, the expected length or a sample's engine are not restored,
+    or when samples that finished at the abort are scored in the order in which they finished.
     """
     setup = replace(setup, keeps=False, deterministic=True)  # a new engine has kept nothing
     whole, run = start(setup), start(setup)
@@ -201,9 +201,9 @@ def test_a_run_restored_before_every_step_equals_the_uninterrupted_one(setup, st
     assert scored == whole.scorer.collected
 
 
-def test_a_saved_state_is_json_and_saves_the_same_after_a_restore():
-    """Fails when a field is saved and not restored, a failed score's NaN is written as it is, or
-    samples that have their score are scored again.
+def test_a_saved_state_is_json_and_is_the_same_when_saved_after_a_restore():
+    """Fails when a field is saved and not restored, a failed score is written as NaN, or samples
+    that have their score are scored again.
     """
     run = start(replace(LONG, failing=frozenset(range(20)), delay=5, length_of=lognormal(4, 1.2)))
     outcomes = set()
@@ -223,7 +223,9 @@ def test_a_saved_state_is_json_and_saves_the_same_after_a_restore():
 
 
 def test_groups_rejected_while_scores_are_settled_count_in_the_next_step():
-    """Fails when only what a step itself rejects counts, or a restored run forgets the others."""
+    """Fails when only groups that the step itself rejects count, or a restored run forgets the
+    others.
+    """
     setup = Setup(num_groups=2, alpha=3.0, reject_every=2, delay=6, length_of=lognormal(6, 1.0))
     run, between = start(setup), 0
     counted: list[int] = []
@@ -239,7 +241,7 @@ def test_groups_rejected_while_scores_are_settled_count_in_the_next_step():
     assert sum(counted) == len(run.rejected)
 
 
-def test_a_state_saved_when_steps_still_measured_their_length_bias_is_restored():
+def test_a_state_with_the_length_bias_of_older_versions_is_restored():
     """Fails when a run directory of an older version cannot be resumed."""
     setup = Setup(num_groups=2, alpha=3.0, reject_every=2, delay=6, length_of=lognormal(6, 1.0))
     run = start(setup)
@@ -257,7 +259,7 @@ def test_a_state_saved_when_steps_still_measured_their_length_bias_is_restored()
 
 
 def test_a_state_of_another_format_is_refused_by_name():
-    """Fails when the format is not looked at."""
+    """Fails when the format is not checked."""
     run = start(LONG)
     with pytest.raises(RunError, match=r"has format 1, .* reads format 8"):
         run.collector.restore({**run.collector.save(), "format": 1})
@@ -273,7 +275,9 @@ def test_a_state_of_another_format_is_refused_by_name():
     ],
 )
 def test_settings_that_a_saved_run_cannot_resume_with_are_refused(changes, message):
-    """Fails when a sample beyond its budget is gone on with, or a group of another size."""
+    """Fails when the run continues with a sample beyond its budget, or with a group of another
+    size.
+    """
     run = start(replace(LONG, length_of=lambda _: 40, tick_steps=5, alpha=1.5))
     run.step()
     state = run.collector.save()
@@ -282,7 +286,7 @@ def test_settings_that_a_saved_run_cannot_resume_with_are_refused(changes, messa
 
 
 def test_a_run_resumes_with_fewer_engines_than_it_was_saved_with():
-    """Fails when a sample is sent to the engine it was on, which does not exist any more."""
+    """Fails when a sample is sent to its former engine, which does not exist any more."""
     run = start(replace(LONG, num_engines=3))
     run.steps(3)
     saved = save(run)
@@ -296,7 +300,7 @@ def test_a_run_resumes_with_fewer_engines_than_it_was_saved_with():
 
 
 def test_a_saved_state_does_not_change_while_the_run_continues():
-    """Fails when what is saved is the run's own list."""
+    """Fails when the saved state shares a list with the run."""
     run = start(replace(LONG, num_engines=3))
     run.steps(3)
     state = run.collector.save()
@@ -305,8 +309,8 @@ def test_a_saved_state_does_not_change_while_the_run_continues():
     assert state == saved
 
 
-def test_a_state_is_not_saved_in_the_middle_of_a_step():
-    """Fails when in-flight groups are saved as if they were parked."""
+def test_a_state_cannot_be_saved_in_the_middle_of_a_step():
+    """Fails when groups in flight are saved as if they were parked."""
     run = start(LONG)
     run.fakes.calls_left = 2
     with pytest.raises(KilledError):

@@ -1,4 +1,4 @@
-"""Completions that engines return: which count, and for which sample."""
+"""Completions that engines return: which ones count, and for which sample."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ WAITING, RUNNING, PARKED = SampleState.waiting, SampleState.running, SampleState
 
 
 def sent_to(engine: int) -> tuple[Sent, OpenGroup]:
-    """Return a group of two samples that `engine` has."""
+    """Return a group of two samples that were sent to `engine`."""
     sent = Sent(group_size=2)
     group = sent.open(1)
     for index in (0, 1):
@@ -26,8 +26,8 @@ def sent_to(engine: int) -> tuple[Sent, OpenGroup]:
 
 
 def test_a_sample_grows_only_by_completions_of_its_own_engine():
-    """Fails when a completion counts that comes from another engine, of an older version, for
-    another place or a second time, or for a sample that no engine has.
+    """Fails when a completion is accepted that comes from another engine or an older version, for
+    another position or a second time, or for a sample that no engine has.
     """
     sent, group = sent_to(1)
     part = completion(0, start=0, num_tokens=4, version=3)
@@ -48,7 +48,7 @@ def test_a_sample_grows_only_by_completions_of_its_own_engine():
 
 
 def test_a_response_that_ends_without_a_token_is_finished():
-    """Fails when it counts as a request that never had a slot."""
+    """Fails when it counts as a request that never got a slot."""
     sent, group = sent_to(1)
     last = replace(completion(0, start=0, num_tokens=0, version=3), finish_reason="stop")
     assert sent.extend(last, engine=1) == [last]
@@ -88,7 +88,7 @@ def _but_the_first(completion: Completion) -> Completion:
 @pytest.mark.parametrize("num_engines", [1, 2])
 @pytest.mark.parametrize("refill", [True, False])
 def test_a_step_does_not_wait_forever_for_a_sample_that_its_engine_forgot(refill, num_engines):
-    """Nothing else is left to do. Fails when it asks engines forever that have no work."""
+    """Nothing else is left to do. Fails when the step polls idle engines forever."""
     setup = Setup(
         **{"num_groups": 1, "group_size": 1, "alpha": 1.0, "max_staleness": 1},
         **{"refill": refill, "num_engines": num_engines, "delay": 9},

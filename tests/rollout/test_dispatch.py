@@ -1,4 +1,4 @@
-"""Samples are sent to engines: which engine gets them, and when."""
+"""How samples are sent to engines: which engine gets them, and when."""
 
 import math
 from dataclasses import replace
@@ -25,8 +25,9 @@ def ids(prompt_id: int, *indices: int) -> list[SampleId]:
 
 
 def test_a_sent_sample_no_longer_waits_and_adds_its_outstanding_tokens():
-    """Fails when one is sent twice, more than may be started, the response so far is not among the
-    tokens to prefill, or a sample goes to another engine than its sibling though that has room.
+    """Fails when one is sent twice, more are sent than may be started, the response so far is not
+    among the tokens to prefill, or a sample does not go to its sibling's engine although that has
+    room.
     """
     sent = Sent(group_size=4)
     group = sent.open(1)
@@ -42,8 +43,8 @@ def test_a_sent_sample_no_longer_waits_and_adds_its_outstanding_tokens():
 
 
 def test_samples_return_to_their_engines_as_a_step_begins_the_oldest_first():
-    """Fails when an engine gets back more than it has slots, others than the oldest, what returned
-    still waits, or more is sent than may be started.
+    """Fails when an engine gets back more samples than it has slots, or not the oldest ones, when a
+    returned sample still waits, or more are sent than may be started.
     """
     sent = Sent(group_size=4, num_slots=4)  # two slots for each engine
     first = sent.open(1, engines=[0, None, 0, 0])
@@ -57,7 +58,9 @@ def test_samples_return_to_their_engines_as_a_step_begins_the_oldest_first():
 
 
 def test_no_more_samples_return_to_engines_than_may_be_started():
-    """Fails when a younger sample returns to its engine, and an older one may not be started."""
+    """Fails when a younger sample returns to its engine and therefore an older one may not be
+    started.
+    """
     sent = Sent(group_size=4, num_slots=4)
     for group in (sent.open(1, engines=[0, None, 0, 0]), sent.open(2, engines=[1] * 4)):
         sent.dispatch.add(group)
@@ -76,12 +79,12 @@ EVENTS = st.lists(
 
 
 @given(st.integers(1, 4), st.integers(1, 24), EVENTS)
-def test_samples_are_sent_once_each_in_order_and_queue_only_where_no_slot_is_free(
+def test_samples_are_sent_once_in_order_and_queue_only_where_no_slot_is_free(
     num_engines, num_slots, events
 ):
-    """Fails when a sample is sent twice or not at all though there is room, more are sent than may
-    be, one passes another on its engine, an engine gets more than it has room for or something
-    while it is not on offer, or a sample queues while another engine has a free slot.
+    """Fails when a sample is sent twice, or not at all though there is room, when more are sent
+    than may be, when one overtakes another on its engine, when an engine gets more than it has room
+    for or is not available, or when a sample queues while another engine has a free slot.
     """
     sent = Sent(group_size=3, num_engines=num_engines, num_slots=num_slots)
     dispatch, slots = sent.dispatch, sent.dispatch.slots
@@ -113,8 +116,10 @@ def test_samples_are_sent_once_each_in_order_and_queue_only_where_no_slot_is_fre
     assert sorted([*waiting, *(each for samples in assigned for each in samples)]) == added
 
 
-def test_a_sample_queues_where_it_was_before():
-    """Fails when it queues behind the least work like a new one, for its state may be there."""
+def test_a_sample_queues_at_its_former_engine():
+    """Fails when it queues at the engine with the least work like a new one; its former engine may
+    still hold its state.
+    """
     sent = Sent(group_size=2, num_engines=2, num_slots=16)
     fill(sent, 30.0, 10.0)
     sent.dispatch.add(sent.open(1, engines=[None, 0]))
@@ -130,7 +135,7 @@ def fill(sent: Sent, *tokens: float) -> None:
 
 
 def test_new_samples_queue_at_the_engine_with_the_fewest_outstanding_tokens():
-    """Fails when an engine with more to do gets them first, or more than it has room for."""
+    """Fails when an engine with more to do gets them first, or gets more than it has room for."""
     # Eight slots and two queued requests for each engine.
     sent = Sent(group_size=4, num_engines=3, num_slots=24)
     fill(sent, 30.0, 10.0, 20.0)
@@ -144,7 +149,9 @@ def test_new_samples_queue_at_the_engine_with_the_fewest_outstanding_tokens():
 
 
 def test_the_rest_of_a_group_queues_at_the_same_engine_as_its_siblings():
-    """Fails when it goes where the least work is, though their engine has a slot again."""
+    """Fails when the rest goes to the engine with the least work although the siblings' engine has
+    a slot again.
+    """
     # Eight slots and two queued requests for each engine.
     sent = Sent(group_size=4, num_engines=2, num_slots=16)
     fill(sent, 30.0, 10.0)
@@ -159,8 +166,10 @@ def test_the_rest_of_a_group_queues_at_the_same_engine_as_its_siblings():
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
-def test_a_failed_launch_is_the_error_that_the_run_ends_with(number):
-    """Fails when samples that were to be launched after it count as lost, or it loses any."""
+def test_a_run_ends_with_the_error_of_a_failed_launch(number):
+    """Fails when samples that were to be launched later count as lost, or the failed launch loses
+    any.
+    """
     run = Run(Setup(length_of=lognormal(20, 0.5), group_size=2, num_engines=3, alpha=2.0))
     launch, launched = run.fakes.launch, 0
 
@@ -180,8 +189,8 @@ def test_a_failed_launch_is_the_error_that_the_run_ends_with(number):
 
 
 @pytest.mark.parametrize("number", range(1, 9))
-def test_an_unreadable_prompt_is_the_error_that_the_run_ends_with(number):
-    """Fails when samples that were chosen for an engine and not yet launched count as lost."""
+def test_a_run_ends_with_the_error_of_an_unreadable_prompt(number):
+    """Fails when samples that were assigned to an engine and not yet launched count as lost."""
     run = Run(Setup(length_of=lognormal(20, 0.5), group_size=2, num_engines=2))
     take = run.prompts.take
 
@@ -198,8 +207,8 @@ def test_an_unreadable_prompt_is_the_error_that_the_run_ends_with(number):
 
 
 def test_outstanding_tokens_return_to_zero_when_samples_end():
-    """Fails when what an engine has to compute for samples that returned to it is not counted, or
-    what comes back is taken off another engine.
+    """Fails when tokens are not counted for samples that returned to their engine, or are
+    subtracted from another engine.
     """
     sent = Sent(group_size=2, num_slots=4)
     group = sent.open(1, engines=[1, 0])
@@ -217,7 +226,9 @@ def test_outstanding_tokens_return_to_zero_when_samples_end():
 
 
 def test_an_engine_gets_the_samples_of_the_oldest_prompts_first():
-    """Fails when an older sample that joins those that returned to their engine comes later."""
+    """Fails when samples that returned to their engine go before an older sample that
+    joins them.
+    """
     sent = Sent(group_size=2, num_engines=1, num_slots=8)
     for prompt_id, engines in ((3, [None, 0]), (4, [None, None]), (5, [0, 0])):
         sent.dispatch.add(sent.open(prompt_id, engines=engines))
@@ -234,8 +245,8 @@ def test_an_engine_gets_the_samples_of_the_oldest_prompts_first():
     ("num_engines", "tick_s", "gather_s"), [(63, 1.6, 0.0), (64, 0.8, 0.2), (64, 600.0, 0.25)]
 )
 def test_many_engines_are_waited_for_together(num_engines, tick_s, gather_s):
-    """Fails when few engines wait for company, or many are asked one by one, or for longer than
-    engines that have another tick can do without.
+    """Fails when it waits for few engines together, or for many one by one, or longer than engines
+    can compute on with their queued tick.
     """
     asked: list[float] = []
 
@@ -254,7 +265,7 @@ def test_many_engines_are_waited_for_together(num_engines, tick_s, gather_s):
 
 
 def test_an_error_while_parked_samples_are_resumed_parks_them_again(monkeypatch):
-    """Fails when a step resumes them before it is ready to give them back."""
+    """Fails when a step resumes them before it can return them."""
     run = Run(Setup())
     run.step()
     parked = run.buffer.counts()[GroupState.parked]

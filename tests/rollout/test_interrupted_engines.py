@@ -1,4 +1,4 @@
-"""The collector when an engine in its own process is interrupted within a tick."""
+"""The collector when an engine in its own process is interrupted during a tick."""
 
 import pytest
 from fake_engine import FakeEngine
@@ -9,8 +9,8 @@ INTERRUPTED_STEPS = range(1, 25)
 
 @pytest.mark.parametrize("number", INTERRUPTED_STEPS)
 def test_samples_that_finished_in_an_interrupted_tick_are_not_lost(number):
-    """Fails when samples that finished in a tick before Ctrl-C are not given back because another
-    tick is under way.
+    """Fails when samples that finished in a tick before Ctrl-C are not returned because another
+    tick is in progress.
     """
     run = Run(Setup(computes_on=False))
     [engine] = run.fakes.each

@@ -1,12 +1,12 @@
-"""Unfinished and untrained samples are written in full, whatever ended the run."""
+"""Unfinished and untrained samples are written in full, no matter how the run ended."""
 
 import json
 
 from rollout_runs import Run, Setup, lognormal
 
 
-def test_every_token_that_was_generated_and_not_trained_is_in_the_lines():
-    """Fails when ready groups, parked ones, or those of a failed update are left out."""
+def test_every_token_that_was_generated_and_not_trained_is_written():
+    """Fails when ready groups, parked groups, or the groups of a failed update are left out."""
     run = Run(Setup(alpha=3.0, length_of=lognormal(8, 0.9), tick_steps=9))
     under_way = run.step().groups
     while not 0 < run.buffer.num_ready < run.buffer.num_live:

@@ -1,4 +1,4 @@
-"""Lengths of trained responses against the lengths of all opened ones."""
+"""Compare the lengths of trained responses with the lengths of all opened ones."""
 
 import math
 from collections.abc import Sequence
@@ -17,12 +17,14 @@ from april_rl.types import SampleId
 
 BUDGET = 60
 SEEDS, STEPS = range(12), 36
-STEADY_FROM = 12  # two full cycles of the cap, which is five versions
+STEADY_FROM = 12  # two full cycles of the staleness cap, which is five versions
 ALPHAS = [1.0, 1.5, 3.0]
 
 
 def lognormal_of(seed: int) -> LengthDistribution:
-    """Return lengths drawn for each sample by itself: median 6, long tail, at most the budget."""
+    """Return lengths drawn for each sample independently: median 6, long tail, at most
+    the budget.
+    """
 
     @cache
     def length_of(sample_id: SampleId) -> int:
@@ -70,8 +72,8 @@ def flat(rows: Sequence[Sequence[int]]) -> list[int]:
 
 
 def largest_difference(some: Sequence[int], others: Sequence[int]) -> float:
-    """Return the largest difference of the two cumulative distributions: the statistic of
-    Kolmogorov and Smirnov.
+    """Return the largest difference between the two cumulative distributions: the
+    Kolmogorov-Smirnov statistic.
     """
     grid = np.arange(BUDGET + 1)
     shares = [np.searchsorted(np.sort(x), grid, side="right") / len(x) for x in (some, others)]
@@ -79,7 +81,7 @@ def largest_difference(some: Sequence[int], others: Sequence[int]) -> float:
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_in_steady_state_the_trained_lengths_are_distributed_as_the_opened_ones(alpha):
+def test_in_steady_state_trained_lengths_have_the_distribution_of_opened_ones(alpha):
     """Steps 13 to 36 of twelve seeds: 9,216 trained samples against all that these steps opened.
 
     Largest difference of the two distributions (tolerated: 0.02) and ratio of their means (3 %):
@@ -95,9 +97,9 @@ def test_in_steady_state_the_trained_lengths_are_distributed_as_the_opened_ones(
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_no_group_is_passed_over_forever(alpha):
-    """After 36 steps, none that is alive is older than the cap allows in the next one. Fails when
-    the newest ready groups are trained first: the others stay forever.
+def test_no_group_is_left_behind_forever(alpha):
+    """After 36 steps, no live group is older than the cap allows in the next step. Fails when the
+    newest ready groups are trained first: the others would stay forever.
     """
     for each in trials(alpha):
         oldest = [sample.oldest_version for sample in each.run.alive]
@@ -133,7 +135,7 @@ def test_the_first_steps_train_short_responses_and_the_bias_fades(alpha):
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_a_run_that_drains_trains_every_length_it_opened_and_what_is_left_otherwise_is_long(alpha):
+def test_a_drained_run_trains_every_opened_length_and_otherwise_long_ones_are_left(alpha):
     """Exactly the opened lengths, in number and value. Fails when a drain still opens prompts."""
     each = trial(99, alpha)
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""Which engine a sample goes to, which versions groups have, and Python's search for cycles."""
+"""Which engine a sample goes to, which versions groups have, and when Python collects garbage."""
 
 import gc
 from collections import Counter
@@ -58,8 +58,8 @@ EVENTS = st.lists(
 
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 3), EVENTS)
 def test_the_chosen_engine_equals_an_exhaustive_search(num_engines, num_slots, queue_size, events):
-    """Fails when an engine that was withdrawn is chosen, one that is offered again stays unknown, a
-    sample that comes back leaves the old load, or a queue comes before a free slot.
+    """Fails when a withdrawn engine is chosen, an engine that is offered again stays unknown, a
+    sample that comes back leaves its old load, or a queue is preferred to a free slot.
     """
     slots = Slots(num_engines=num_engines, num_slots=num_slots, queue_size=queue_size)
     plain = PlainSlots(slots, num_engines=num_engines, queue_size=queue_size)
@@ -91,8 +91,8 @@ def test_the_chosen_engine_equals_an_exhaustive_search(num_engines, num_slots, q
 
 @pytest.mark.parametrize("reject_every", [0, 3])
 def test_the_counts_of_versions_match_the_groups(reject_every):
-    """Fails when a group that becomes ready, is rejected, trained or restored stays counted, or one
-    that gets its first token does not move, or versions of the past are kept.
+    """Fails when a group still counts after it becomes ready or is rejected, trained or restored,
+    when one does not move at its first token, or when past versions are kept.
     """
     setup = Setup(alpha=2.5, length_of=lognormal(30, 0.9), budget=200, reject_every=reject_every)
     run = Run(setup)
@@ -125,8 +125,8 @@ def _restore(run: Run) -> Run:
     return again
 
 
-def test_garbage_collection_runs_again_after_a_step_even_a_failed_one():
-    """Fails when a step leaves it off, or turns on what the user has turned off."""
+def test_garbage_collection_is_on_again_after_a_step_even_a_failed_one():
+    """Fails when a step leaves it off, or turns it on after the user has turned it off."""
     run = Run(Setup(length_of=constant(5)))
     inside = []
     run.fakes.each[0].on_step = lambda *_: inside.append(gc.isenabled())
@@ -147,10 +147,10 @@ def test_garbage_collection_runs_again_after_a_step_even_a_failed_one():
         gc.enable()
 
 
-def test_garbage_of_a_rollout_is_not_searched_at_once():
-    """Fails when the first object made after a step has Python look at all that the step made."""
+def test_garbage_of_a_rollout_is_not_collected_at_once():
+    """Fails when the first object made after a step makes Python search all objects of the step."""
     assert gc.isenabled()
-    gc.collect()  # so that the next collection looks at the youngest objects only
+    gc.collect()  # so that the next collection only searches the youngest objects
     with garbage_collection_paused():
         made = [[number] for number in range(2000)]
     old = {id(each) for each in gc.get_objects(generation=2)}

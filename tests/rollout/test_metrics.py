@@ -1,4 +1,4 @@
-"""Metric values: each kind has its reduction, and means are weighted by counts."""
+"""Metric values: each kind has its reduction, and means are weighted by their counts."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_plain_numbers_are_means_of_one_value_and_keys_keep_their_order():
     assert len(metrics) == 2
 
 
-def test_a_key_of_one_part_is_kept_and_the_mean_of_nothing_is_not_a_number():
+def test_a_key_in_only_one_part_is_kept_and_an_empty_mean_is_nan():
     merged = merge([Metrics({"a/x": 1.0}), Metrics({"a/y": Mean(0.0, 0.0)})]).read()
     assert merged["a/x"] == 1.0
     assert math.isnan(merged["a/y"])

@@ -12,7 +12,7 @@ from april_rl.types import Completion, Group, Observation, SampleId, Score
 
 
 def grown(group: OpenGroup, *completions: Completion) -> OpenGroup:
-    """Extend samples as if engine 0 had computed these."""
+    """Extend samples as if engine 0 had computed these tokens."""
     for each in completions:
         index = each.sample_id.index
         if group.states[index] is SampleState.parked:
@@ -23,8 +23,8 @@ def grown(group: OpenGroup, *completions: Completion) -> OpenGroup:
 
 
 def open_group(buffer: Buffer, *num_tokens: int | None) -> OpenGroup:
-    """Return a group for prompt 1 of two tokens; unfinished samples have so many tokens,
-    finished ones no more.
+    """Return a group for prompt 1 of two tokens; unfinished samples have this many tokens, finished
+    ones at most as many.
     """
     group = buffer.open(PROMPT)
     for index, count in enumerate(num_tokens):
@@ -37,7 +37,7 @@ def open_group(buffer: Buffer, *num_tokens: int | None) -> OpenGroup:
 
 
 def save_and_restore(group: OpenGroup) -> OpenGroup:
-    """Return the group after it was written as JSON and read back."""
+    """Return the group after writing it as JSON and reading it back."""
     state = save_open_group(group)
     return restore_open_group(state, num_engines=1)
 
@@ -58,7 +58,7 @@ MOVES = {
 
 @pytest.mark.parametrize("now", SampleState)
 @pytest.mark.parametrize("to", SampleState)
-def test_a_sample_moves_only_where_it_may(now, to):
+def test_a_sample_makes_only_legal_moves(now, to):
     """Fails when a finished sample is sent again, or an unfinished one is scored."""
     group = OpenGroup(PROMPT, 1)
     group.states[0] = now
@@ -71,10 +71,8 @@ def test_a_sample_moves_only_where_it_may(now, to):
     assert group.states == [now]
 
 
-def test_a_group_is_scored_when_every_sample_has_a_score_and_none_before():
-    """Fails when a score that comes twice counts twice, or rewards are in the order of their
-    arrival.
-    """
+def test_a_group_is_scored_when_every_sample_has_a_score_and_not_before():
+    """Fails when a repeated score counts twice, or rewards are in the order of their arrival."""
     group = open_group(Buffer(3), None, None, None)
     scores = [Score(SampleId(1, i), float(i), "scored") for i in range(3)]
     for index in (2, 2, 1):
@@ -88,7 +86,7 @@ def test_a_group_is_scored_when_every_sample_has_a_score_and_none_before():
 
 
 def test_a_group_with_failed_scores_has_the_first_failure_and_no_rewards():
-    """Fails when a failed score is forgotten, or taken for a reward."""
+    """Fails when a failed score is forgotten or treated as a reward."""
     group = open_group(Buffer(2), None, None)
     for index in (1, 0):
         group.add_score(Score(SampleId(1, index), None, "timeout", str(index)))
@@ -98,8 +96,8 @@ def test_a_group_with_failed_scores_has_the_first_failure_and_no_rewards():
         group.to_scored()
 
 
-def test_a_turn_that_the_engine_failed_is_not_answered():
-    """Fails when the environment is asked about a turn that is none, or its fault is forgotten."""
+def test_a_turn_that_the_engine_failed_gets_no_reply():
+    """Fails when the environment gets an invalid turn, or the engine's failure is forgotten."""
     group = OpenGroup(replace(PROMPT, has_environment=True), 1)
     group.observe(0, Observation(()), unfinished=SampleState.waiting)
     group.assign(0, engine=0, expected_tokens=1.0)
@@ -121,8 +119,8 @@ def test_the_open_tokens_are_the_tokens_of_open_groups():
 
 
 def test_fresh_samples_are_the_shortest_ones_with_tokens_of_this_version():
-    """The first of equal ones wins. Fails when a sample without tokens or of an earlier version is
-    taken, or the version of a sample's first part stands for its last.
+    """Among equal ones, the first is taken. Fails when a sample without tokens or with an earlier
+    version is taken, or the version of a sample's first part counts as that of its last.
     """
     buffer = Buffer(6)
     group = buffer.open(PROMPT)
@@ -135,7 +133,7 @@ def test_fresh_samples_are_the_shortest_ones_with_tokens_of_this_version():
     assert [s.index for s in buffer.fresh_samples(4, limit=9)] == [1]
 
 
-def test_fresh_samples_are_put_in_order_by_prompt_and_response():
+def test_fresh_samples_are_ordered_by_the_length_of_prompt_and_response():
     """Fails when a longer prompt does not count, or a sample is taken from another group."""
     buffer = Buffer(2)
     for prompt_id, num_tokens in ((1, 9), (2, 1)):
@@ -147,8 +145,8 @@ def test_fresh_samples_are_put_in_order_by_prompt_and_response():
     assert [sample.id for sample in fresh] == [(2, 0), (2, 1), (1, 0)]
 
 
-def test_a_group_that_failed_is_restored_as_failed():
-    """Fails when a sample without value is read back as one with a value."""
+def test_a_failed_group_is_restored_as_failed():
+    """Fails when a sample without a value is restored with one."""
     group = open_group(Buffer(2), None, None)
     failed = Score(SampleId(1, 1), None, "crash", "died")
     group.add_score(failed)
@@ -157,8 +155,8 @@ def test_a_group_that_failed_is_restored_as_failed():
     assert again.indices(SampleState.scored) == [1]
 
 
-def test_a_response_that_the_engine_failed_has_no_reward_also_when_it_is_restored():
-    """Fails when the reward of what the engine gave counts, or the reason is lost by a restart."""
+def test_a_response_that_the_engine_failed_has_no_reward_even_after_a_restore():
+    """Fails when the reward of an incomplete response counts, or a restart loses the reason."""
     buffer = Buffer(2)
     group = buffer.open(PROMPT)
     group.move_all(SampleState.waiting, to=SampleState.running)

@@ -1,4 +1,4 @@
-"""Slots, fake engines and the metrics of a step, each by itself."""
+"""Slots, fake engines and the metrics of a step, each tested on its own."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from april_rl.types import SampleId
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(0, 3))
-def test_slots_are_shared_out_evenly_and_in_full(num_slots, num_engines, queue_size):
+def test_slots_are_divided_evenly_and_completely(num_slots, num_engines, queue_size):
     """Fails when the share of an engine is rounded, or one without slots is chosen."""
     slots = Slots(num_engines=num_engines, num_slots=num_slots, queue_size=queue_size)
     shares = [slots.slots(engine) for engine in range(num_engines)]
@@ -31,7 +31,7 @@ def test_slots_are_shared_out_evenly_and_in_full(num_slots, num_engines, queue_s
 
 def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
     """Fails when a sample queues behind its siblings although another engine has a free slot, or
-    siblings are kept together beyond the room of their engine.
+    siblings stay together on an engine without room.
     """
     slots = Slots(num_engines=2, num_slots=4, queue_size=1)
     assert slots.choose(last_engine=None, siblings=None) == 0
@@ -54,7 +54,9 @@ def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
 
 @pytest.mark.parametrize("turns", [0, 3])
 def test_step_statistics_match_the_work_of_the_engines(turns):
-    """Fails when tokens of the abort, finished samples, resumed or truncated ones are left out."""
+    """Fails when tokens of the abort, finished samples, or resumed or truncated samples are left
+    out.
+    """
     run = Run(
         Setup(
             num_groups=2,
@@ -83,8 +85,10 @@ def test_step_statistics_match_the_work_of_the_engines(turns):
         assert 0 <= read["rollout/occupancy"] <= 1
 
 
-def test_the_expected_length_is_the_running_mean_of_all_responses_that_finished():
-    """Fails when those that an abort brings are left out, or only the last part of one counts."""
+def test_the_expected_length_is_the_running_mean_of_all_finished_responses():
+    """Fails when responses from an abort are left out, or only the last part of a
+    response counts.
+    """
     run, expected, in_abort = Run(Setup(alpha=2.5, num_engines=2, tick_steps=9)), 1.0, 0
     for _ in range(4):
         step = run.step().record
@@ -97,10 +101,10 @@ def test_the_expected_length_is_the_running_mean_of_all_responses_that_finished(
 
 
 def test_occupancy_is_slot_time_over_the_time_of_the_rollout():
-    """Two engines with 8 slots each: one full for 6 s and half full, in slow steps, for 4 s; the
-    other full for 2 s and then out of work; then both wait 10 s for scores. 6·8 + 4·4 + 2·8 = 80 of
-    16·20 slot-seconds. Fails when engine steps are weighted alike however long they took, or the
-    time in which one engine or all of them had nothing to do is left out (0.5).
+    """Two engines with 8 slots each: one is full for 6 s and half full, in slow steps, for 4 s; the
+    other is full for 2 s and then out of work; then both wait 10 s for scores. 6·8 + 4·4 + 2·8 = 80
+    of 16·20 slot-seconds. Fails when all engine steps have the same weight regardless of their
+    duration, or the time in which one engine or all engines had nothing to do is left out (0.5).
     """
     step = record(num_slots=16)
     step.ticks = [
@@ -116,11 +120,11 @@ def test_occupancy_is_slot_time_over_the_time_of_the_rollout():
 
 
 def test_slots_that_are_empty_while_samples_act_are_a_share_of_all_slots():
-    """Four slots, all full for 2 s. Then two samples act, and one that waits in the queue takes a
-    slot at once: one is empty for 3 s. At 5 s, one continues and the other still acts: all are full
-    until two samples finish at 8 s: one slot is empty because of the other until 10 s, the second
-    because nothing is left. 1·3 + 1·2 = 5 of 40 slot-seconds. Fails when queued requests, finished
-    samples or the ends of the step count wrongly.
+    """Four slots, all full for 2 s. Then two samples act, and a sample from the queue takes one
+    slot at once: one slot is empty for 3 s. At 5 s one sample continues while the other still acts:
+    all slots are full until two samples finish at 8 s. Until 10 s, one slot is empty because of the
+    other sample, the second because nothing is left. 1·3 + 1·2 = 5 of 40 slot-seconds. Fails when
+    queued requests, finished samples or the ends of the step count wrongly.
     """
     step = record(num_slots=4)
     ids = [SampleId(0, index) for index in range(5)]
@@ -150,5 +154,5 @@ def test_slots_that_are_empty_while_samples_act_are_a_share_of_all_slots():
 
 
 def test_a_step_without_engine_work_has_no_requests_in_flight():
-    """Fails when a step that only takes ready groups, in no time, divides by it."""
+    """Fails with a division by zero when a step only takes ready groups and needs no time."""
     assert record(num_slots=4).in_flight_mean == 0.0

@@ -19,8 +19,8 @@ PARTS = (
 
 
 def test_completions_arrive_as_they_were_sent():
-    """Fails when a token or a bit of a log-probability is lost or another sample's, or the reason
-    of an end is another.
+    """Fails when a token or a bit of a log-probability is lost or goes to another sample, or the
+    finish reason changes.
     """
     exact = replace(PARTS[0], logprobs=array("d", [-0.1, -1e-300, 0.0, -math.inf, -2 / 3]))
     truncated = replace(SHORT, finish_reason="length")

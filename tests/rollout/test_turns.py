@@ -1,4 +1,4 @@
-"""Samples whose environment answers: turns in a step, and what a step starts."""
+"""Samples with an environment: turns in a step, and what a step starts."""
 
 from dataclasses import replace
 
@@ -31,8 +31,8 @@ def take_turn(sent: Sent, group: OpenGroup, turn: Completion) -> None:
     sent.dispatch.take_back(group, turn)
 
 
-def test_a_reply_counts_once_and_for_the_turn_it_answers():
-    """Fails when one counts that comes a second time, or answers an earlier turn."""
+def test_a_reply_counts_once_and_only_for_its_own_turn():
+    """Fails when a reply is accepted that comes a second time or belongs to an earlier turn."""
     sent = Sent(group_size=1)
     group = begin(sent)
     take_turn(sent, group, TURN)
@@ -45,9 +45,9 @@ def test_a_reply_counts_once_and_for_the_turn_it_answers():
     assert (group.ends, group.lengths) == ([8], [5])
 
 
-def test_a_new_context_is_all_that_the_engine_reads():
-    """Fails when a request holds tokens of an earlier context, or does not start at the end of the
-    sample.
+def test_the_engine_reads_only_the_new_context():
+    """Fails when a request contains tokens of an earlier context, or does not start at the end of
+    the sample.
     """
     sent = Sent(group_size=1)
     group = begin(sent)
@@ -60,8 +60,8 @@ def test_a_new_context_is_all_that_the_engine_reads():
 
 
 def test_a_request_counts_the_tokens_of_its_context_whose_experts_are_known():
-    """Fails when a token's experts would be reported twice or never, or an earlier context's
-    count.
+    """Fails when a token's experts would be reported twice or never, or tokens of an earlier
+    context count.
     """
     sent = Sent(group_size=1)
     group = begin(sent)
@@ -80,7 +80,9 @@ def test_a_request_counts_the_tokens_of_its_context_whose_experts_are_known():
 
 
 def test_a_turn_has_its_own_limit_within_the_budget():
-    """Fails when a limit counts other turns, or what an aborted request sampled is forgotten."""
+    """Fails when a limit counts other turns, or tokens that an aborted request sampled are
+    forgotten.
+    """
     sent = Sent(group_size=1)
     group = begin(sent)
     take_turn(sent, group, TURN)
@@ -99,7 +101,9 @@ def test_a_turn_has_its_own_limit_within_the_budget():
 
 
 def test_another_turn_is_not_a_resumed_sample_and_the_length_of_a_turn_is_learned():
-    """Fails when its context counts as prefilled again, or lengths learn contexts."""
+    """Fails when its context counts as prefilled again, or the expected length includes
+    contexts.
+    """
     sent = Sent(group_size=1)
     group = begin(sent)
     take_turn(sent, group, TURN)
@@ -116,7 +120,7 @@ def test_another_turn_is_not_a_resumed_sample_and_the_length_of_a_turn_is_learne
 
 
 def test_a_synchronous_step_starts_its_own_samples_in_any_turn():
-    """Fails when another turn counts as another sample: then other prompts are opened for it."""
+    """Fails when another turn counts as another sample, so that other prompts are opened."""
     setup = Setup(
         num_groups=4, group_size=2, alpha=1.0, refill=False, turns=3, length_of=constant(2)
     )
@@ -127,8 +131,8 @@ def test_a_synchronous_step_starts_its_own_samples_in_any_turn():
         assert run.alive == []
 
 
-def test_samples_that_begin_count_as_waiting_for_an_engine():
-    """Fails when prompts are opened without end while their environments begin."""
+def test_samples_of_starting_environments_count_as_waiting_for_an_engine():
+    """Fails when prompts are opened without end while their environments start."""
     buffer = Buffer(2)
     buffer.open(ASKED)
     buffer.open(replace(PROMPT, id=2))

@@ -45,7 +45,7 @@ def test_a_completion_that_does_not_fit_is_refused(wrong):
         Sample(prompt=PROMPT, index=0).with_span(wrong)
 
 
-def test_a_finished_sample_takes_no_more():
+def test_a_finished_sample_cannot_be_extended():
     finished = Sample(prompt=PROMPT, index=0).with_span(PART).with_span(END)
     with pytest.raises(AssertionError, match="is finished"):
         finished.with_span(replace(PART, start=3))
@@ -57,7 +57,7 @@ def test_a_token_without_its_logprob_is_an_error():
 
 
 def random_completion(count: int) -> Completion:
-    """Return a completion as an engine gives it, with the largest possible vocabulary."""
+    """Return a completion as an engine makes it, with the largest possible vocabulary."""
     random = Random(count)
     return replace(
         PART,
@@ -70,8 +70,8 @@ def held_bytes(completion: Completion) -> int:
     return sys.getsizeof(completion.token_ids) + sys.getsizeof(completion.logprobs)
 
 
-def test_a_completion_takes_thirteen_bytes_a_token_where_it_is_held_and_on_the_wire():
-    """Fails when tokens or log-probabilities are Python's numbers at either end."""
+def test_a_completion_takes_thirteen_bytes_per_token_in_memory_and_when_sent():
+    """Fails when tokens or log-probabilities are Python numbers at either end."""
     count = 2_700
     sent = pickle.dumps(random_completion(count), protocol=5)
     received = pickle.loads(sent)
@@ -80,9 +80,9 @@ def test_a_completion_takes_thirteen_bytes_a_token_where_it_is_held_and_on_the_w
     assert held_bytes(received) <= 13 * count
 
 
-def test_a_saved_sample_comes_back_to_the_last_bit_and_as_small(tmp_path):
-    """Through files. Fails when a log-probability is rounded, or what is restored is larger than
-    what engines give.
+def test_a_saved_sample_is_restored_bit_by_bit_and_as_small(tmp_path):
+    """Written to files and read back. Fails when a log-probability is rounded, or the restored
+    sample is larger than the engine's.
     """
     logprobs = array("d", (-1 / 3, -5e-324, -1.7976931348623157e308, -0.0, -0.1))
     first = replace(PART, token_ids=array("i", (0, 1, 2, 3, 2**31 - 1)), logprobs=logprobs)
@@ -110,7 +110,7 @@ def test_a_group_is_complete_when_all_its_samples_are_finished():
         ((0.0, 1.0), True),
         ((1.0, 1.0), False),
         ((0.5,), False),
-        ((0.1 + 0.2, 0.3, 0.3), False),  # sums of weighted rewards differ by their order
+        ((0.1 + 0.2, 0.3, 0.3), False),  # sums of weighted rewards depend on the order of the terms
         ((0.1 + 0.2 - 0.3, 0.0), False),
         ((float(np.float32(0.3)), 0.3), False),
         ((1000.0, 1000.0005), False),
@@ -120,7 +120,7 @@ def test_a_group_is_complete_when_all_its_samples_are_finished():
     ],
 )
 def test_a_group_has_signal_when_its_rewards_differ_by_more_than_rounding(rewards, has_signal):
-    """By one rule for dynamic sampling and advantages. Fails when one compares to the last bit."""
+    """Dynamic sampling and advantages use one rule. Fails when one of them compares bit by bit."""
     group = Group(prompt=PROMPT, samples=())
     assert ScoredGroup(group=group, rewards=rewards).has_signal == has_signal
     for advantages in (grpo, dr_grpo, rloo):

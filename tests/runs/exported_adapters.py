@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def check_merged(exported: Path, start: Mapping[str, Tensor], *, scaling: float) -> None:
-    """Check that the folder's weights are those of `start` plus its adapters, which are trained, of
-    every matrix of two layers.
+    """Check that the folder's weights are `start` plus its trained adapters, for every matrix of
+    two layers.
     """
     adapters = load_file(exported / "adapter" / "adapter_model.safetensors")
     merged = load_file(exported / "model.safetensors")

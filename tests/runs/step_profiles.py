@@ -9,7 +9,9 @@ PHASE_OF = {"advance": "rollout", "update": "update", "sync_weights": "weight sy
 
 
 def check_profile(path: Path, *, workers: set[str]) -> None:
-    """Check that every worker's calls lie in their phase of the controller, with operators."""
+    """Check that every worker's calls, with their operators, lie in the matching phase of the
+    controller.
+    """
     with gzip.open(path) as file:
         events = json.load(file)["traceEvents"]
     named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}

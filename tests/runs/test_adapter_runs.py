@@ -1,4 +1,6 @@
-"""Runs with adapters through the command: sent alone, or merged into the whole weights."""
+"""Runs with adapters through the command: adapters sent on their own, or merged into the whole
+weights.
+"""
 
 from pathlib import Path
 
@@ -13,7 +15,7 @@ SYNCS = ("adapter", "merged")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
-    """Return the directories of two runs in float32 that differ in what a sync sends."""
+    """Return the directories of two float32 runs that differ in what a sync sends."""
     task = write_task(tmp_path_factory.mktemp("task"))
     own = ("lora.rank=8", "rollout.resume=keep", "rollout.max_staleness=2", "deterministic=true")
     programs = [command(task, task / sync, *own, f"lora.sync={sync}") for sync in SYNCS]
@@ -23,12 +25,12 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
 
 def test_engine_and_learner_agree_for_each_form_of_sync(runs):
-    """Kept samples continue. Fails when an engine samples with an older adapter, or with none."""
+    """Kept samples continue. Fails when an engine samples with an older adapter or without one."""
     for run_dir in runs.values():
         rows = steps_of(run_dir)
         assert len(rows) == 4
         assert sum(row["rollout/resumed_samples"] for row in rows) > 0
-        # Measured in a step that has only tokens of its own version.
+        # Measured in a step in which all tokens are of its own version.
         key = "mismatch/logprob_abs_mean"
         mismatches = [row[key] for row in rows if key in row]
         assert len(mismatches) > 1

@@ -1,4 +1,4 @@
-"""Bad input ends a run in one message with the key, exit status 1 and no traceback."""
+"""Bad input ends a run with one message that names the key, exit status 1 and no traceback."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ def task(tmp_path_factory) -> Path:
 
 
 def refused_by_the_program(task: Path | None, cwd: Path, *overrides: str) -> str:
-    """The same, as a person sees it."""
+    """Return the message of the real program, as a person sees it."""
     done = run(command(task, cwd / "run", *overrides), cwd)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
@@ -73,7 +73,7 @@ def test_a_setting_that_cannot_work_is_named(task, tmp_path, override, said):
 
 
 def test_a_step_of_more_groups_than_prompts_says_so(task, tmp_path, capsys):
-    """Sixty prompts. Fails when prompts come several times into one batch without a word."""
+    """There are sixty prompts. Fails when prompts silently come several times into one batch."""
     for num_groups in (60, 61):
         refusal(
             task,
@@ -87,7 +87,9 @@ def test_a_step_of_more_groups_than_prompts_says_so(task, tmp_path, capsys):
 
 
 def test_workers_get_the_model_folder_as_an_absolute_path(task, tmp_path, monkeypatch):
-    """Workers of a cluster start in another directory, where a relative path would be a hub id."""
+    """Workers of a cluster start in another directory, where a relative path would look like a hub
+    id.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     write(tmp_path / "model" / "config.json", {"model_type": "mamba"})
@@ -125,7 +127,7 @@ def test_a_row_without_the_mapped_column_is_named(task, tmp_path):
 
 @pytest.mark.soak
 def test_too_little_memory_for_the_kv_cache_names_the_setting(task, tmp_path):
-    """The engine's own check, in the worker's process."""
+    """The engine checks this itself, in the worker's process."""
     assert "engine.kv_cache_gib" in refused_by_the_program(
         task, tmp_path, "engine.kv_cache_gib=100000"
     )
@@ -136,7 +138,7 @@ def test_a_run_directory_that_cannot_be_written_is_named(task, tmp_path):
     assert message.startswith("hydra.run.dir=/dev/null/run cannot be written")
 
 
-def test_the_recipe_for_gpus_says_everything_that_is_missing_at_once(tmp_path):
+def test_the_recipe_for_gpus_lists_everything_that_is_missing_at_once(tmp_path):
     message = refusal(None, tmp_path, "+recipe=qwen3_4b_dapo")
     for missing in ("GPUs: runtime.num_workers=8", "model: model.path=Qwen"):
         assert missing in message

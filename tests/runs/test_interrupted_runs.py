@@ -1,5 +1,5 @@
-"""Runs that are disturbed from outside during their steps: their reaction, the time until they
-end, their message, and that no process is left.
+"""Runs that are interrupted from outside: what they do, how long they take to end, their message,
+and that no process is left.
 """
 
 import json
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
 
 class EndlessRun(NamedTuple):
-    """A run in a process group of its own."""
+    """A run in its own process group."""
 
     process: subprocess.Popen[str]
     run_dir: Path
@@ -45,7 +45,7 @@ class EndlessRun(NamedTuple):
 
     def worker(self) -> psutil.Process:
         for process in self.descendants():
-            with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
+            with suppress(psutil.NoSuchProcess):  # the process has ended in the meantime
                 if "ray::Worker" in "".join(process.cmdline()):
                     return process
         raise LookupError("the run has no worker")
@@ -61,7 +61,7 @@ class EndlessRun(NamedTuple):
             time.sleep(0.05)
 
     def end_by_killing_the_worker(self, sent: signal.Signals, *, what: str) -> float:
-        """Send the signal `sent` to the worker, and check the run's message and leftovers;
+        """Send the signal `sent` to the worker, check the run's message and that nothing is left;
         return the seconds it took.
         """
         children, worker = self.descendants(), self.worker()
@@ -82,7 +82,7 @@ class EndlessRun(NamedTuple):
 
 @contextmanager
 def endless_run(task: Path, run_dir: Path, *overrides: str) -> Iterator[EndlessRun]:
-    """Start a run, which is killed at the end if it is still running."""
+    """Start a run and kill it at the end if it is still running."""
     endless = ("trainer.num_steps=100000", "evaluation.every=100000", "tracking.wandb=offline")
     output = run_dir.with_suffix(".out")
     with (
@@ -110,9 +110,9 @@ def task(tmp_path_factory) -> Path:
 
 
 def test_a_lost_worker_restarts_the_run_and_ctrl_c_saves_it_and_leaves_no_process(task):
-    """SIGINT to the whole foreground group, as a terminal sends it, while steps are running. Fails
-    when the restart loses a step or a prompt, or makes one twice; when what was generated is not in
-    a checkpoint, or the reward counts from 0 after the restart. The run trains with CISPO and GDPO.
+    """SIGINT goes to the whole foreground group while steps run, as from a terminal. Fails when the
+    restart loses or repeats a step or a prompt, when a generated token is not in a checkpoint, or
+    when the reward counts from 0 after the restart. The run trains with CISPO and GDPO.
     """
     even = "even: {function: reward_functions:even_length}"
     short = "short: {function: length, weight: 0.5, args: {start_tokens: 0, end_tokens: 96}}"
@@ -138,7 +138,7 @@ def test_a_lost_worker_restarts_the_run_and_ctrl_c_saves_it_and_leaves_no_proces
         run.process.communicate(timeout=115)
         took_s = time.monotonic() - started
     wait_until(lambda: not any(is_running(child.pid) for child in children))
-    assert took_s < 110, "checkpoint.stop_deadline_s is 120, a tiny run needs some seconds"
+    assert took_s < 110, "checkpoint.stop_deadline_s is 120; a tiny run needs some seconds"
     assert run.process.returncode == 130
     assert checkpoint.main(["verify", str(run.run_dir)]) == 0
     leftover = (run.run_dir / "samples" / "leftover.jsonl").read_text()
@@ -149,14 +149,17 @@ def test_a_lost_worker_restarts_the_run_and_ctrl_c_saves_it_and_leaves_no_proces
     assert "restart 1 of runtime.max_restarts=3" in run.output.read_text()
     check_ledger(run.rows())
     trained = groups_of(run.run_dir)
-    assert len(trained) == 4 * len(steps_of(run.run_dir)), "a prompt is trained once"
+    assert len(trained) == 4 * len(steps_of(run.run_dir)), "a prompt is trained more than once"
     assert len({group[0]["reward_parts"]["counts"] for group in trained}) == len(trained)
     check_gdpo(run.run_dir)
     before = content_of(run.run_dir)
     for wrong, message in (
         ("seed=7", "seed=7 is not the seed of the saved prompt stream"),
         ("lora.rank=2", "lora.rank=2, but the saved run had 0"),
-        ("engine.kv_cache_gib=9999", "this run does not fit into memory"),  # the worker is built
+        (
+            "engine.kv_cache_gib=9999",
+            "this run does not fit into memory",
+        ),  # after the worker's start
     ):
         one_process = "runtime.ray=false"
         assert message in refusal(task, task, *cispo, "resume=auto", one_process, wrong)
@@ -165,7 +168,7 @@ def test_a_lost_worker_restarts_the_run_and_ctrl_c_saves_it_and_leaves_no_proces
 
 def check_gdpo(run_dir: Path) -> None:
     """Check that the advantages of the first step, four groups of four, follow from the parts of
-    its rewards. Fails when they do not arrive, or have lost their weights.
+    its rewards. Fails when the parts do not arrive, or lose their weights.
     """
     lines = (run_dir / "samples" / "step_00001.jsonl").read_text().splitlines()
     samples = [json.loads(line) for line in lines]
@@ -180,7 +183,7 @@ def check_gdpo(run_dir: Path) -> None:
 
 
 def refused_by_the_program(task: Path, run_dir: Path, *overrides: str) -> str:
-    """Return the output of a run that ends before it begins."""
+    """Return the output of a run that ends before its first step."""
     line = command(task, run_dir, *overrides)
     ran = subprocess.run(
         line, env=environment(), cwd=task, text=True, capture_output=True, check=False
@@ -195,9 +198,9 @@ def content_of(folder: Path) -> dict[Path, bytes]:
 
 @pytest.mark.soak
 def test_a_run_that_loses_its_worker_restarts_as_often_as_allowed(task):
-    """Once here. Fails when a restart loses a step or makes one twice, or says nothing of it; when
-    the second loss does not end the run, its message is another than what happened, what is parked
-    is lost, or a process is left.
+    """Here, once. Fails when a restart loses or repeats a step or is not reported; when the second
+    loss does not end the run or gives the wrong reason; when parked samples are lost or a process
+    is left.
     """
     once = ("checkpoint.every_steps=1", "runtime.max_restarts=1")
     with endless_run(task, task / "restarted", *once) as run:
@@ -212,7 +215,9 @@ def test_a_run_that_loses_its_worker_restarts_as_often_as_allowed(task):
 
 
 def check_ledger(rows: list[dict[str, float]]) -> None:
-    """Check that a run that was restarted once has each step once, and has lost no group."""
+    """Check that a run that was restarted once has every step exactly once and has lost
+    no group.
+    """
     assert [row["step"] for row in rows] == list(range(len(rows)))
     assert [row["restart/count"] for row in rows if "restart/count" in row] == [1]
     for row in rows[1:]:
@@ -226,8 +231,8 @@ def check_ledger(rows: list[dict[str, float]]) -> None:
     [(signal.SIGKILL, "died", 15), (signal.SIGSTOP, "was stopped", 25)],
 )
 def test_a_run_notices_a_lost_worker_in_seconds(task, sent, what, within_s):
-    """Fails when the run waits for its abort deadline. Of workers without an engine in
-    test_worker_failures.py.
+    """Fails when the run waits for its abort deadline. test_worker_failures.py covers workers
+    without an engine.
     """
     with endless_run(task, task / what.replace(" ", "_"), "runtime.max_restarts=0") as run:
         run.wait_until(lambda: len(run.rows()) >= 3)

@@ -1,4 +1,4 @@
-"""Models that vLLM cannot compute with new weights or its prefix cache are refused at the start."""
+"""Models that vLLM cannot run with new weights or its prefix cache are refused at the start."""
 
 from pathlib import Path
 
@@ -22,8 +22,8 @@ def task(tmp_path_factory) -> Path:
         ("qwen3_5", "engine.prefix_caching=true: model_type qwen3_5_text has layers that carry a"),
     ],
 )
-def test_a_model_is_refused_by_its_configuration_alone(model_type, message, task, tmp_path):
-    """The weights are empty: fails when a worker starts first."""
+def test_a_model_is_refused_by_its_configuration(model_type, message, task, tmp_path):
+    """The weights are empty, so the test fails when a worker starts first."""
     tiny_config(model_type, max_position_embeddings=512).save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").touch()
     assert message in refusal(task, tmp_path, f"model.path={tmp_path / 'model'}")

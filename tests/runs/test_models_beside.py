@@ -1,4 +1,4 @@
-"""Runs with a teacher; tests/runs/test_one_process.py has one with a critic beside it."""
+"""Runs with a teacher; tests/runs/test_one_process.py has a run with a teacher and a critic."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ SMALL = ("trainer.num_steps=2", "trainer.num_groups=8", "evaluation.sets.held_ou
 
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_the_recipe_of_a_teacher_trains_without_groups_and_rewards(
+def test_the_recipe_with_a_teacher_trains_without_groups_and_rewards(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One sample a prompt. Fails when nothing is trained, or the run complains that groups have no
-    signal. That updates lead to the teacher is a test of the learner: here chance is larger.
+    """One sample per prompt. Fails when nothing is trained, or the run complains that groups have
+    no signal. A test of the learner shows that updates lead to the teacher: here chance would hide
+    it.
     """
     run_here(None, tmp_path / "run", "+recipe=tiny_distill_cpu", *SMALL)
     rows = [row for row in rows_of(tmp_path / "run") if "loss/total" in row]

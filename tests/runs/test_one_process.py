@@ -25,8 +25,8 @@ BESIDE = (
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[losses.LossInputs]]:
-    """Return a folder with a whole run with Ray and its copy, resumed in this process from what a
-    kill leaves; and the inputs of the loss that a breakpoint saw in this process.
+    """Return a folder with a whole run with Ray, a copy of it that this process resumed after a
+    kill, and the inputs of the loss that a breakpoint saw in this process.
     """
     folder = write_task(tmp_path_factory.mktemp("runs"))
     settings = (*BESIDE, f"teacher.path={folder / 'model'}", *SETTINGS)
@@ -41,7 +41,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[losses.L
         return loss(inputs, **bounds)
 
     def note() -> None:
-        """Remember the inputs instead of asking."""
+        """Record the inputs instead of opening a prompt."""
         stops.append(sys._getframe(1).f_locals["inputs"])
 
     with pytest.MonkeyPatch.context() as patch:
@@ -54,11 +54,12 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[losses.L
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_a_run_resumed_in_one_process_equals_the_whole_run_with_ray(ended) -> None:
-    """To the last bit, though every score comes at a moment of its own, with a teacher and a critic
-    after its warm-up. Fails when the two do not take the same way; when scores are consumed as they
-    come; when a checkpoint lacks the critic, its optimizer state or its warm-up, the entropy bonus,
-    a moment, the schedule, a parked token, a score, the place in the prompt stream or the expected
-    length; when rows of metrics are lost or there twice, or are sent to another run of W&B.
+    """The runs are bit-identical although every score arrives at another moment, with a teacher,
+    and with a critic after its warm-up. Fails when the two runs do different things; when scores
+    are used in the order of their arrival; when a checkpoint lacks the critic, its optimizer state
+    or its warm-up, the entropy bonus, optimizer state, the schedule, a parked token, a score, the
+    position in the prompt stream or the expected length; when rows of metrics are lost, duplicated,
+    or sent to another run of W&B.
     """
     whole, resumed = (ended[0] / name for name in ("whole", "resumed"))
     assert list((resumed / "checkpoints").glob("*.partial")) == []
@@ -68,16 +69,20 @@ def test_a_run_resumed_in_one_process_equals_the_whole_run_with_ray(ended) -> No
     bonus = [row["loss/entropy_coefficient"] for row in steps[1:]]
     assert bonus == pytest.approx([0.0, 0.005, 0.01, 0.015])
     trained = [sample for group in groups_of(whole) for sample in group]
-    assert {sample["advantage"] for sample in trained} == {None}, "the critic's stay in the worker"
+    assert {sample["advantage"] for sample in trained} == {None}, (
+        "the critic's advantages stay in the worker"
+    )
     assert check_one_run(resumed, steps_of(resumed), num_folders=2) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_a_breakpoint_in_a_loss_is_reached_and_a_second_run_follows_in_the_process(
+def test_a_breakpoint_in_a_loss_is_reached_and_a_second_run_can_follow(
     ended, tmp_path: Path
 ) -> None:
-    """Fails when the loss is computed elsewhere, or a run leaves something that stops the next."""
+    """Fails when the loss is computed in another process, or a run leaves something behind that
+    stops the next one.
+    """
     folder, stops = ended
     assert stops
     assert all(inputs.logprobs.requires_grad for inputs in stops)
@@ -94,7 +99,7 @@ def test_one_process_has_one_worker(more: str) -> None:
     assert "runtime.ray=false runs one worker in the process that was started" in message
 
 
-def test_auto_is_one_worker_in_one_process() -> None:
+def test_auto_workers_is_one_worker_in_one_process() -> None:
     config = load("+recipe=tiny_cpu", "runtime.ray=false", "runtime.num_workers=auto")
     _, layout = settle(config, gpus=8, where="this machine")
     assert layout.num_workers == 1

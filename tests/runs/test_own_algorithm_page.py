@@ -1,4 +1,4 @@
-"""The functions of docs/own_algorithm.md, trained by its command."""
+"""The functions on docs/own_algorithm.md, trained by the command on that page."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def test_the_command_of_the_page_trains_with_the_functions_of_the_page(tmp_path:
     lines = {int(sample["source"].rpartition(":")[2]) for sample in samples}
     assert max(lines) < 60, "prompts at the beginning of the file"
     trial, *learned = [line.split() for line in (tmp_path / "learned").read_text().splitlines()]
-    assert trial == ["0", "2"], "two made-up rewards, before training"
+    assert trial == ["0", "2"], "two invented rewards, before training"
     assert len(learned) >= 8
     assert {size for _, size in learned} == {"4"}
 
@@ -68,7 +68,7 @@ def test_the_script_of_the_page_trains_with_a_function_as_an_object(tmp_path: Pa
     assert "loss/own/log_ratio_abs" in rows_of(run_dir)[-1]
 
 
-def test_a_loss_of_a_wrong_shape_is_refused_before_training(
+def test_a_loss_with_a_wrong_shape_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = MODULE.replace("return TokenLoss(loss,", "return TokenLoss(loss.mean(),")
@@ -100,7 +100,7 @@ def test_a_function_that_returns_something_else_is_refused_before_an_engine_star
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Fails when the run calls it with its first groups only."""
+    """Fails when the run calls it only with its first groups."""
     (tmp_path / f"my_{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delattr("april_rl.assembly.run.build_workers")

@@ -1,4 +1,4 @@
-"""Training and evaluating from Python, as docs/python.md and its notebook show it."""
+"""Training and evaluating from Python, as docs/python.md and its notebook show."""
 
 import json
 import subprocess
@@ -39,8 +39,8 @@ def ran(code: str, folder: Path, *, is_script: bool) -> str:
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_the_code_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
-    """With a reward and data that are objects; smaller, and without Ray. Fails when the page is not
-    true, or the reward is not the one that was given.
+    """With a reward and data given as objects, but smaller and without Ray. Fails when the page is
+    wrong, or another reward is used.
     """
     [code] = (ROOT / "docs" / "python.md").read_text().split("```python\n")[1:]
     code = code.partition("```")[0]
@@ -69,7 +69,7 @@ def test_the_code_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.cpu_engine
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    """Its cells one after another; a kernel would add nothing but its own processes."""
+    """Its cells run one after another; a kernel would only add its own processes."""
     cells = json.loads((ROOT / "docs" / "python.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert len(code) == 5
@@ -83,7 +83,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
 def test_rows_and_settings_of_python_train_until_on_step_returns_true(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fails when a step after it is trained, the run is left without evaluation or export, or its
+    """Fails when another step is trained, the run ends without evaluation or export, or its
     checkpoint does not say how to resume it.
     """
     recipe = tmp_path / "conf" / "recipe" / "mine_python.yaml"
@@ -155,7 +155,7 @@ def test_functions_are_tools_that_the_policy_calls(tmp_path: Path) -> None:
     assert ["environment", " 0 "] in [said[1] for said in conversations]
 
 
-def test_tools_that_give_no_reward_are_refused_where_it_is_read(tmp_path: Path) -> None:
+def test_tools_without_a_reward_are_refused_where_a_reward_is_needed(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="functions, which give no reward"):
         train("tiny_tools_cpu", run_dir=tmp_path / "run", tools=[print_sum])
 
@@ -197,7 +197,7 @@ def print_sum(value: str) -> str:
         ({"trainr": {"num_steps": 3}}, "did you mean trainer"),
     ],
 )
-def test_a_wrong_argument_is_an_error_of_one_sentence(
+def test_a_wrong_argument_gives_an_error_of_one_sentence(
     arguments: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(RunError, match=sentence) as caught:
@@ -215,8 +215,8 @@ def test_data_sets_are_written_without_a_progress_bar(
     assert "Creating parquet" not in capfd.readouterr().err
 
 
-def test_a_notebook_is_not_asked_for_packages_that_draw_tables() -> None:
-    """Ray believes to be in a notebook. Fails when its line about ipywidgets is printed."""
+def test_a_notebook_is_not_told_to_install_table_packages() -> None:
+    """Ray believes that it runs in a notebook. Fails when its line about ipywidgets is printed."""
     code = (
         "import sys, types\n"
         "class ZMQInteractiveShell:\n"
@@ -232,7 +232,7 @@ def test_a_notebook_is_not_asked_for_packages_that_draw_tables() -> None:
 
 
 @pytest.mark.parametrize("recipe", [{"trainer": {"num_steps": 3}}, "+recipe=tiny_cpu"])
-def test_settings_in_the_place_of_the_recipe_are_refused(recipe: Any) -> None:
+def test_settings_in_the_position_of_the_recipe_are_refused(recipe: Any) -> None:
     with pytest.raises(RunError, match="the first argument is the name of a recipe"):
         train(recipe)
 
@@ -258,7 +258,7 @@ def test_a_wrong_setting_is_an_error_that_names_it(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_reward_that_cannot_be_given_to_a_process_is_named(tmp_path: Path) -> None:
+def test_a_reward_that_cannot_be_sent_to_a_process_is_named(tmp_path: Path) -> None:
     with (
         (tmp_path / "open.txt").open("w") as file,
         pytest.raises(RunError, match="be copied into another process"),
@@ -283,8 +283,8 @@ def test_a_call_outside_the_main_thread_is_refused_before_anything_is_written(
 
 
 def test_a_script_without_a_guard_gets_an_error_that_names_it(tmp_path: Path) -> None:
-    """A newly started process imports it. Fails when that process trains, or the directory is
-    said to belong to another run.
+    """A new process imports the script. Fails when that process trains, or the error says that the
+    directory belongs to another run.
     """
     script = tmp_path / "script.py"
     script.write_text(

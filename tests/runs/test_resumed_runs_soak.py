@@ -1,4 +1,4 @@
-"""Runs that were killed and resumed, by what they train and on which workers."""
+"""Runs that were killed and resumed, by what they train and with how many workers."""
 
 from collections import Counter
 from pathlib import Path
@@ -36,8 +36,8 @@ def task(tmp_path_factory) -> Path:
     ],
 )
 def test_a_killed_and_resumed_run_equals_the_undisturbed_one(task, tmp_path, own):
-    """To the last bit, killed in the fourth step. Fails when a checkpoint lacks an adapter, the
-    place in an epoch, or what a rank holds.
+    """Bit-identical after a kill in the fourth step. Fails when a checkpoint lacks an adapter, the
+    position in an epoch, or what a rank holds.
     """
     few = (task / "sums.jsonl").read_text().splitlines(keepends=True)[:12]
     (tmp_path / "few.jsonl").write_text("".join(few))
@@ -58,9 +58,9 @@ def test_a_killed_and_resumed_run_equals_the_undisturbed_one(task, tmp_path, own
 @pytest.mark.parametrize("lives", [(ONE, TWO, ONE), (TWO, f"{TWO} {SPLIT}", ONE)])
 @pytest.mark.parametrize("resume", ["keep", "reprefill"])
 def test_a_run_resumes_with_other_workers(task, tmp_path, lives, resume):
-    """Three lives of three steps. Fails when a step, a prompt or a token is lost or there twice.
+    """Three lives of three steps. Fails when a step, a prompt or a token is lost or repeated.
 
-    Kept KV caches end with their process: parked samples are then prefilled again.
+    Kept KV caches end with their process, so parked samples are then prefilled again.
     """
     for number, life in enumerate(lives, start=1):
         lived = command(
@@ -91,8 +91,8 @@ def test_a_run_resumes_with_other_workers(task, tmp_path, lives, resume):
 
 
 def test_a_run_whose_engine_raises_restarts_by_itself(task, tmp_path):
-    """Planted into vLLM in the worker, in the third step or so. Fails when the run ends, or a step,
-    a prompt or a sample is lost or there twice.
+    """The error is planted into vLLM in the worker, in about the third step. Fails when the run
+    ends, or a step, a prompt or a sample is lost or repeated.
     """
     here, fault = TESTS, tmp_path / "fault"
     done = run(

@@ -23,7 +23,7 @@ def task(tmp_path_factory) -> Path:
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_a_mixture_of_experts_trains_with_repeated_choices(task, tmp_path):
-    """With a step so large that experts change. Fails when the setting does not reach the learner:
+    """The step is so large that experts change. Fails when the setting does not reach the learner:
     the first step is the same, and the next ones differ.
     """
     write_tiny_qwen3_moe(tmp_path / "model", initializer_range=0.05)
@@ -56,9 +56,9 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_a_mixture_of_experts_trains_with_the_experts_of_its_engine_and_resumes(task, tmp_path):
-    """In a first step all samples are new and engine and learner choose alike, so the second
-    minibatch repeats what it repeats with the learner's choices. Fails when another token's experts
-    reach the learner, or none reach the buffer and its checkpoint.
+    """In the first step all samples are new and engine and learner choose the same experts, so the
+    second minibatch repeats the same choices as with `learner`. Fails when another token's experts
+    reach the learner, or the buffer and its checkpoint contain none.
     """
     pytest.importorskip("triton")
     write_tiny_qwen3_moe(tmp_path / "model", initializer_range=0.05)
@@ -103,8 +103,8 @@ def test_a_mixture_of_experts_trains_with_the_experts_of_its_engine_and_resumes(
 @pytest.mark.filterwarnings("ignore")  # transformers warns about tiny configurations
 @pytest.mark.parametrize("model_type", ["qwen3", "phimoe"])
 def test_a_model_without_a_known_router_is_refused_by_name(model_type, task, tmp_path):
-    """One is dense, the other samples its experts in a way of its own. The weights are empty: fails
-    when a worker starts first.
+    """One model is dense, the other samples its experts in its own way. The weights are empty, so
+    the test fails when a worker starts first.
     """
     tiny_config(model_type, max_position_embeddings=512).save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").touch()

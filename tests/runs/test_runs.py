@@ -20,7 +20,7 @@ from april_rl.checkpointing.manifest import read_manifest
 from april_rl.commands import checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
-BUDGET, BUFFER, PENALTY = 96, 0.2 * 96, 0.5  # DAPO's overlong punishment
+BUDGET, BUFFER, PENALTY = 96, 0.2 * 96, 0.5  # DAPO's penalty for overlong responses
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def together(two_workers) -> Path:
 
 @pytest.mark.parametrize(("name", "num_steps"), [("first", 5), ("together", 6)])
 def test_two_workers_train_and_leave_no_shared_memory(two_workers, name, num_steps):
-    """Every tick compares the ranks of an engine. Names of shared memory would keep the next run
-    from starting.
+    """Every tick compares the ranks of an engine. Leftover names of shared memory would keep the
+    next run from starting.
     """
     run_dir, done = two_workers.dir_of(name), two_workers.done[name]
     assert f"2 workers on cpu, {ENGINES[name]}" in done.stdout + done.stderr
@@ -59,8 +59,10 @@ def test_two_workers_train_and_leave_no_shared_memory(two_workers, name, num_ste
     assert [name for name in left if "cpushm" in name or name.startswith("psm_")] == []
 
 
-def test_parked_samples_continue_with_their_kv_cache_or_without(first, together):
-    """Fails when `rollout.resume` is not heard, or the ranks of an engine do not keep alike."""
+def test_parked_samples_continue_with_or_without_their_kv_cache(first, together):
+    """Fails when `rollout.resume` has no effect, or the ranks of an engine keep
+    different samples.
+    """
     for run_dir, keeps in ((first, False), (together, True)):
         steps = steps_of(run_dir)
         assert sum(row["rollout/resumed_samples"] for row in steps) > 0
@@ -80,12 +82,12 @@ def test_a_run_does_not_resume_with_a_changed_data_file(two_workers, first, tmp_
         assert re.search(said, message)
 
 
-def test_a_run_leaves_true_metrics_and_exports(first):
-    """Fails when a stage reports nothing, or a policy is not exported when it is due."""
+def test_a_run_writes_correct_metrics_and_exports(first):
+    """Fails when a stage reports no metrics, or a policy is not exported when it is due."""
     rows = rows_of(first)
     steps = [row for row in rows if row["step"] > 0]
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
-    # Some appear only in steps where they mean something.
+    # Some appear only in steps where they have a meaning.
     returned = {key for row in rows for key in row}
     assert missing(returned) == []
     assert undescribed_keys(returned) == []
@@ -102,12 +104,12 @@ def test_a_run_leaves_true_metrics_and_exports(first):
 
 
 def test_a_run_says_which_of_its_settings_the_device_ignores(two_workers):
-    """As they were given. Fails when they are looked at after they have been settled."""
+    """As the user wrote them. Fails when they are checked only after `auto` was resolved."""
     assert "learner.offload=all has no effect on CPU" in two_workers.done["first"].stdout
 
 
-def test_the_checkpoint_of_a_run_can_be_looked_into(first, capsys):
-    """Fails when figures of the ledger, the parked groups or the files are not those of the run."""
+def test_the_checkpoint_of_a_run_can_be_inspected(first, capsys):
+    """Fails when the numbers of the ledger, the parked groups or the files do not match the run."""
     last, row = first / "checkpoints" / "step_5", rows_of(first)[-1]
     ledger = read_manifest(last).about["ledger"]
     assert checkpoint.main(["list", str(first)]) == 0
@@ -125,13 +127,13 @@ def test_the_checkpoint_of_a_run_can_be_looked_into(first, capsys):
 
 
 def test_a_profiled_step_shows_phases_and_the_calls_of_the_first_worker_on_one_clock(first):
-    """Fails when a worker's times do not fit the controller's, or a process is missing."""
+    """Fails when a worker's times do not match the controller's, or a process is missing."""
     (path,) = (first / "profile").glob("step_00002.trace.json.gz")
     check_profile(path, workers={"worker 0"})
 
 
 def test_memory_and_kv_cache_are_measured(first):
-    """Fails when a figure is missing, of another unit, or larger than there is."""
+    """Fails when a number is missing, has the wrong unit, or is larger than possible."""
     for row in steps_of(first):
         assert 0 < row["rollout/kv_cache_frac"] <= 1
         assert 0 < row["memory/host_used_frac"] < 1
@@ -140,14 +142,14 @@ def test_memory_and_kv_cache_are_measured(first):
         assert row["memory/buffer_bytes"] >= 12 * row["rollout/parked_tokens"]
 
 
-def test_a_controller_loads_no_engine_and_leaves_cuda_alone(first):
-    """The whole run long. Fails when anything of it imports vllm at any time."""
+def test_a_controller_never_loads_an_engine_or_touches_cuda(first):
+    """During the whole run. Fails when any part of it imports vllm at any time."""
     loaded = (first.parent / "loaded").read_text()
     assert loaded == "torch True, vllm False, cuda False"
 
 
-def test_dapo_rejects_groups_without_signal_and_punishes_overlong_responses(first):
-    """Fails when rejected groups are trained, or advantages are of the bare rewards."""
+def test_dapo_rejects_groups_without_signal_and_penalises_overlong_responses(first):
+    """Fails when rejected groups are trained, or advantages ignore the penalty."""
     assert sum(row["rollout/rejected_groups"] for row in steps_of(first)) > 0
     groups = groups_of(first)
     assert len(groups) == 4 * 5
@@ -165,7 +167,7 @@ def test_dapo_rejects_groups_without_signal_and_punishes_overlong_responses(firs
 
 
 def test_a_reference_and_two_minibatches_show_in_the_loss(first):
-    """The first step starts at the reference: only its second minibatch can be away from it."""
+    """The first step starts at the reference, so only its second minibatch can differ from it."""
     steps = steps_of(first)
     assert all("loss/reference_kl" in row for row in steps)
     assert 0 < steps[0]["loss/reference_kl"] < steps[-1]["loss/reference_kl"]
@@ -173,14 +175,14 @@ def test_a_reference_and_two_minibatches_show_in_the_loss(first):
 
 
 def test_the_entropy_bonus_grows_while_the_entropy_is_below_its_target(first):
-    """Ten nats are more than the vocabulary allows."""
+    """A target of ten nats is more than the vocabulary allows."""
     found = [row["loss/entropy_coefficient"] for row in steps_of(first)]
     assert found == pytest.approx([0.0, 0.005, 0.01, 0.015, 0.02])
 
 
 def test_every_pass_over_a_batch_is_an_optimizer_step_of_the_schedule(first):
-    """Five steps of two minibatches and two passes; linear, so that the means of a step's rates
-    are. Fails when the schedule or the learner does not know of the second pass.
+    """Five steps of two minibatches and two passes. The schedule is linear, and so are the means of
+    a step's rates. Fails when the schedule or the learner ignores the second pass.
     """
     rates = [row["loss/lr"] for row in steps_of(first)]
     expected = [1e-3 * (1 - (4 * step + 1.5) / 20) for step in range(5)]
@@ -188,8 +190,8 @@ def test_every_pass_over_a_batch_is_an_optimizer_step_of_the_schedule(first):
 
 
 def test_tokens_beyond_the_staleness_cap_are_masked(together):
-    """The cap is one step. Fails when a step waits for the scores that come after three, or when
-    such tokens are trained.
+    """The cap is one step. Fails when a step waits for scores that take three steps, or when such
+    tokens are trained.
     """
     steps = steps_of(together)
     assert max(row["staleness/age_max"] for row in steps) >= 3
@@ -199,23 +201,24 @@ def test_tokens_beyond_the_staleness_cap_are_masked(together):
 
 
 def test_gspo_clips_whole_responses_within_its_narrow_bounds(together):
-    """3e-4 below 1 and 4e-4 above. Fails when other bounds are in force: nothing is clipped."""
+    """3e-4 below 1 and 4e-4 above. Fails when other bounds are used: nothing would be clipped."""
     steps = steps_of(together)
     assert np.mean([row["loss/clip_frac"] for row in steps]) > 0.01
     assert all(row["loss/ratio_max"] > 1 for row in steps)
 
 
-def test_adapters_are_written_beside_the_weights_they_are_merged_into(two_workers, together):
-    """Fails when the whole model is trained, or what is exported is not the sum of both."""
+def test_adapters_are_written_next_to_the_weights_they_are_merged_into(two_workers, together):
+    """Fails when the whole model is trained, or the exported weights are not the sum of both."""
     start = load_file(two_workers.folder / "model" / "model.safetensors")
     check_merged(together / "exports" / "step_6", start, scaling=32.0 / 4)
 
 
-def test_a_learned_over_sampling_factor_begins_at_one_and_says_what_it_changes(
+def test_a_learned_over_sampling_factor_starts_at_one_and_reports_its_changes(
     two_workers, together
 ):
-    """Fails when it learns nothing from a step, never asks, or changes without a word. Whether an
-    answer comes within six short steps is the machine's affair (test_runs_soak.py waits for one).
+    """Fails when it learns nothing from a step, never asks for a simulation, or changes without a
+    message. Whether a result comes within six short steps depends on the machine (test_runs_soak.py
+    waits for one).
     """
     factors = [row["rollout/over_sampling_factor"] for row in steps_of(together)]
     assert factors[0] == 1
@@ -227,9 +230,9 @@ def test_a_learned_over_sampling_factor_begins_at_one_and_says_what_it_changes(
 
 
 def test_a_sweep_over_alpha_starts_from_an_export_on_a_mixture(two_workers, first, tmp_path):
-    """Synchronous and one-shot, one after the other, each in a folder of its own, and one between
-    them that is refused. Fails when what a run exports cannot be loaded by vLLM or the learner,
-    sources do not get their shares, or a run that fails ends the sweep.
+    """One synchronous and one one-shot run, each in its own folder, and a refused run between them.
+    Fails when vLLM or the learner cannot load what a run exports, sources do not get their shares,
+    or a failed run ends the sweep.
     """
     swept = command(
         two_workers.folder,

@@ -1,4 +1,6 @@
-"""Whole runs by the dozen, for `make soak`: every combination of settings, every kind of worker."""
+"""Whole runs by the dozen, for `make soak`: every combination of settings and every
+kind of worker.
+"""
 
 import math
 from pathlib import Path
@@ -44,8 +46,8 @@ def task(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_combination_of_settings_trains(task, tmp_path, name):
-    """Each combination in a folder of the sweep. Fails when one of them ends early, trains nothing,
-    leaves its engine behind, or loses a group.
+    """Each combination has its folder in the sweep. Fails when one of them ends early, trains
+    nothing, leaves its engine running, or loses a group.
     """
     chosen = SWEEPS[name]
     swept = command(task, tmp_path / "unused", "hydra.sweep.dir=sweep", *chosen)
@@ -66,8 +68,8 @@ def test_every_combination_of_settings_trains(task, tmp_path, name):
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("resume", ["keep", "reprefill"])
 def test_equal_settings_give_equal_samples_metrics_and_weights(task, tmp_path, workers, resume):
-    """To the last bit; the two runs disturb each other's clock. test_runs.py has two workers with
-    a kill.
+    """Bit-identical, although the two runs slow each other down. test_runs.py has two workers and a
+    kill.
     """
     own = (f"rollout.resume={resume}", f"runtime.num_workers={workers}", "runtime.threads=2")
     programs = [command(task, tmp_path / name, *SETTINGS, *own) for name in ("first", "second")]
@@ -78,8 +80,8 @@ def test_equal_settings_give_equal_samples_metrics_and_weights(task, tmp_path, w
     assert (kept > 0) == (resume == "keep")
 
 
-def test_a_learned_over_sampling_factor_moves_and_says_why(task, tmp_path):
-    """Fails when no answer of the simulation ever comes, or the run does not follow it."""
+def test_a_learned_over_sampling_factor_changes_and_gives_the_reason(task, tmp_path):
+    """Fails when the simulation never returns a result, or the run does not follow it."""
     run_dir = tmp_path / "auto"
     settings = ("rollout.over_sampling_factor=auto", "trainer.num_steps=40", "evaluation.every=100")
     done = run(command(task, run_dir, *settings), tmp_path)

@@ -1,4 +1,4 @@
-"""Runs of few steps, on a set of messages that the policy cannot read."""
+"""Runs of few steps, on messages that the policy cannot learn from."""
 
 import json
 from pathlib import Path
@@ -10,10 +10,10 @@ from april_rl.tracking import figures
 
 
 @pytest.mark.slow
-def test_a_short_run_warns_of_its_prompts_and_shows_its_samples(
+def test_a_short_run_warns_about_its_prompts_and_shows_its_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fails when a run that learns nothing says so at its end only, or keeps no samples."""
+    """Fails when a run that learns nothing reports that only at its end, or keeps no samples."""
     rows = (
         {
             "messages": [{"role": "user", "content": f"What is {n} Plus 2000?"}],

@@ -61,9 +61,9 @@ def wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_a_teacher_on_a_server_trains_as_one_in_the_worker(tmp_path: Path) -> None:
-    """vLLM and the learner compute one model, so the runs differ by roundings. Fails when values
-    of the server reach other tokens.
+def test_a_teacher_on_a_server_trains_like_one_in_the_worker(tmp_path: Path) -> None:
+    """vLLM and the learner compute one model, so the runs differ only by rounding. Fails when the
+    server's values reach the wrong tokens.
     """
     with vllm_server(tmp_path) as address:
         server = ("teacher.path=null", f"teacher.base_url={address}", f"teacher.model={NAME}")

@@ -1,4 +1,4 @@
-"""The command line before anything is loaded: help, and what a refused run leaves."""
+"""The command line before anything is loaded: help, and what a refused run leaves behind."""
 
 import subprocess
 import sys
@@ -51,8 +51,10 @@ def test_help_says_how_to_start_and_where_settings_and_recipes_are(tmp_path: Pat
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_examples_of_the_help_are_settings_that_go_together(example: str) -> None:
-    """Fails when one names a recipe or a key that there is not, or has an option in the middle."""
+def test_the_examples_of_the_help_are_settings_that_work_together(example: str) -> None:
+    """Fails when one names a recipe or a key that does not exist, or has an option in
+    the middle.
+    """
     options = [word for word in example.split() if word not in ("--multirun", "--cfg", "job")]
     to_config(compose_overrides([word.partition(",")[0] for word in options]))
     middle = example.split()[1:-1]
@@ -60,22 +62,22 @@ def test_the_examples_of_the_help_are_settings_that_go_together(example: str) ->
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
-    """Fails when the folder that Hydra has made stays behind, empty."""
+    """Fails when the empty folder that Hydra created remains."""
     done = train(tmp_path, "+recipe=tiny_cpu", "seed=-1", "hydra.run.dir=run")
     assert (done.returncode, done.stderr) == (1, "error: seed must be in [0, 2**32), got -1\n")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refused_run_takes_nothing_that_was_there(tmp_path: Path) -> None:
-    """Fails when the folder is removed with what is in it."""
+def test_a_refused_run_deletes_nothing_that_was_there(tmp_path: Path) -> None:
+    """Fails when the folder is removed together with its contents."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes").write_text("mine")
     train(tmp_path, "+recipe=tiny_cpu", "seed=-1", "hydra.run.dir=run")
     assert (tmp_path / "run" / "notes").read_text() == "mine"
 
 
-def test_a_refused_run_ends_no_other_of_the_sweep(tmp_path: Path) -> None:
-    """One message for each, and no folder of a run that never was."""
+def test_a_refused_run_does_not_end_the_others_of_the_sweep(tmp_path: Path) -> None:
+    """One message for each, and no folder of a run that never started."""
     done = train(tmp_path, "--multirun", "+recipe=tiny_cpu", "seed=-1,-2", "hydra.sweep.dir=sweep")
     assert done.returncode == 1
     *errors, failed = done.stderr.splitlines()
@@ -104,9 +106,9 @@ command_line.main()
 """
 
 
-def test_a_stop_whose_exception_python_drops_ends_the_start_soon(tmp_path: Path) -> None:
-    """SIGTERM while an object's `__del__` runs, before Ray starts. Fails when the start continues,
-    and stacks of threads are printed at the deadline.
+def test_a_stop_whose_exception_python_drops_still_ends_the_start_soon(tmp_path: Path) -> None:
+    """SIGTERM arrives while an object's `__del__` runs, before Ray starts. Fails when the start
+    continues, and stacks of threads are printed only at the deadline.
     """
     done = subprocess.run(
         [sys.executable, "-c", SIGNALLED, "+recipe=tiny_cpu", "hydra.run.dir=run"],

@@ -1,4 +1,6 @@
-"""Learner and engine on one GPU: asleep during the update, awake with the new weights."""
+"""Learner and engine on one GPU: the engine sleeps during the update and wakes with the new
+weights.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -108,14 +110,14 @@ def request(prompt_id: int, so_far: Sequence[int] = ()) -> Request:
 
 
 class Kept(NamedTuple):
-    """Samples that were parked while the learner updated next to their KV cache, and then
+    """Samples that were parked while the learner updated, with their KV cache on the GPU, and then
     continued.
     """
 
     num_parked: int
     prefilled_tokens: int  # tokens that were prefilled when they continued
     num_kept: int
-    # The same, for as many samples again while others filled all slots of the engine.
+    # The same count for as many samples again, after others filled all slots of the engine.
     num_crowded_out: int
     mismatch: float  # mismatch of the next step, on the new weights
 
@@ -146,7 +148,7 @@ def kept_over_an_update(folder: Path) -> Kept:
 
 
 def memory_of_a_sleep(folder: Path) -> tuple[int, int, int, int]:
-    """Return the bytes of the device, free when awake, asleep, and awake again."""
+    """Return bytes of the device: all, then the free ones with the engine awake, asleep, awake."""
     with process_group():
         _, engine = build(folder, "cuda")
         awake, total = torch.accelerator.get_memory_info()
@@ -163,13 +165,13 @@ def memory_of_a_sleep(folder: Path) -> tuple[int, int, int, int]:
     ids=["plain", "ngram", "async"],
 )
 def test_an_engine_that_slept_samples_with_the_weights_it_was_given(tmp_path, settings):
-    """Three steps that move the weights far. Fails when sleep, wake or sync leaves one behind, or
-    guessed tokens come with other log-probabilities than the model's.
+    """Three steps that change the weights a lot. Fails when sleep, wake or sync misses a weight, or
+    speculative tokens have other log-probabilities than the model's.
     """
     assert in_own_process(mismatch_of_three_steps, tmp_path, settings) <= 0.02
 
 
-def test_parked_samples_continue_with_their_kv_cache_beside_an_update(tmp_path):
+def test_parked_samples_keep_their_kv_cache_during_an_update(tmp_path):
     """With engine.sleep=never and rollout.resume=keep. Fails when the update touches the engine's
     memory, a sync leaves the old weights, or parked samples hold rows that others need.
     """
@@ -180,8 +182,8 @@ def test_parked_samples_continue_with_their_kv_cache_beside_an_update(tmp_path):
     assert kept.mismatch <= 0.02
 
 
-def test_a_sleeping_engine_gives_its_memory_back(tmp_path):
-    """Weights and KV cache: most of a fifth of the device."""
+def test_a_sleeping_engine_frees_its_memory(tmp_path):
+    """Weights and KV cache take most of a fifth of the device."""
     total, awake, asleep, again = in_own_process(memory_of_a_sleep, tmp_path)
     assert asleep - awake > 0.15 * total
     assert again == pytest.approx(awake, abs=0.5 * GIB)

@@ -1,4 +1,4 @@
-"""Signals: raised once, recorded, and held back where an interruption would do damage."""
+"""Signals: raised once, recorded, and delayed where an interruption would do damage."""
 
 import os
 import signal
@@ -21,13 +21,13 @@ def interrupts() -> Iterator[Interrupts]:
 
 @pytest.mark.parametrize("which", SIGNALS)
 def test_a_signal_raises_once_and_is_remembered(interrupts, which):
-    """Fails when a swallowed interrupt is forgotten, or one that `timeout` sends twice ends the
-    program at once.
+    """Fails when a swallowed interrupt is forgotten, or a signal that `timeout` sends twice ends
+    the program at once.
     """
     interrupts.check()
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), which)
-    os.kill(os.getpid(), which)  # the signal does not raise any more
+    os.kill(os.getpid(), which)  # the signal no longer raises
     with pytest.raises(KeyboardInterrupt):
         interrupts.check()
 
@@ -44,21 +44,21 @@ class SignalledInDel:
 
 
 def start(which: signal.Signals) -> None:
-    SignalledInDel(which)  # it ends at once, because no name refers to it
-    time.sleep(30)  # here Ray and vLLM would be started
+    SignalledInDel(which)  # it is destroyed at once, because no name refers to it
+    time.sleep(30)  # Ray and vLLM would be started here
 
 
 @pytest.mark.parametrize("which", SIGNALS)
 def test_a_signal_whose_exception_a_del_swallows_raises_soon(interrupts, which, capsys):
-    """Fails when a stop early in the start is lost, and stacks are printed at the deadline."""
+    """Fails when a stop early in the start is lost, and stacks are only printed at the deadline."""
     with pytest.raises(KeyboardInterrupt):
         start(which)
     assert interrupts.is_requested
     assert "ignored" not in capsys.readouterr().err
 
 
-def test_a_held_signal_raises_only_where_it_is_asked_for(interrupts):
-    """Fails when a step is torn apart between two of its books."""
+def test_a_held_signal_raises_only_where_the_run_checks(interrupts):
+    """Fails when a step is interrupted between two updates of its records."""
     with interrupts.hold(deadline_s=60):
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
@@ -68,7 +68,7 @@ def test_a_held_signal_raises_only_where_it_is_asked_for(interrupts):
 
 
 def test_max_hours_stops_the_run(interrupts):
-    """Fails when trainer.max_hours is not read where signals are."""
+    """Fails when the check for signals ignores trainer.max_hours."""
     interrupts.end_after(hours=1e-9)
     with pytest.raises(KeyboardInterrupt):
         interrupts.check()
@@ -79,7 +79,7 @@ def test_max_hours_stops_the_run(interrupts):
 
 
 def test_a_second_signal_ends_the_program_and_its_children_at_once():
-    """Fails when somebody who presses Ctrl-C again has to wait for a checkpoint."""
+    """Fails when a person who presses Ctrl-C again has to wait for a checkpoint."""
     code = (
         "import subprocess, sys, time\n"
         "from april_rl.supervision.interrupts import Interrupts\n"
@@ -102,8 +102,8 @@ def test_a_second_signal_ends_the_program_and_its_children_at_once():
         assert run.returncode == 130
 
 
-def test_processes_started_meanwhile_do_not_hear_the_signals():
-    """Fails when a scheduler's signal to every process of a job reaches Ray's."""
+def test_processes_started_in_the_meantime_do_not_get_the_signals():
+    """Fails when a scheduler's signal to every process of a job reaches Ray's processes."""
     with blocked_for_children():
         child = subprocess.Popen(["sleep", "600"])
     for which in SIGNALS:
@@ -114,7 +114,7 @@ def test_processes_started_meanwhile_do_not_hear_the_signals():
     assert child.wait(10) == -signal.SIGKILL
 
 
-def test_a_signal_that_reaches_rays_handler_is_a_stop_like_any_other():
-    """Ray's handler exits with the signal's number. Fails when a run ends without a word."""
+def test_a_signal_that_reaches_rays_handler_is_a_normal_stop():
+    """Ray's handler exits with the signal's number. Fails when a run ends without a message."""
     with pytest.raises(KeyboardInterrupt), blocked_for_children():
         sys.exit(signal.SIGTERM)

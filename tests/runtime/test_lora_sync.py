@@ -1,4 +1,6 @@
-"""Adapters on real vLLM: the engine samples with the merged weights, the learner with A and B."""
+"""Adapters on real vLLM: the engine samples with the merged weights, the learner computes with A
+and B.
+"""
 
 from collections.abc import Iterator
 
@@ -24,9 +26,10 @@ def model_path(tmp_path) -> Iterator[str]:
         dist.destroy_process_group()
 
 
-def test_an_engine_agrees_with_adapters_it_got_merged_and_stops_the_run_without_them(model_path):
-    """Steps as large as in the test of whole weights. The engine's weights are rounded after the
-    sum, the learner's before, so that the mismatch is not that of one set of bfloat16 weights.
+def test_an_engine_agrees_with_merged_adapters_and_stops_the_run_without_them(model_path):
+    """The steps are as large as in the test of whole weights. The engine's weights are rounded
+    after the sum and the learner's before it, so the mismatch is larger than with one set of
+    bfloat16 weights.
     """
     learner, engine = build(model_path, lora=LORA)
     before = {name: tensor.clone() for name, tensor in learner.weights()}

@@ -1,4 +1,4 @@
-"""The room in Ray's object store follows from the batch."""
+"""The size of Ray's object store follows from the batch."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +24,8 @@ def test_the_store_is_neither_tiny_nor_larger_than_shared_memory():
     assert object_store_bytes(1 << 40, available=GIB) == GIB
 
 
-def test_a_token_of_a_micro_batch_has_the_bytes_that_are_reserved():
-    """Fails when a field is added to a row and the store is not."""
+def test_a_token_of_a_micro_batch_takes_the_bytes_that_are_reserved():
+    """Fails when a field is added to a row but not to the size of the store."""
     size = 1000
     of_one = Example(
         token_ids=tuple(range(size)),
@@ -41,7 +41,7 @@ def test_a_token_of_a_micro_batch_has_the_bytes_that_are_reserved():
 
 
 def test_ray_gets_the_memory_that_the_batch_needs(monkeypatch: pytest.MonkeyPatch):
-    """Fails when the number of tokens is lost on its way to Ray."""
+    """Fails when the number of tokens does not reach Ray."""
     asked: dict[str, Any] = {}
     monkeypatch.setattr(ray, "init", lambda **settings: asked.update(settings))
     monkeypatch.setattr(cluster.psutil, "disk_usage", lambda _: SimpleNamespace(free=8 * GIB))

@@ -1,4 +1,4 @@
-"""The learner is built with the settings that the memory plan has decided."""
+"""The learner is built with the settings that the memory plan has chosen."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,12 +19,12 @@ LAYOUT = Layout(device="cpu", num_workers=1, tensor_parallel_size=1)
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Take the place of a start that the test does without."""
+    """Replace a part of the start that the test does not need."""
 
 
 @pytest.fixture
 def planned() -> Plan:
-    """Return a plan with a decided share; the settings before it still say auto."""
+    """Return a plan with a chosen share; the settings from before it still say auto."""
     config = load("+recipe=tiny_cpu", "rollout.resume=keep")
     learner = replace(config.learner, activation_checkpointing=0.5, fused=False)
     return Plan(
@@ -32,8 +32,10 @@ def planned() -> Plan:
     )
 
 
-def test_in_one_process(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails when the worker takes the settings from before the plan."""
+def test_the_learner_in_one_process_gets_the_planned_settings(
+    planned: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when the worker uses the settings from before the plan."""
     built: list[LearnerConfig] = []
 
     def build(config: Any, **_: Any) -> SimpleNamespace:
@@ -57,8 +59,10 @@ def test_in_one_process(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     assert built == [planned.config.learner]
 
 
-def test_on_ray(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails when the actors are not sent the settings of the plan."""
+def test_the_learner_on_ray_gets_the_planned_settings(
+    planned: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when the actors do not get the settings of the plan."""
     workers = Workers.__new__(Workers)
     workers._lora = planned.config.lora
     sent: list[tuple[object, ...]] = []

@@ -1,4 +1,4 @@
-"""Joining a Ray cluster that somebody else started, which is protected by a token."""
+"""Joining a Ray cluster that was started by others and is protected by a token."""
 
 import os
 import socket
@@ -94,7 +94,7 @@ def cluster() -> Iterator[RunningCluster]:
         process.terminate()
         try:
             process.wait(timeout=20)
-        finally:  # its own reaper ends what it started
+        finally:  # the reaper of the cluster ends what it started
             process.kill()
             process.wait()
 
@@ -114,7 +114,7 @@ def connect(cluster: RunningCluster, token: Path | None, *args: str) -> tuple[st
 
 @pytest.mark.slow
 def test_a_run_joins_a_cluster_with_a_token_and_leaves_it_as_it_was(cluster):
-    """One run takes the only CPU and ends without giving it back; the next one finds it free.
+    """One run uses the only CPU and ends without releasing it; the next run finds it free.
 
     Fails when the reservation outlives its run.
     """
@@ -140,7 +140,7 @@ def test_a_wrong_or_missing_token_is_named_at_once(cluster, tmp_path, text):
 
 
 def test_an_address_where_nothing_listens_is_named_at_once():
-    """Fails when Ray itself has to find out, which takes many minutes."""
+    """Fails when this is left to Ray, which takes many minutes."""
     port = free_port()
     with pytest.raises(JoinError, match=rf"runtime\.ray_address=127\.0\.0\.1:{port}: no Ray"):
         join(f"127.0.0.1:{port}")
@@ -148,7 +148,7 @@ def test_an_address_where_nothing_listens_is_named_at_once():
 
 @pytest.mark.slow
 def test_a_start_of_ray_that_takes_too_long_ends_in_one_message_and_leaves_no_process():
-    """Ray gives its head process no time at all. Fails when Ray's error ends in a traceback."""
+    """Ray gives its head process no time to start. Fails when Ray's error ends in a traceback."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", START],
         env={**os.environ, "RAY_gcs_server_port_wait_time_s": "0"},

@@ -43,7 +43,7 @@ class Rank:
 
 
 class Script:
-    """A watchdog whose calls end as `ends` says; it must be waiting for them."""
+    """A watchdog whose calls end as `ends` says, and which must be waiting for them."""
 
     has_failed = False
 
@@ -81,9 +81,9 @@ def launch(engines: RayEngines, *which: int) -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_tick_ends_when_every_rank_has_answered_and_early_results_are_kept(deterministic):
-    """Fails when one rank's answer stands for the engine, is forgotten until the others', or the
-    tick behind is waited for before it is the oldest.
+def test_a_tick_ends_when_every_rank_has_returned_and_early_results_are_kept(deterministic):
+    """Fails when the result of one rank counts for the engine, is forgotten until the others
+    return, or a later tick is waited for before it is the oldest.
     """
     crew = crew_of(2, 2)
     engines = RayEngines(crew, deterministic=deterministic)  # type: ignore[arg-type]
@@ -102,8 +102,8 @@ def test_a_tick_ends_when_every_rank_has_answered_and_early_results_are_kept(det
     assert [engine for engine, _ in engines.wait(1.0)] == [0]
 
 
-def test_ticks_that_end_shortly_after_are_taken_together():
-    """Fails when the first that ends is taken in by itself, though `gather_s` is given."""
+def test_ticks_that_end_shortly_after_another_are_processed_together():
+    """Fails when the first tick to end is processed by itself although `gather_s` is given."""
     crew = crew_of(2, 1)
     engines = RayEngines(crew, deterministic=False)  # type: ignore[arg-type]
     launch(engines, 0, 1)
@@ -114,7 +114,7 @@ def test_ticks_that_end_shortly_after_are_taken_together():
 
 
 def test_after_an_abort_earlier_ticks_are_not_waited_for():
-    """Fails when half a tick is left, or the ticks of a new step are not waited for."""
+    """Fails when a part of a tick remains, or ticks of a new step are not waited for."""
     crew = crew_of(2, 2)
     engines = RayEngines(crew, deterministic=False)  # type: ignore[arg-type]
     launch(engines, 0, 0, 1)
@@ -134,7 +134,9 @@ def test_after_an_abort_earlier_ticks_are_not_waited_for():
 
 
 def lines_per_tick(num_engines: int) -> float:
-    """Count the lines of engines.py that run for a tick, with two under way on each engine."""
+    """Count the lines of engines.py that run for a tick, with two ticks in progress on
+    each engine.
+    """
     engines = RayEngines(crew_of(num_engines, 1), deterministic=False)  # type: ignore[arg-type]
     launch(engines, *range(num_engines), *range(num_engines))
     lines = 0
@@ -153,6 +155,6 @@ def lines_per_tick(num_engines: int) -> float:
     return lines / 20
 
 
-def test_a_tick_costs_the_same_however_many_engines_there_are():
-    """Fails when every engine is looked at."""
+def test_a_tick_costs_the_same_for_any_number_of_engines():
+    """Fails when a tick looks at every engine."""
     assert lines_per_tick(256) < 1.1 * lines_per_tick(4)

@@ -1,4 +1,4 @@
-"""When a run continues by itself after it has lost a worker, and when it does not."""
+"""When a run continues by itself after losing a worker, and when it does not."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from april_rl.supervision.restarts import Restarts
 
 @dataclass
 class FakeRun:
-    """A run at a policy version, with the checkpoint it would continue from."""
+    """A run at a policy version, with the checkpoint from which it would continue."""
 
     version: int
     last_checkpoint: Path | None = Path("run/checkpoints/step_50")
@@ -22,8 +22,8 @@ class FakeRun:
 def fail(
     restarts: Restarts, error: BaseException, *, began: int = 0, version: int | None = None
 ) -> None:
-    """A life of a run that begins at a version and ends with `error` at another; `version` None:
-    before it was built.
+    """A life of a run that begins at one version and ends with `error` at another; `version` None
+    means that it was not built.
     """
     with restarts.suppress_failure():
         if version is not None:
@@ -39,7 +39,7 @@ def make_restarts(most: int) -> Restarts:
 
 @pytest.mark.parametrize("kind", [WorkerDiedError, WorkerStalledError, EngineStalledError])
 def test_a_lost_worker_restarts_the_run_with_a_message(capsys, kind):
-    """Fails when the reason is swallowed, or the count is not in the metrics."""
+    """Fails when the reason is swallowed, or the metrics lack the count."""
     restarts = make_restarts(3)
     assert restarts.metrics() == {}
     fail(restarts, kind("worker 0 died"), version=4)
@@ -60,8 +60,8 @@ def test_a_run_restarts_at_most_max_restarts_times(capsys):
     assert capsys.readouterr().out.count("restart ") == 2
 
 
-def test_a_run_that_makes_no_step_between_two_failures_ends():
-    """Fails when a fault that comes back at the same place is tried again and again."""
+def test_a_run_without_a_step_between_two_failures_ends():
+    """Fails when a fault that recurs at the same position is retried again and again."""
     restarts = make_restarts(3)
     fail(restarts, WorkerDiedError("first"), version=5)
     with pytest.raises(WorkerDiedError, match="again"):
@@ -69,7 +69,9 @@ def test_a_run_that_makes_no_step_between_two_failures_ends():
 
 
 def test_a_run_that_made_steps_restarts_even_if_it_failed_earlier_than_before():
-    """Checkpoint 50, failures at 53 and then at 52. Fails when the failures are compared."""
+    """The checkpoint is at 50, the failures at 53 and then at 52. Fails when the failures are
+    compared.
+    """
     restarts = make_restarts(3)
     fail(restarts, WorkerDiedError("first"), version=53)
     fail(restarts, WorkerDiedError("second"), began=50, version=52)
@@ -77,8 +79,8 @@ def test_a_run_that_made_steps_restarts_even_if_it_failed_earlier_than_before():
 
 
 def test_a_restart_resumes_from_the_runs_own_last_checkpoint(capsys):
-    """`resume=PATH` stays in force until then. Fails when a restart looks into a folder for
-    any checkpoint that it finds, or starts again beside a checkpoint.
+    """`resume=PATH` applies until then. Fails when a restart searches a folder for any checkpoint,
+    or starts over although there is a checkpoint.
     """
     restarts, resumed = Restarts(3, resume="other/checkpoints/step_50"), []
     for resume in restarts.lives():
@@ -100,13 +102,13 @@ def test_a_restart_resumes_from_the_runs_own_last_checkpoint(capsys):
 @pytest.mark.parametrize(
     ("error", "version"),
     [
-        (WorkerMemoryError("no memory"), 4),  # a restart would not bring more memory
+        (WorkerMemoryError("no memory"), 4),  # a restart would not add memory
         (RunError("a setting is wrong"), 4),
         (KeyboardInterrupt(), 4),
         (WorkerDiedError("while it was built"), None),
     ],
 )
 def test_other_errors_do_not_restart_the_run(error, version):
-    """Fails when a restart hides what would only happen again, or a person who stops the run."""
+    """Fails when a restart hides an error that would recur, or a person's request to stop."""
     with pytest.raises(type(error)):
         fail(make_restarts(3), error, version=version)

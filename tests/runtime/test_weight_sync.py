@@ -138,11 +138,11 @@ def train(
 
 @pytest.mark.usefixtures("_group")
 @pytest.mark.parametrize("keeps_weights", [True, False])
-def test_an_engine_with_the_adapter_alone_agrees_with_the_learner(
+def test_an_engine_with_only_the_adapter_agrees_with_the_learner(
     tmp_path, monkeypatch, keeps_weights
 ):
-    """Also one that has lost the frozen weights in its sleep, and gets them again. Fails when the
-    adapter is an older one, has another scale, or is added to weights that hold it already.
+    """Even an engine that lost the frozen weights in its sleep and gets them again. Fails when the
+    adapter is an older one, has another scale, or is added to weights that already contain it.
     """
     write_tiny_qwen3(tmp_path, tied=True)
     lora = LoraConfig(rank=4, alpha=16.0, sync=LoraSync.adapter)
@@ -159,7 +159,9 @@ def test_an_engine_with_the_adapter_alone_agrees_with_the_learner(
 
 
 def test_a_synced_engine_agrees_with_the_learner_and_an_unsynced_one_stops_the_run(model_path):
-    """Large steps: old weights are far from new ones. Fails when the check compares nothing."""
+    """Large steps make old weights very different from new ones. Fails when the check compares
+    nothing.
+    """
     learner, engine = build(model_path)
     assert max(train(learner, engine, sync=True)) <= 0.02
 

@@ -1,4 +1,6 @@
-"""Ray starts workers only; workers are ended even if Ray does not end them, with one message."""
+"""Ray only starts workers, and workers are ended even if Ray does not end them, with
+one message.
+"""
 
 import signal
 import subprocess
@@ -46,21 +48,21 @@ class NoActor:
 
 
 @pytest.mark.usefixtures("embedded_ray")
-def test_ray_starts_no_process_that_waits_for_work():
-    """Fails when it starts an idle one for each core, of which a GPU machine has hundreds."""
+def test_ray_starts_no_idle_processes():
+    """Fails when it starts one for each core, and a GPU machine has hundreds of cores."""
     group = Group()
     raylet = psutil.Process(group.pids[0]).parent()
     titles = []
     for each in raylet.children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # the process has ended in the meantime
             titles.append(" ".join(each.cmdline()))
     assert sum(title.startswith("ray::LightWorker") for title in titles) == 2
     assert not any(title.startswith("ray::IDLE") for title in titles)
 
 
 def test_stopping_ray_waits_until_its_processes_have_ended(monkeypatch):
-    """On a busy machine, a second is too short for each. Fails when one is left for the garbage
-    collector, which warns of it in any later test.
+    """On a busy machine, one second is too short for each. Fails when a process is left to the
+    garbage collector, which would print a warning in a later test.
     """
     before = psutil.Process().children()
     start_ray(num_workers=1, address=None)
@@ -78,7 +80,7 @@ def test_stopping_ray_waits_until_its_processes_have_ended(monkeypatch):
 
 @pytest.mark.usefixtures("embedded_ray")
 def test_a_worker_that_ray_does_not_end_is_killed(tmp_path):
-    """Fails when Ray's error leaves the process behind; the error is still raised."""
+    """Fails when the process survives Ray's error; the error is still raised."""
     code = "import time; print(flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
@@ -96,7 +98,9 @@ def test_a_worker_that_ray_does_not_end_is_killed(tmp_path):
 
 
 def test_the_terminal_shows_only_the_watchdogs_message_about_a_killed_worker(tmp_path):
-    """Ray prints pages about a worker, and about its own raylet. Fails when they are shown."""
+    """Ray prints pages about a worker, and about its own raylet. Fails when the terminal shows
+    them.
+    """
     script = (
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"

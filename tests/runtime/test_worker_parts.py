@@ -72,8 +72,8 @@ class BareWorker(Worker):
 
 
 def test_a_checkpoint_is_written_while_the_engine_sleeps_and_it_wakes_with_the_same_weights():
-    """On a GPU masters that were offloaded come back for it. Fails when they meet a KV cache there,
-    or when an engine that slept is left without weights.
+    """On a GPU, offloaded master weights come back for it. Fails when there is a KV cache on the
+    GPU at the same time, or when an engine that slept has no weights afterwards.
     """
     log = Log(policy_version=7)
     BareWorker(log).export(Path("step_7"))
@@ -84,7 +84,7 @@ def test_a_checkpoint_is_written_while_the_engine_sleeps_and_it_wakes_with_the_s
 
 
 def test_a_sync_wakes_the_kv_cache_after_the_learner_is_offloaded():
-    """Fails when the cache takes its memory while the masters are still there."""
+    """Fails when the cache takes its memory while the master weights are still there."""
     log = Log(policy_version=7)
     metrics = BareWorker(log).sync_weights(8).read()
     assert log.calls == ["wake weights", "load version 8", "offload", "wake KV cache"]
@@ -105,7 +105,7 @@ ADAPTER_ALONE = ("lora.rank=4", "lora.sync=adapter")
 def test_a_workers_engine_gets_the_settings_and_the_planned_values(
     monkeypatch, sleeps, keeps_parked, lora
 ):
-    """Fails when the decision of the memory plan, or a setting, does not reach vLLM."""
+    """Fails when a setting, or a choice of the memory plan, does not reach vLLM."""
     built: list[dict[str, Any]] = []
     monkeypatch.setattr(vllm_engine, "VllmEngine", record(built))
     overrides = ("rollout.temperature=0.6", "seed=7")
@@ -146,9 +146,9 @@ for group in (dist.group.WORLD, dist.new_group([0])):
 """
 
 
-def test_no_collective_gives_up_before_the_watchdog():
-    """The process group of all ranks has it, and one that is made later. Fails when torch's
-    own limit of half an hour ends a worker that waits for a slow one.
+def test_no_collective_times_out_before_the_watchdog():
+    """For the process group of all ranks and for one that is made later. Fails when torch's own
+    limit of half an hour ends a worker that waits for a slow one.
     """
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     command = [sys.executable, "-W", "ignore", "-c", JOIN]

@@ -1,4 +1,4 @@
-"""Number, nodes and order of the workers, and the comparison of ranks of one engine."""
+"""Number, nodes and order of the workers, and the comparison of ranks within one engine."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def completion(index: int = 0, *, token_ids: tuple[int, ...] = (5, 6)) -> Comple
 
 
 def layout_of(*overrides: str, gpus: int) -> tuple[str, int, int]:
-    """Return device, workers and engines of the tiny recipe with `overrides`, on a machine with
+    """Return device, workers and engines of the tiny recipe with `overrides` on a machine with
     `gpus`.
     """
     config = load("+recipe=tiny_cpu", *overrides)
@@ -47,7 +47,7 @@ def layout_of(*overrides: str, gpus: int) -> tuple[str, int, int]:
 
 
 def test_auto_is_every_gpu_or_one_engine_on_cpu() -> None:
-    """Fails when the workers of an engine are counted as engines."""
+    """Fails when the workers of an engine count as engines."""
     assert load("+recipe=tiny_cpu").runtime.num_workers == "auto"
     assert layout_of("runtime.device=auto", gpus=8) == ("cuda", 8, 8)
     two = "engine.tensor_parallel_size=2"
@@ -67,7 +67,7 @@ def test_auto_is_every_gpu_or_one_engine_on_cpu() -> None:
         (("engine.async_scheduling=true",), 0, True),
     ],
 )
-def test_steps_are_scheduled_ahead_on_gpus_or_when_asked(overrides, gpus, expected) -> None:
+def test_steps_are_scheduled_ahead_on_gpus_or_when_requested(overrides, gpus, expected) -> None:
     assert settle_on(*overrides, gpus=gpus).engine.async_scheduling is expected
 
 
@@ -76,9 +76,7 @@ def settle_on(*overrides: str, gpus: int) -> TrainConfig:
 
 
 def test_auto_is_float32_on_a_cpu_and_bfloat16_on_a_gpu() -> None:
-    """Fails when one of learner and engine is left out, or a precision that was asked for is not
-    taken.
-    """
+    """Fails when learner or engine is left out, or an explicit precision is not used."""
     for gpus, expected in ((0, ComputeDtype.float32), (1, ComputeDtype.bfloat16)):
         found = settle_on("runtime.device=auto", gpus=gpus)
         assert (found.learner.compute_dtype, found.engine.dtype) == (expected, expected)
@@ -87,8 +85,8 @@ def test_auto_is_float32_on_a_cpu_and_bfloat16_on_a_gpu() -> None:
     assert asked.engine.dtype is ComputeDtype.float32
 
 
-def test_workers_that_make_no_engines_are_refused_with_both_keys() -> None:
-    """A number at once, auto when it is known what it stands for."""
+def test_workers_that_do_not_form_whole_engines_are_refused_with_both_keys() -> None:
+    """A number is refused at once, auto when its value is known."""
     two = "engine.tensor_parallel_size=2"
     message = refusal("+recipe=tiny_cpu", "runtime.num_workers=3", two)
     assert "runtime.num_workers must be a multiple of engine.tensor_parallel_size=2" in message
@@ -114,7 +112,7 @@ def test_gpus_that_the_environment_hides_are_not_counted(environment, seen) -> N
     assert num_visible(8, environment) == seen
 
 
-def test_workers_go_to_few_nodes_and_engines_are_whole_on_one() -> None:
+def test_workers_go_to_few_nodes_and_no_engine_spans_two() -> None:
     """Fails when a node's odd GPU gets half an engine, or nodes are ordered by their names."""
     nodes = [node(10, 4), node(9, 8), node(2, 3)]
     assert spread(nodes, num_workers=8, tensor_parallel_size=1) == [(node(9, 8), 8)]
@@ -127,8 +125,10 @@ def test_workers_go_to_few_nodes_and_engines_are_whole_on_one() -> None:
         spread(nodes, num_workers=16, tensor_parallel_size=2)
 
 
-def test_ranks_follow_nodes_and_gpus_and_stay_as_they_are_on_cpu() -> None:
-    """10.0.0.9 is before 10.0.0.10, GPU 2 before GPU 10; two nodes of one machine stay apart."""
+def test_ranks_follow_nodes_and_gpus_and_do_not_change_on_cpu() -> None:
+    """10.0.0.9 comes before 10.0.0.10 and GPU 2 before GPU 10; two nodes on one machine stay
+    separate.
+    """
     found = [("10.0.0.10", "a", "10"), ("10.0.0.10", "a", "2")]
     found += [("10.0.0.9", node, "") for node in ("c", "b", "c", "b")]
     locations = [WorkerLocation(node_ip=ip, node_id=node, gpu=gpu) for ip, node, gpu in found]
@@ -165,9 +165,9 @@ def test_a_rank_that_sampled_other_tokens_is_named(theirs) -> None:
     assert ("index=1" in str(raised.value)) == (len(theirs) == 2)
 
 
-def test_shared_memory_without_a_name_is_gone_with_a_killed_process() -> None:
-    """A lock and a block of multiprocessing, as vLLM makes them, in a process that ends without a
-    word. Fails when their names stay: no one is left who could unlink them.
+def test_unnamed_shared_memory_disappears_with_a_killed_process() -> None:
+    """A lock and a block of multiprocessing, made like vLLM's, in a process that is killed. Fails
+    when their names remain, because no process is left to unlink them.
     """
     code = (
         "import multiprocessing as mp, os\n"

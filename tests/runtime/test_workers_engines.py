@@ -1,4 +1,6 @@
-"""Engines of several workers: ticks of ranks that belong together; test_runs.py has whole runs."""
+"""Engines with several workers: ticks of ranks that belong together; test_runs.py has
+whole runs.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ class Rank:
         self._held: list[Request] = []
 
     def ready(self) -> None:
-        """Return at once: the process exists."""
+        """Return at once, because the process exists."""
 
     def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:  # noqa: ARG002
         """Finish all but the last request of `submit`."""
@@ -84,7 +86,7 @@ def _cluster() -> Iterator[None]:
 
 
 def engines_of(folder: Path, *tokens: int, policy_version: int = 0) -> RayEngines:
-    """Return engines of SIZE ranks; each samples its one of `tokens`, as version 0 of the
+    """Return engines of SIZE ranks; each rank samples its entry of `tokens`, as version 0 of the
     policy.
     """
     ranks = [Rank.options(num_cpus=0).remote(token, 0) for token in tokens]
@@ -104,7 +106,9 @@ def of_prompt(prompt_id: int, *indices: int) -> Requests:
 
 @pytest.mark.usefixtures("_cluster")
 def test_an_engine_of_several_ranks_returns_every_completion_once(tmp_path):
-    """Fails when the ranks of an engine count as engines, or the followers' ticks stay behind."""
+    """Fails when the ranks of an engine count as engines, or ticks of other ranks than the first
+    remain.
+    """
     engines = engines_of(tmp_path, 7, 7, 8, 8)
     assert engines.num_engines == 2
     for engine in range(2):
@@ -125,7 +129,7 @@ def test_an_engine_of_several_ranks_returns_every_completion_once(tmp_path):
 
 @pytest.mark.usefixtures("_cluster")
 def test_a_rank_that_samples_other_tokens_ends_the_run_in_a_tick_and_in_an_abort(tmp_path):
-    """Fails when only the first rank of an engine is looked at."""
+    """Fails when only the first rank of an engine is checked."""
     engines = engines_of(tmp_path, 7, 7, 8, 9)
     engines.launch(1, of_prompt(1, 0, 1), slots=4, max_steps=2)
     with pytest.raises(RunError, match="worker 3 did not sample the same tokens as worker 2"):
@@ -136,8 +140,8 @@ def test_a_rank_that_samples_other_tokens_ends_the_run_in_a_tick_and_in_an_abort
 
 @pytest.mark.usefixtures("_cluster")
 def test_an_engine_with_a_wrong_policy_version_ends_the_run(tmp_path):
-    """As when a sync has brought nothing. Fails when the completions' versions are not looked at:
-    their samples would wait forever.
+    """This happens when a sync transferred nothing. Fails when the completions' versions are not
+    checked: their samples would wait forever.
     """
     engines = engines_of(tmp_path, 7, 7, policy_version=1)
     engines.launch(0, of_prompt(0, 0, 1), slots=4, max_steps=2)

@@ -1,4 +1,4 @@
-"""One worker and several learn the same; a weight sync stays within its memory."""
+"""One worker and several workers learn the same, and a weight sync stays within its memory."""
 
 import ctypes
 import threading
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 NUM_RANKS, NUM_UPDATES = 2, 3
 _MMAP_THRESHOLD = -3  # the value in malloc.h
 REWARDS = (0.0, 1.0)
-LARGEST = 48_000 * 512  # parameters of the embedding in the model below
+LARGEST = 48_000 * 512  # number of parameters of the embedding in the model below
 
 
 def sample_of(example: Example, prompt: Prompt, index: int) -> Sample:
@@ -42,7 +42,7 @@ def groups_of(examples: list[Example]) -> list[ScoredGroup]:
     groups = []
     for number in range(0, len(examples), 2):
         pair = examples[number : number + 2]
-        # One prompt a group, although each example has one: no test reads their text.
+        # One prompt per group, although each example has one: no test reads their text.
         prompt = Prompt(
             id=number,
             token_ids=pair[0].token_ids[: pair[0].num_prompt],
@@ -86,8 +86,8 @@ def run_rank(rank: int, folder: str) -> None:
 
 
 def test_two_workers_have_the_loss_of_one_on_the_same_groups(tmp_path: Path) -> None:
-    """To 1e-5, the packer's plans being different; later losses are of weights that two workers
-    have moved. Fails when the loss is averaged over ranks, or a rank's share is weighed by itself.
+    """Within 1e-5, since the packer's plans differ; later losses use weights that two workers have
+    updated. Fails when the loss is averaged over ranks, or a rank's share is weighted by itself.
     """
     write_model(tmp_path / "model")
     run_ranks(run_rank, str(tmp_path), num_ranks=NUM_RANKS)
@@ -133,12 +133,12 @@ def resident() -> int:
 
 def run_stream(rank: int, folder: str) -> None:
     libc = ctypes.CDLL("libc.so.6")
-    # The allocator returns tensors as soon as they are freed. Otherwise it would learn to keep
-    # blocks as large as the first ones for itself: up to one and a half times the largest tensor.
+    # Return tensors to the system as soon as they are freed. Otherwise the allocator would learn to
+    # keep blocks as large as the first ones: up to one and a half times the largest tensor.
     libc.mallopt(_MMAP_THRESHOLD, 1 << 20)
     with one_of(NUM_RANKS, rank=rank, folder=folder):
         learner = make_learner(f"{folder}/model", compute_dtype=ComputeDtype.bfloat16)
-        # Loading's freed memory is returned first: a stream that keeps everything could hide in it.
+        # Return the freed memory of loading first: a stream that keeps everything could hide in it.
         libc.malloc_trim(0)
         memory = PeakMemory()
         memory.start()
@@ -148,8 +148,8 @@ def run_stream(rank: int, folder: str) -> None:
 
 @pytest.mark.soak
 def test_streamed_weights_never_need_three_times_the_largest_tensor(tmp_path: Path) -> None:
-    """With a model more than six times its embedding, over two ranks. Fails when the stream keeps
-    what it has given, or casts after the gather instead of before it.
+    """With a model more than six times as large as its embedding, over two ranks. Fails when the
+    stream keeps tensors that it has yielded, or casts after the gather instead of before it.
     """
     config = Qwen3Config(
         vocab_size=48_000,

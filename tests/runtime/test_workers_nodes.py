@@ -18,7 +18,7 @@ CPUS = 3  # CPUs of each node: room for three workers, or for one engine of two
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Return the address of a Ray cluster that somebody else has started."""
+    """Start a Ray cluster of two nodes; yield its address."""
     options = {"num_cpus": CPUS, "object_store_memory": 80 << 20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=options)
     cluster.add_node(num_cpus=CPUS, object_store_memory=80 << 20)
@@ -38,10 +38,11 @@ def start_workers(placement: Placement) -> list[Any]:
 
 
 def test_an_engine_stays_on_one_node_and_all_workers_form_one_group(address: str) -> None:
-    """Four workers, engines of two, room for three workers on each node; actors are shuffled.
+    """Four workers in engines of two, with room for three workers on each node; actors are
+    shuffled.
 
-    Fails when an engine is divided over nodes, when ranks follow the order of creation, or when the
-    ranks meet at an address or port that is not rank 0's.
+    Fails when an engine spans two nodes, when ranks follow the order of creation, or when the ranks
+    meet at an address or port that is not rank 0's.
     """
     assert cluster_gpus(address) == 0
     placement = Placement(num_workers=4, tensor_parallel_size=2, use_gpu=False)
@@ -65,7 +66,7 @@ def test_an_engine_stays_on_one_node_and_all_workers_form_one_group(address: str
 
 
 def test_workers_that_do_not_fit_are_refused_before_anything_is_reserved(address: str) -> None:
-    """Six CPUs, but engines of two only twice."""
+    """There are six CPUs, but only room for two engines of two."""
     assert cluster_gpus(address) == 0
     with pytest.raises(RunError, match=r"runtime\.num_workers=6: 2 of them do not fit"):
         Placement(num_workers=6, tensor_parallel_size=2, use_gpu=False)

@@ -1,4 +1,4 @@
-"""Made-up workers, statuses and snapshots, as supervision sees them."""
+"""Invented workers, statuses and snapshots, in the form that supervision gets."""
 
 from april_rl.supervision.diagnosis import GIB, ClusterSnapshot
 from april_rl.supervision.heartbeat import Activity, WorkerProcess

@@ -10,7 +10,7 @@ from april_rl.supervision.stall_report import report_text
 
 
 def test_the_report_says_that_workers_wait_for_the_dead_then_the_stopped_then_the_slowest():
-    """Fails when the order is another, or when a worker between two calls is said to wait."""
+    """Fails when the order differs, or a worker between two calls is reported as waiting."""
     even, behind, idle = status(), status(call_beats=2), status(is_running=False)
     stopped, dead = status("T"), status("")
     assert snapshot(even, behind, stopped, dead).who_waits() == "workers 0, 1, 2 wait for worker 3"
@@ -38,7 +38,7 @@ def test_a_death_for_lack_of_memory_is_named_with_the_settings_to_lower():
 
 
 def test_a_dead_worker_is_named_with_the_call_it_was_in_or_after():
-    """Fails when a worker that died between two calls is said to have died in the last one."""
+    """Fails when a worker that died between two calls is reported to have died in the last one."""
     assert "died in update:" in str(death_error(snapshot(status("")), 0))
     assert "died after update:" in str(death_error(snapshot(status("", is_running=False)), 0))
     never_called = status("", call="", is_running=False)
@@ -46,7 +46,7 @@ def test_a_dead_worker_is_named_with_the_call_it_was_in_or_after():
 
 
 def test_when_all_workers_of_a_node_are_dead_the_message_names_rays_process():
-    """They end with their raylet. Fails when one of them is blamed as if it had died alone."""
+    """They end with their raylet. Fails when one of them is blamed as if it had died by itself."""
     one_of_two, the_only_one = snapshot(status(""), status()), snapshot(status(""))
     assert "raylet" not in str(death_error(one_of_two, 0)) + str(death_error(the_only_one, 0))
     both = snapshot(status(""), status(""))
@@ -85,7 +85,9 @@ def test_rays_guesses_about_a_death_are_left_out_and_its_facts_are_shown():
 
 
 def test_messages_of_every_allocator_are_read_as_lack_of_memory():
-    """From torch on CUDA and CPU, and from Python. Fails when only one of the classes is known."""
+    """From torch on CUDA and CPU, and from Python. Fails when only one of the classes is
+    recognised.
+    """
     for cause in (
         MemoryError(),
         RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -97,7 +99,7 @@ def test_messages_of_every_allocator_are_read_as_lack_of_memory():
     assert not read_failure(other).is_out_of_memory
 
 
-def test_messages_advise_on_the_failed_call_also_before_workers_are_watched():
+def test_messages_advise_on_the_failed_call_even_before_workers_are_watched():
     assert "learner.max_tokens" in str(memory_error(snapshot(status()), 0, "reason"))
     assert "during start-up" in str(memory_error(BEFORE_START, None, "reason"))
     error = no_progress_error(BEFORE_START, None, key="6 · runtime.stall_timeout_s", limit_s=9)

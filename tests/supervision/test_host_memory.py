@@ -1,4 +1,4 @@
-"""Memory under a limit: containers and batch jobs, in either version of Linux's control groups."""
+"""Memory under a limit: containers and batch jobs, in both versions of Linux's control groups."""
 
 from pathlib import Path
 
@@ -45,8 +45,8 @@ def mount(folder: Path, version: str) -> Path:
 
 @pytest.mark.parametrize("version", LIMITS)
 def test_the_tightest_group_around_a_process_decides(tmp_path, version):
-    """A job of 64 MiB with a task without a limit. Fails when the machine's memory is told, when
-    only the innermost group is asked, or when the kernel's cache of files counts as used.
+    """A job of 64 MiB with a task without a limit. Fails when the machine's memory is reported,
+    when only the innermost group is read, or when the kernel's file cache counts as used.
     """
     top = mount(tmp_path, version)
     none = {"v2": "max", "v1": 2**63 - 4096}[version]
@@ -58,7 +58,9 @@ def test_the_tightest_group_around_a_process_decides(tmp_path, version):
 
 @pytest.mark.parametrize("version", LIMITS)
 def test_in_a_container_the_group_is_the_mount_itself(tmp_path, version):
-    """The path is the machine's and leads nowhere. Fails when the limit is looked for there."""
+    """The path comes from the machine and does not exist here. Fails when the limit is looked up
+    there.
+    """
     write_group(mount(tmp_path, version), version, limit=64 << 20, used=80, cache=0)
     found = memory_of(tmp_path, version, path="/kubepods/pod/container")
     assert (found.total, found.free) == (64 << 20, 0)
@@ -73,9 +75,10 @@ def test_without_a_limit_the_memory_of_the_machine_counts(tmp_path):
 
 
 @pytest.mark.parametrize("version", LIMITS)
-def test_kills_are_counted_in_the_group_of_a_process_where_it_counts_them(tmp_path, version):
-    """Fails when those of the whole machine are, on which other jobs run, or failures to allocate;
-    without a group that counts it is the machine's, and without that none.
+def test_kills_are_counted_in_the_group_of_a_process_if_it_counts_them(tmp_path, version):
+    """Without a group that counts, the count of the machine is used, and without that none. Fails
+    when the machine's kills count although the group has a count, since other jobs run there, or
+    when failed allocations count.
     """
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("nr_free_pages 7\noom_kill 40\n")
@@ -99,8 +102,8 @@ def test_kills_are_counted_in_the_group_of_a_process_where_it_counts_them(tmp_pa
         ({"PYTORCH_ALLOC_CONF": "pinned_max_round_threshold_mb:8"}, None),
     ],
 )
-def test_allocator_settings_of_the_user_are_kept(given, expected):
-    """Fails when one variable hides the settings of another: torch reads the first that is set; or
-    when segments grow although the user has said how memory is allocated.
+def test_the_users_allocator_settings_are_kept(given, expected):
+    """Fails when one variable hides the settings of another, since torch reads the first that is
+    set, or when segments become expandable although the user has chosen how memory is allocated.
     """
     assert allocator_environment(given).get("PYTORCH_ALLOC_CONF") == expected

@@ -1,4 +1,4 @@
-"""Ray's head process (gcs_server) ends: the run notices, says so, and leaves no process."""
+"""When Ray's head process (gcs_server) ends, the run notices it, says so, and leaves no process."""
 
 import re
 import socket
@@ -18,12 +18,14 @@ MANY = 10  # more checks than are needed
 
 
 class MovingAddress:
-    """An address with a listening process, with none, or with one that does not accept."""
+    """An address with a listening process, without one, or with one that does not accept
+    connections.
+    """
 
     def __init__(self, stack: ExitStack) -> None:
         self.listening = stack.enter_context(closing(socket.create_server(("127.0.0.1", 0))))
         self.refusing = stack.enter_context(closing(socket.socket()))
-        self.refusing.bind(("127.0.0.1", 0))  # no one listens there
+        self.refusing.bind(("127.0.0.1", 0))  # no process listens there
         self.full = stack.enter_context(closing(socket.create_server(("127.0.0.1", 0), backlog=0)))
         for _ in range(3):  # more connections than the kernel keeps waiting
             waiting = stack.enter_context(closing(socket.socket()))
@@ -57,8 +59,8 @@ def test_a_head_is_lost_after_consecutive_refusals_where_it_once_listened(addres
 
 
 def test_a_head_that_does_not_answer_is_not_lost(address):
-    """It may be busy, or the network slow. Fails when every missing answer counts as a refusal, or
-    when refusals before a missing answer still count.
+    """It may be busy, or the network slow. Fails when every missing reply counts as a refusal, or
+    when refusals before a missing reply still count.
     """
     address.check(address.listening, 1)
     assert address.head.is_listening()
@@ -69,13 +71,13 @@ def test_a_head_that_does_not_answer_is_not_lost(address):
     assert not address.check(address.refusing, 4)
 
 
-def test_a_head_that_never_answered_is_not_lost(address):
-    """Its address may be out of reach from here. Fails when refusals alone count."""
+def test_a_head_that_never_replied_is_not_lost(address):
+    """Its address may be unreachable from here. Fails when refusals are enough."""
     assert not address.check(address.refusing, MANY)
 
 
 def test_the_error_names_the_process_that_ended_and_the_remedy():
-    """Also before workers are watched. Fails when it mentions memory though no process was killed
+    """Even before workers are watched. Fails when it mentions memory although no process was killed
     for it.
     """
     message = str(ray_head_error(BEFORE_START, "10.0.0.1:6379"))
@@ -130,8 +132,8 @@ except RunError as error:
 
 
 def run_and_kill_head(folder: Path, *, is_alone: bool) -> tuple[str, list[int]]:
-    """Kill the head process of a run, alone or with its node's raylet, and check that the run ends
-    in time. Return its stderr and the pids that it had.
+    """Kill the head process of a run, with or without its node's raylet, and check that the run
+    ends in time. Return its stderr and the pids of its processes.
     """
     done = run_alone(f"IS_ALONE = {is_alone}\n{SCRIPT}", folder)
     assert done.returncode == 1
@@ -146,9 +148,9 @@ def run_and_kill_head(folder: Path, *, is_alone: bool) -> tuple[str, list[int]]:
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_a_run_whose_head_process_is_killed_ends_with_one_message_and_no_process(tmp_path):
-    """It was suspended for some seconds before. Fails when a slow head is taken for dead; when the
-    end is left to Ray, which takes a minute and gives no reason; when cleaning up waits for Ray; or
-    when a process of Ray or of a worker is left.
+    """The head process was suspended for some seconds before. Fails when a slow head counts as
+    dead; when the end is left to Ray, which takes a minute and gives no reason; when cleaning up
+    waits for Ray; or when a process of Ray or of a worker is left.
     """
     stderr, pids = run_and_kill_head(tmp_path, is_alone=True)
     [message, _] = stderr.splitlines()
@@ -161,7 +163,9 @@ def test_a_run_whose_head_process_is_killed_ends_with_one_message_and_no_process
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_cleaning_up_does_not_hang_when_head_process_and_workers_end_together(tmp_path):
-    """As after `ray stop`. Fails when cleaning up asks Ray unless the head was blamed."""
+    """This happens after `ray stop`. Fails when cleaning up calls Ray unless the head
+    was blamed.
+    """
     stderr, _ = run_and_kill_head(tmp_path, is_alone=False)
     assert re.search(r"^error: worker \d \(pid \d+ on .* died (in|before|after) ", stderr, re.M), (
         stderr

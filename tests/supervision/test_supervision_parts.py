@@ -1,4 +1,4 @@
-"""Parts of supervision alone: heartbeat, node monitor, progress timer, step timer."""
+"""Single parts of supervision: heartbeat, node monitor, progress timer, step timer."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def update(
     timer.update(statuses, elapsed_s=elapsed_s, waited_for=waited_for)
 
 
-def test_time_without_progress_counts_from_the_last_beat_while_a_worker_is_waited_for():
+def test_time_without_progress_counts_from_the_last_beat_while_a_call_is_open():
     """Fails when it counts for a worker without a call, or when a beat does not reset it."""
     timer = ProgressTimer(2)
     for beats in (1, 1, 1, 1):
@@ -44,7 +44,7 @@ def test_time_without_progress_counts_from_the_last_beat_while_a_worker_is_waite
 
 
 def test_a_controller_that_was_itself_suspended_does_not_blame_its_workers():
-    """Ctrl-Z and fg an hour later. Fails when it counts as an hour without progress."""
+    """As with Ctrl-Z, and fg an hour later. Fails when that counts as an hour without progress."""
     timer = ProgressTimer(2)
     update(timer, status(), status("T"))
     update(timer, status(), status("T"), elapsed_s=3600.0)
@@ -55,7 +55,7 @@ def test_a_controller_that_was_itself_suspended_does_not_blame_its_workers():
 
 
 def test_time_stopped_counts_from_when_a_process_is_first_found_stopped():
-    """Fails when the time before that counts: a controller may not have checked for seconds."""
+    """Fails when earlier time counts: a controller may not have checked for seconds."""
     timer = ProgressTimer(1)
     update(timer, status("S"))
     update(timer, status("T"), elapsed_s=3.0)
@@ -69,8 +69,8 @@ def counted_kills(*processes: WorkerProcess) -> list[int]:
 
 
 def test_only_memory_kills_since_a_worker_is_watched_are_counted(tmp_path):
-    """There were three before. Fails when the counter is shown as it is, or counted from the start
-    of the monitor: Ray may restart it after the kill. A missing counter counts none.
+    """There were three before. Fails when the total is shown, or kills count only from the start of
+    the monitor, which Ray may restart after the kill. A missing counter counts as zero.
     """
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 9\noom_kill 3\n")
@@ -147,7 +147,7 @@ class HeartbeatWorker:
         return self.reader.activity()
 
 
-def test_a_heartbeat_shows_the_running_call_and_the_last_one_also_after_a_failure():
+def test_a_heartbeat_shows_the_running_call_and_the_last_one_even_after_a_failure():
     worker = HeartbeatWorker()
     during = worker.update(False)
     assert (during.call, during.is_running, during.call_beats) == ("update", True, 1)
@@ -160,7 +160,7 @@ def test_a_heartbeat_shows_the_running_call_and_the_last_one_also_after_a_failur
 
 
 def test_a_monitor_sees_a_process_stop_and_end_and_never_kills_one_that_reuses_its_pid():
-    """Fails when a zombie counts as alive, or when a process is known by its pid alone."""
+    """Fails when a zombie counts as alive, or when a process is identified only by its pid."""
     code = "import time; print(flush=True); time.sleep(600)"
     with ExitStack() as exits:
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
@@ -190,11 +190,9 @@ def test_a_monitor_sees_a_process_stop_and_end_and_never_kills_one_that_reuses_i
 
 
 @pytest.mark.parametrize(("stderr", "expected"), [("log", "last words"), ("/proc/self/mem", "")])
-def test_the_report_has_the_end_of_a_log_and_tolerates_one_that_cannot_be_read(
-    tmp_path, stderr, expected
-):
-    """Reading /proc/self/mem at 0 is an OSError, like a disk that has gone. Fails when it ends the
-    report.
+def test_the_report_has_the_end_of_a_log_and_skips_an_unreadable_one(tmp_path, stderr, expected):
+    """Reading /proc/self/mem at 0 raises an OSError, like a disk that has disappeared. Fails when
+    that ends the report.
     """
     code = (
         "import sys, time\n"

@@ -1,6 +1,8 @@
-"""Workers that are killed, stopped, hung or out of memory: noticed in seconds, reported, ended.
+"""Workers that are killed, stopped, hung or out of memory are noticed in seconds, reported and
+ended.
 
-Real Ray and real collectives over gloo, with workers that have neither model nor engine.
+The tests use real Ray and real collectives over gloo, with workers that have neither model nor
+engine.
 """
 
 import os
@@ -54,7 +56,7 @@ def shared_group() -> Group:
 
 @pytest.fixture
 def group(tmp_path) -> Iterator[Group]:
-    """Return a group for other tests; check that no process is left."""
+    """Return a group for a single test; check that no process is left."""
     new = Group()
     watchdog = GroupWatchdog(new, tmp_path)
     yield new
@@ -82,19 +84,19 @@ def test_healthy_workers_give_results_and_no_report(shared_group, tmp_path):
 
 
 def test_a_worker_that_makes_progress_may_take_as_long_as_it_needs(shared_group, tmp_path):
-    """Fails when a call has a limit as a whole."""
+    """Fails when a whole call has a time limit."""
     watchdog = GroupWatchdog(shared_group, tmp_path, stall_timeout_s=2.0)
     assert watchdog.results([shared_group.actors[0].work.remote(8, 0.5)], reports_beats=True) == [8]
 
 
-def test_a_call_that_reports_no_beats_has_the_longer_limit(shared_group, tmp_path):
-    """Fails when the limit for calls with beats holds for every call."""
+def test_a_call_without_beats_has_the_longer_limit(shared_group, tmp_path):
+    """Fails when the limit for calls with beats applies to every call."""
     watchdog = GroupWatchdog(shared_group, tmp_path, stall_timeout_s=1.0)
     assert watchdog.results([shared_group.actors[0].work.remote(1, 3.5)]) == [1]
 
 
 def test_ticks_that_return_without_an_engine_step_are_a_stall(shared_group, tmp_path):
-    """Every call returns at once. Fails when an answer alone counts as progress."""
+    """Every call returns at once. Fails when a result without a step counts as progress."""
     watchdog = GroupWatchdog(shared_group, tmp_path)
     workers = EngineGroup(engines=[shared_group.actors[:1]], policy_version=0, watchdog=watchdog)
     engines = RayEngines(workers, deterministic=True)
@@ -114,7 +116,7 @@ def test_an_error_in_a_worker_is_shown_with_its_traceback(shared_group, tmp_path
 
 
 def test_a_failed_allocation_is_shown_with_memory_use_and_settings_to_lower(shared_group, tmp_path):
-    """Fails when it is shown as any other traceback."""
+    """Fails when it is shown like any other traceback."""
     watchdog = GroupWatchdog(shared_group, tmp_path)
     with pytest.raises(WorkerMemoryError, match=r"worker 1 .* in update .*MemoryError") as caught:
         watchdog.results(shared_group.update("no memory"), reports_beats=True)
@@ -136,8 +138,8 @@ def test_a_killed_worker_is_blamed_and_not_the_one_whose_collective_breaks(group
 
 
 def test_a_crash_in_native_code_is_reported_with_the_end_of_the_workers_log(group, tmp_path):
-    """Ray says that the process may have run out of memory. Fails when its stderr, where Python has
-    written the stack, is not in the report.
+    """Ray says that the process may have run out of memory. Fails when the report lacks its stderr,
+    where Python has written the stack.
     """
     watchdog = GroupWatchdog(group, tmp_path)
     with pytest.raises(WorkerDiedError, match=r"worker 1 .* died in update"):
@@ -156,7 +158,7 @@ def test_a_dead_worker_is_blamed_even_if_only_another_one_was_called_and_failed(
 
 
 def test_a_dead_worker_is_noticed_while_waiting_for_another_one(group, tmp_path):
-    """No one has called worker 1. Fails when only called workers are checked."""
+    """No call to worker 1 is open. Fails when only called workers are checked."""
     watchdog = GroupWatchdog(group, tmp_path)
     after(0.5, lambda: os.kill(group.pids[1], signal.SIGKILL))
     started = time.monotonic()
@@ -166,8 +168,8 @@ def test_a_dead_worker_is_noticed_while_waiting_for_another_one(group, tmp_path)
 
 
 def test_a_stopped_worker_is_noticed_in_seconds_and_its_stacks_are_in_the_report(group, tmp_path):
-    """SIGSTOP: it answers nothing. Fails when its stacks are requested without letting it continue,
-    or when it is left stopped.
+    """After SIGSTOP it answers nothing. Fails when its stacks are requested without letting it
+    continue, or when it is left stopped.
     """
     watchdog = GroupWatchdog(group, tmp_path)
     after(1, lambda: os.kill(group.pids[1], signal.SIGSTOP))
@@ -211,8 +213,8 @@ def test_a_worker_that_hangs_is_blamed_and_not_the_one_that_waits_for_it(group, 
 
 
 def test_a_killed_controller_leaves_no_worker_not_even_a_stopped_one(tmp_path):
-    """SIGKILL: the controller cannot clean up. Fails when workers are ended only by the controller,
-    or only by themselves.
+    """After SIGKILL the controller cannot clean up. Fails when workers are ended only by the
+    controller, or only by themselves.
     """
     script = (
         "import os, signal, sys, time\n"
@@ -240,9 +242,9 @@ def test_a_killed_controller_leaves_no_worker_not_even_a_stopped_one(tmp_path):
 
 @pytest.mark.soak
 def test_a_worker_on_another_node_is_watched_and_ended_through_that_nodes_monitor(tmp_path):
-    """Two raylets. Fails when only the local node's workers are watched; when stacks and logs of
-    the other node are missing; when a monitor that was killed and restarted looks like a stall; or
-    when cleaning up after Ray has shut down starts Ray again.
+    """With two raylets. Fails when only the local node's workers are watched; when stacks and logs
+    of the other node are missing; when a monitor that was killed and restarted looks like a stall;
+    or when cleaning up after Ray has shut down starts Ray again.
     """
     script = (
         "import os, signal, sys, time\n"

@@ -13,7 +13,7 @@ from april_rl.lab.simulator.simulated_engine import SimulatedEngine
 
 
 class Engine(SimulatedEngine):
-    """An engine that counts, in place of the real one, and remembers where samples began."""
+    """An engine that counts its work in place of the real one, and records where samples began."""
 
     kv_cache_tokens = 10_000
 
@@ -31,7 +31,7 @@ class Engine(SimulatedEngine):
         return super().advance(submit, **limits)
 
     def release_parked(self):
-        """Do nothing: nothing is kept."""
+        """Do nothing, because nothing is kept."""
 
 
 @pytest.mark.parametrize("name", ["rollout", "step"])
@@ -42,7 +42,7 @@ def test_each_benchmark_explains_its_options(name):
     assert "--rounds" in done.stdout
 
 
-def test_each_factor_is_measured_beside_the_synchronous_loop_and_the_limit():
+def test_each_factor_is_measured_with_the_synchronous_loop_and_the_limit():
     parser = argparse.ArgumentParser()
     rollout.add_arguments(parser)
     args = parser.parse_args(["--factors", "2"])
@@ -58,8 +58,10 @@ def test_each_factor_is_measured_beside_the_synchronous_loop_and_the_limit():
     ]
 
 
-def test_the_engine_continues_the_samples_that_the_simulated_steps_have_parked():
-    """Fails when slots are empty at first: a mode that finishes short responses only looks fast."""
+def test_the_engine_continues_the_samples_that_the_simulated_steps_parked():
+    """Fails when slots are empty at the beginning: a mode that finishes short responses would look
+    fast.
+    """
     parser = argparse.ArgumentParser()
     rollout.add_arguments(parser)
     engine = Engine()

@@ -1,5 +1,5 @@
-"""tools/gpu_acceptance.py: every part is measured, skipped with its reason or failed with its
-message, once.
+"""tools/gpu_acceptance.py: every part is measured, skipped with a reason or failed with a message,
+and only once.
 """
 
 import json
@@ -62,7 +62,7 @@ def smoke(weights: str, *mismatch: float) -> dict[str, Outcome]:
 
 
 def accept(folder: Path, *arguments: str, path: Path | None = None):
-    """Return the ended program; `path` comes before all else that is imported."""
+    """Run the tool and return the ended program; `path` is searched first for imports."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     if path is not None:
         environment["PYTHONPATH"] = str(path)
@@ -91,7 +91,7 @@ def test_the_limit_is_four_times_the_largest_mismatch_rounded_up_to_one_digit():
     assert calibrate({"environment": outcome()}) is None
 
 
-def test_a_calibration_is_written_once_learner_and_engine_are_measured(tmp_path):
+def test_a_calibration_is_written_after_learner_and_engine_are_measured(tmp_path):
     """Fails when a key or a unit is not the one that predictions read."""
     parts = {name: outcome(values=values) for name, values in MEASURED.items()}
     path = tmp_path / "calibration.json"
@@ -118,7 +118,7 @@ def steps_with(*mismatch: float) -> list[dict[str, float]]:
         ((0.002, 0.003), [False, True]),
     ],
 )
-def test_engines_of_several_gpus_need_every_step_and_a_small_mismatch(mismatch, as_expected):
+def test_engines_on_several_gpus_need_every_step_and_a_small_mismatch(mismatch, as_expected):
     rows = rows_of_run(2, steps_with(*mismatch))
     assert [row.is_as_expected for row in rows] == as_expected
 
@@ -138,7 +138,7 @@ def test_a_killed_rank_needs_a_restart_and_every_step_once(changes, is_as_expect
     assert row_of_kill(found | changes).is_as_expected is is_as_expected
 
 
-def test_engines_of_several_gpus_are_skipped_with_fewer(tmp_path):
+def test_engines_on_several_gpus_are_skipped_with_fewer(tmp_path):
     with pytest.raises(SkippedError, match="it needs 4 GPUs; this machine has 1"):
         tensor_parallel(Session(tmp_path, GPU))
 
@@ -162,7 +162,7 @@ def test_results_are_read_back_unchanged_and_refused_on_another_machine(tmp_path
         Results.read(tmp_path, replace(GPU, count=2))
 
 
-def test_the_page_says_what_to_look_at_and_what_to_set(tmp_path):
+def test_the_page_says_what_to_check_and_what_to_set(tmp_path):
     rows = (
         Row("abort", "300 ms", "at most 100 ms", is_as_expected=False),
         Row("fastest", "α 2", setting="rollout.over_sampling_factor=2"),
@@ -222,19 +222,21 @@ def test_a_start_runs_the_missing_or_the_named_parts(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("modes", [runs.ALPHAS, runs.GRAPHS, runs.ASYNCHRONOUS, runs.KEEP])
-def test_the_settings_that_a_comparison_proposes_go_together(modes):
+def test_the_settings_that_a_comparison_proposes_work_together(modes):
     for settings in modes.values():
         to_config(compose_overrides(["model.path=MODEL", "data.path=DATA", *settings]))
 
 
 def test_peaks_are_found_by_the_names_that_devices_have():
-    """A longer name counts before a shorter one that it contains, as H100 PCIe before H100."""
+    """A longer name is matched before a shorter one that it contains, such as H100 PCIe before
+    H100.
+    """
     assert sheet_tflops("NVIDIA H100 PCIe") == 756.5
     assert sheet_tflops("NVIDIA H100 80GB HBM3") == 989.5
     assert sheet_tflops("NVIDIA T4") is None
 
 
-def test_a_wrong_argument_is_named_before_anything_runs_and_the_help_lists_every_part(capsys):
+def test_a_wrong_argument_is_reported_before_anything_runs_and_the_help_lists_every_part(capsys):
     for argument, message in (
         ("parts=sync,nonsense", "nonsense is not a part"),
         ("folder=x", "folder is not an option"),
@@ -268,7 +270,7 @@ def test_a_command_that_hangs_fails_and_leaves_no_process(tmp_path):
     ],
 )
 def test_a_command_that_fails_is_shown_with_its_error(tmp_path, said, error, message):
-    """Fails when its last line is shown, or when a run that is too large counts as failed."""
+    """Fails when only its last line is shown, or when a run that is too large counts as failed."""
     with pytest.raises(error, match=message):
         Session(tmp_path, GPU).run("bad", "sh", "-c", f"echo starting; {said}; exit 1")
 
@@ -277,10 +279,10 @@ def test_a_command_that_fails_is_shown_with_its_error(tmp_path, said, error, mes
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 @pytest.mark.parametrize(("part", "library"), [("learner", "hydra"), ("sync", "vllm")])
-def test_a_part_that_fails_is_on_the_page_and_a_second_start_does_nothing(
+def test_a_part_that_fails_is_on_the_page_and_a_second_start_repeats_nothing(
     tmp_path, capsys, part, library
 ):
-    """Fails when the message of a library that a part cannot import is not on the page."""
+    """Fails when the page lacks the message of a library that a part cannot import."""
     (tmp_path / "path" / library).mkdir(parents=True)
     broken = tmp_path / "path" / library / "__init__.py"
     broken.write_text(f"raise ImportError({PLANTED!r})")
@@ -291,9 +293,9 @@ def test_a_part_that_fails_is_on_the_page_and_a_second_start_does_nothing(
     assert statuses(folder) == expected
     page = (folder / "acceptance.md").read_text()
     assert f"failed: ImportError: {PLANTED}" in page
-    assert "output=" in first.stdout.splitlines()[-1]  # it shows how to run the part again
+    assert "output=" in first.stdout.splitlines()[-1]  # the page shows how to run the part again
 
-    # A second run of the part would find the library whole.
+    # A second run of the part would be able to import the library.
     only = ",".join(set(gpu_acceptance.NAMES) - set(expected))
     everything = json.loads((folder / "acceptance.json").read_text())
     skipped = {"status": "skipped", "took_s": 0.0, "reason": "not in this test"}
@@ -309,7 +311,7 @@ def test_a_part_that_fails_is_on_the_page_and_a_second_start_does_nothing(
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_without_vllm_the_learner_is_measured_and_the_rest_says_why_not(tmp_path):
+def test_without_vllm_the_learner_is_measured_and_the_other_parts_give_the_reason(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(HIDES_VLLM)
     folder = tmp_path / "out"
     ended = accept(folder, "parts=sync,learner,keep", path=tmp_path)

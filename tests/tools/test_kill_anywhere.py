@@ -8,17 +8,17 @@ from command_line import environment, groups_of, steps_of, write_task
 from source_tree import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine, pytest.mark.soak]
-NUM_KILLS, SEED = 50, 3  # they meet kills of every kind
+NUM_KILLS, SEED = 50, 3  # these settings meet kills of every kind
 
 
 def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(tmp_path):
-    """The reward counts its calls. Fails when a checkpoint is half written, a step is there twice,
-    a prompt is lost or trained twice, a process stays, or the reward counts from 0 after a resume.
+    """The reward counts its calls. Fails when a checkpoint is half written, a step is repeated, a
+    prompt is lost or trained twice, a process is left, or the reward counts from 0 after a resume.
     """
     task = write_task(tmp_path)
     args = ["--kills", str(NUM_KILLS), "--seed", str(SEED), "--output", str(tmp_path / "killed")]
     args += [
-        "~evaluation.sets.held_out",  # an own model takes less time than the tiny task's
+        "~evaluation.sets.held_out",  # a new model takes less time than the tiny task's
         f"model.path={task / 'model'}",
         f"data.path={task / 'sums.jsonl'}",
         "data.template=plain",

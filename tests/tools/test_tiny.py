@@ -1,4 +1,4 @@
-"""The tiny task: its problems, its tokenizer, the files of the package, and a policy that stops."""
+"""The tiny task: its problems, its tokenizer, its files in the package, and a policy that stops."""
 
 import json
 import re
@@ -75,7 +75,7 @@ def test_response_lengths_have_a_long_tail_and_fit_the_budget() -> None:
     assert lengths[-1] <= 256
 
 
-def test_training_and_warm_start_problems_hold_no_held_out_one() -> None:
+def test_training_and_warm_start_problems_contain_no_held_out_one() -> None:
     held_out = task.held_out_problems(256)
     training = task.training_problems(5000, seed=0, held_out=held_out)
     assert len(set(held_out)) == 256
@@ -112,7 +112,7 @@ def test_paths_that_are_not_builtin_are_returned_unchanged() -> None:
         ("model.path", "builtin:tiny or builtin:tiny_teacher"),
     ],
 )
-def test_an_unknown_builtin_is_refused_with_the_ones_that_fit_the_setting(key, fitting) -> None:
+def test_an_unknown_builtin_is_refused_with_the_valid_names_for_the_setting(key, fitting) -> None:
     with pytest.raises(RunError) as caught:
         builtins.resolve("builtin:nope", key=key)
     assert str(caught.value) == f"{key}=builtin:nope: no such builtin; choose {fitting}"
@@ -146,8 +146,10 @@ def test_the_policy_of_the_package_has_the_shape_and_tokenizer_that_the_warm_sta
     assert size < 2 * 2**20, "the package carries it"
 
 
-def test_a_set_of_messages_gives_the_tiny_policy_the_tokens_of_the_plain_sums(tmp_path) -> None:
-    """Fails when a conversational set cannot be tried with builtin:tiny."""
+def test_a_data_set_of_messages_gives_the_tiny_policy_the_tokens_of_the_plain_sums(
+    tmp_path,
+) -> None:
+    """Fails when a conversational data set cannot be tried with builtin:tiny."""
     from april_rl.config.task import PromptSetConfig
     from april_rl.data.prompts import load_prompts
     from april_rl.data.tokenizer import load_tokenizer
@@ -201,7 +203,9 @@ def test_a_warm_started_policy_stops_by_itself() -> None:
 
 @pytest.mark.soak
 def test_a_policy_trained_again_is_as_accurate_as_the_one_of_the_package(tmp_path: Path) -> None:
-    """By held-out avg@4 with the real engine; the two may differ by other CPUs' rounding."""
+    """By held-out avg@4 with the real engine; the two may differ because other CPUs round
+    differently.
+    """
     from april_rl.commands.evaluate import main
     from april_rl.evaluation.report import FILE_NAME, read_report
 

@@ -1,4 +1,4 @@
-"""A tracker that shows nothing, and a sample for it."""
+"""A tracker without any display, and a sample for it."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -11,8 +11,8 @@ from april_rl.types import Completion, Prompt, Sample, SampleId
 
 
 def make_tracker(run_dir: Path, **changes: object) -> Tracker:
-    """Return a tracker; `changes` are fields of the tracking section or arguments of the
-    tracker.
+    """Return a tracker; `changes` are fields of the tracking section or arguments of
+    the tracker.
     """
     names = {field.name for field in fields(TrackingConfig)}
     quiet = {"backends": [], "save_samples_every": 0}

@@ -1,4 +1,4 @@
-"""One run directory, one run."""
+"""A run directory belongs to one run."""
 
 import re
 from pathlib import Path
@@ -12,8 +12,10 @@ from april_rl.tracking.metrics_file import read_metrics
 from april_rl.tracking.tracker import RunDirectoryError
 
 
-def test_a_directory_that_holds_a_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    """Fails when metrics.jsonl is opened for appending, or config.yaml is written before it."""
+def test_a_directory_with_a_run_is_refused_and_left_unchanged(tmp_path: Path) -> None:
+    """Fails when metrics.jsonl is opened for appending, or config.yaml is written
+    before the check.
+    """
     with make_tracker(tmp_path) as tracker:
         tracker.log(0, Metrics({"reward/mean": 0.5}))
     before = {path.name: path.read_text() for path in tmp_path.iterdir()}
@@ -23,8 +25,8 @@ def test_a_directory_that_holds_a_run_is_refused_and_left_as_it_is(tmp_path: Pat
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
-def test_a_directory_whose_run_was_refused_at_its_start_can_be_used_again(tmp_path: Path) -> None:
-    """Fails when a metrics.jsonl without a step stays behind."""
+def test_a_directory_whose_run_was_refused_at_the_start_can_be_used_again(tmp_path: Path) -> None:
+    """Fails when a metrics.jsonl without a step remains."""
     with pytest.raises(RunError), make_tracker(tmp_path):
         raise RunError("no such data")
     with make_tracker(tmp_path) as tracker:

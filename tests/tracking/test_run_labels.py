@@ -1,4 +1,4 @@
-"""A run's name, group and tags in a tracker, and the axes it is compared over."""
+"""A run's name, group and tags in a tracker, and the axes on which runs are compared."""
 
 import subprocess
 from dataclasses import replace
@@ -74,7 +74,7 @@ def test_the_commit_of_a_checkout_is_among_the_versions():
     assert versions()["commit"].removesuffix("-dirty") == commit
 
 
-def test_a_resumed_run_counts_tokens_and_time_on_from_its_last_row():
+def test_a_resumed_run_continues_its_counts_of_tokens_and_time():
     times = iter([100.0, 105.0])
     axes = Axes({keys.TRAINED_TOKENS: 80.0, keys.RUN_TIME: 30.0}, clock=lambda: next(times))
     values = axes.advance({"throughput/trained_tokens": 40.0})

@@ -1,4 +1,4 @@
-"""A run leaves metrics, samples, its configuration, the W&B record and clear errors."""
+"""A run writes metrics, samples, its configuration, the W&B record and clear errors."""
 
 import json
 import math
@@ -75,8 +75,8 @@ def test_a_key_without_stage_and_quantity_is_refused_by_name(tmp_path: Path, key
     assert list(tmp_path.iterdir()) == [], "a file without a step"
 
 
-def test_metrics_that_come_late_join_the_row_of_their_step(tmp_path: Path) -> None:
-    """Fails when they make a second row, lose the rows before, or replace what is there."""
+def test_metrics_that_come_late_are_added_to_the_row_of_their_step(tmp_path: Path) -> None:
+    """Fails when they make a second row, lose earlier rows, or replace existing values."""
     with closing(MetricsFile(tmp_path / "m.jsonl")) as file:
         file.append(1, {"reward/mean": 0.5})
         file.append(2, {"reward/mean": 0.25, "loss/total": math.nan})
@@ -93,7 +93,7 @@ def test_metrics_that_come_late_join_the_row_of_their_step(tmp_path: Path) -> No
     ]
 
 
-def test_a_step_is_one_line_sorted_by_stage_and_on_the_disk_at_once(tmp_path: Path) -> None:
+def test_a_step_is_one_line_sorted_by_stage_and_on_disk_at_once(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     values = {
         "custom/a": 1.0,
@@ -136,7 +136,7 @@ def test_a_broken_metrics_file_is_reported_with_its_line(tmp_path: Path, line: s
         read_metrics(path)
 
 
-def test_a_sample_is_written_whole_with_the_ages_of_its_completions(tmp_path: Path) -> None:
+def test_a_sample_is_written_in_full_with_the_ages_of_its_completions(tmp_path: Path) -> None:
     path = write_samples(
         tmp_path / "samples",
         10,
@@ -164,7 +164,9 @@ def test_a_sample_is_written_whole_with_the_ages_of_its_completions(tmp_path: Pa
 
 
 def test_the_ends_of_completions_match_the_response_before_them() -> None:
-    """Pieces end within characters, and each token is decoded a few times, however many pieces."""
+    """Completions end within characters, and each token is decoded only a few times, however many
+    completions there are.
+    """
     tokenizer = Tokenizer(hf_byte_tokenizer(), path="byte")
     token_ids = tokenizer.encode([f"é ✓🙂 a  b{END}" * 60], add_special_tokens=False)[0]
     lengths = [1 + place % 3 for place in range(len(token_ids))]
@@ -191,7 +193,7 @@ def test_the_ends_of_completions_match_the_response_before_them() -> None:
     assert record.ends == tuple(len(tokenizer.decode(token_ids[:end])) for end in ends)
 
 
-def test_a_run_leaves_its_config_its_metrics_and_its_samples(tmp_path: Path) -> None:
+def test_a_run_writes_its_config_its_metrics_and_its_samples(tmp_path: Path) -> None:
     run_dir = tmp_path / "outputs" / "trial"
     with make_tracker(run_dir, save_samples_every=2) as tracker:
         assert [tracker.wants_samples(step) for step in (1, 2, 3, 4)] == [True, True, False, True]
@@ -221,7 +223,7 @@ def test_a_run_leaves_its_config_its_metrics_and_its_samples(tmp_path: Path) -> 
 def test_three_consecutive_steps_without_a_signal_are_reported_once_below_the_third(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fails when a run that learns nothing says so at its end only, or after every step."""
+    """Fails when a run that learns nothing reports it only at its end, or after every step."""
     shares = [1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
     with make_tracker(tmp_path, num_steps=10) as tracker:
         tracker.log(0, Metrics({"eval/held_out/avg_at_k": 0.0}))
@@ -236,10 +238,10 @@ def test_three_consecutive_steps_without_a_signal_are_reported_once_below_the_th
     )
 
 
-def test_the_samples_of_the_first_and_the_last_step_are_saved_unless_none_are(
+def test_samples_of_the_first_and_last_step_are_saved_unless_turned_off(
     tmp_path: Path,
 ) -> None:
-    """Fails when a run of fewer steps than tracking.save_samples_every shows none of them."""
+    """Fails when a run with fewer steps than tracking.save_samples_every shows no samples."""
     for every, saved in ((10, [1, 4]), (0, [])):
         with make_tracker(tmp_path / str(every), save_samples_every=every) as tracker:
             for step in (1, 2, 3, 4):
@@ -249,7 +251,7 @@ def test_the_samples_of_the_first_and_the_last_step_are_saved_unless_none_are(
         assert names == [f"step_{step:05d}.jsonl" for step in saved]
 
 
-def test_a_run_directory_that_cannot_be_made_is_one_error_that_names_the_setting(
+def test_a_run_directory_that_cannot_be_created_gives_an_error_that_names_the_setting(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").write_text("")

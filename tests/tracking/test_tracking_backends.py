@@ -1,4 +1,4 @@
-"""Trackers beside metrics.jsonl, read back from what their own libraries have written."""
+"""Trackers in addition to metrics.jsonl, read back from the files that their libraries wrote."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from april_rl.tracking.labels import RunLabels, versions
 from april_rl.tracking.metrics_file import read_metrics
 
 WANDB, TRACKIO, TENSORBOARD = [[backend] for backend in TrackingBackend]
-SETS = {"held_out": {"path": "held_out.jsonl"}, "aime24": None}  # null leaves the set out
+SETS = {"held_out": {"path": "held_out.jsonl"}, "aime24": None}  # null removes the set
 LABELS = RunLabels(name="tiny seed=1", group="tiny", tags=("tiny", "seed=1"))
 REWARDS = Histogram.of([0.0, 0.0, 1.0], num_bins=2)
 
@@ -56,7 +56,7 @@ def recorded(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def records(recorded) -> list[dict[str, Any]]:
-    """Return the record of W&B."""
+    """Return the records of W&B."""
     return wandb_records(recorded)
 
 
@@ -77,7 +77,7 @@ def test_wandb_holds_every_step_with_its_histogram(recorded, records):
     assert not any("histogram" in key for row in written for key in row)
 
 
-def test_wandb_axes_are_the_step_trained_tokens_and_time(recorded, records):
+def test_wandb_has_step_trained_tokens_and_time_as_axes(recorded, records):
     found = [record["metric"] for record in records if "metric" in record]
     axes = {one.get("name") or one["glob_name"]: one.get("step_metric") for one in found}
     assert axes == {"step": None, keys.TRAINED_TOKENS: "step", keys.RUN_TIME: "step", "*": "step"}
@@ -98,7 +98,7 @@ def test_wandb_has_name_group_tags_settings_and_versions(records):
     assert {"april_rl", "torch", "wandb"} <= config["versions"].keys()
 
 
-def test_wandb_has_a_table_of_samples_when_it_is_due(recorded):
+def test_wandb_gets_a_table_of_samples_when_it_is_due(recorded):
     tables = sorted(recorded.glob("wandb/offline-run-*/files/media/table/samples_*.json"))
     found = [json.loads(path.read_text()) for path in tables]
     assert {table["data"][0][0] for table in found} == {0, 1, 2}
@@ -120,9 +120,9 @@ def test_wandb_has_a_table_of_samples_when_it_is_due(recorded):
 
 
 @pytest.mark.parametrize(("error", "code"), [(ValueError("no"), 1), (KeyboardInterrupt(), 255)])
-def test_wandb_marks_a_run_as_it_ended(records, tmp_path, error, code):
-    """W&B calls runs with these codes failed and killed, and with 0 finished. Fails when the
-    tracker ends the W&B run without the error that it was left with: code 0.
+def test_wandb_shows_how_a_run_ended(records, tmp_path, error, code):
+    """W&B calls runs with these codes failed and killed, and runs with code 0 finished. Fails when
+    the tracker ends the W&B run without the error that ended the run: code 0.
     """
     ending = pytest.raises(type(error))
     with ending, make_tracker(tmp_path, backends=WANDB) as tracker:
@@ -146,7 +146,9 @@ def output_on_a_terminal(command: list[str], environment: dict[str, str]) -> str
 
 @pytest.mark.slow
 def test_an_online_run_without_a_key_asks_nothing_and_is_recorded_offline(tmp_path):
-    """In a process of its own: W&B reads keys and addresses once, from the environment."""
+    """In a separate process, because W&B reads keys and addresses only once from the
+    environment.
+    """
     script = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -167,8 +169,8 @@ def test_an_online_run_without_a_key_asks_nothing_and_is_recorded_offline(tmp_pa
 
 
 @pytest.mark.slow
-def test_an_offline_run_of_wandb_that_is_killed_lacks_its_last_second_at_most(tmp_path):
-    """Fails when W&B writes every fifteen seconds, as it does by itself."""
+def test_a_killed_offline_run_of_wandb_loses_at_most_its_last_second(tmp_path):
+    """Fails when W&B writes only every fifteen seconds, which is its default."""
     script = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
@@ -187,7 +189,7 @@ def test_an_offline_run_of_wandb_that_is_killed_lacks_its_last_second_at_most(tm
     assert record["step"] == 1
 
 
-def test_a_disabled_run_leaves_no_file_of_wandb(tmp_path):
+def test_a_disabled_run_leaves_no_wandb_files(tmp_path):
     with make_tracker(tmp_path, backends=WANDB, wandb=WandbMode.disabled) as tracker:
         log_steps(tracker, [1])
         assert tracker.wandb_id == ""
@@ -195,7 +197,7 @@ def test_a_disabled_run_leaves_no_file_of_wandb(tmp_path):
 
 
 def test_trackio_holds_every_step_in_its_local_database(tmp_path, monkeypatch, capfd):
-    """Also of a run that continues: one run, every step once."""
+    """Also for a run that continues: it is one run with every step once."""
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # trackio reads it on import
     run_dir = tmp_path / "run"
     other = replace(LABELS, name="tiny lr=1")  # the labels of a resumed run with other settings
@@ -242,8 +244,8 @@ def test_tensorboard_holds_every_step_in_event_files(tmp_path):
 
 
 def test_a_tracker_that_fails_is_reported_once_and_wandb_prints_nothing(tmp_path, capfd):
-    """TensorBoard cannot write where a file stands; W&B and metrics.jsonl have every step. Fails
-    when a line of a tracker's own is shown.
+    """A file is where TensorBoard would write; W&B and metrics.jsonl have every step. Fails when a
+    tracker's own output is shown.
     """
     (tmp_path / "tensorboard").write_text("in the way")
     with make_tracker(tmp_path, backends=[*TENSORBOARD, *WANDB]) as tracker:
@@ -291,7 +293,7 @@ def test_a_tracker_that_is_not_installed_is_refused_by_name(tmp_path, monkeypatc
         make_tracker(tmp_path, backends=TRACKIO)
 
 
-def test_settings_of_trackers_that_have_no_effect_are_refused():
+def test_tracker_settings_without_effect_are_refused():
     with pytest.raises(ValueError, match=r"wandb=online has no effect with .*backends=\[\]"):
         TrackingConfig(backends=[], wandb=WandbMode.online)
     with pytest.raises(ValueError, match="names a tracker twice"):

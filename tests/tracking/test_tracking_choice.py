@@ -9,7 +9,7 @@ from april_rl.config.tracking import TrackingConfig
 
 
 def test_a_plain_installation_has_the_tracker_that_runs_use_by_default():
-    """Fails when `pip install april_rl` installs a program that its default settings refuse."""
+    """Fails when a program from `pip install april_rl` refuses its own default settings."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     required = re.findall(r"^[\w-]+", setup["options"]["install_requires"], re.MULTILINE)

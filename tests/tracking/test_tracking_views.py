@@ -1,4 +1,4 @@
-"""A run prints lines, and a panel below them on terminals of two widths."""
+"""A run prints lines, and on terminals a panel below them, at two widths."""
 
 import io
 import os
@@ -47,7 +47,7 @@ def make_record(**changes: object) -> SampleRecord:
 
 
 class Clock:
-    """A clock that stands still between two steps."""
+    """A clock that only moves when a step ends."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -78,7 +78,7 @@ def panel_text(view: View, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_panel_shows_phase_run_and_courses_within_the_width(width: int) -> None:
+def test_the_panel_shows_phase_run_and_curves_within_the_width(width: int) -> None:
     clock = Clock()
     with view_of_terminal(width, clock) as (view, _):
         view.step(0, EVALUATION)
@@ -118,14 +118,14 @@ def test_finished_steps_scroll_above_the_live_panel(width: int) -> None:
     assert "prompt 7, sample 2: reward 1.00, advantage +0.87" in text
 
 
-def test_the_innermost_phase_is_shown_and_the_outer_one_again_after_it() -> None:
+def test_the_innermost_phase_is_shown_and_then_the_outer_one_again() -> None:
     with view_of_terminal(80) as (view, _), view.phase("rollout", 16):
         with view.phase("evaluating"):
             assert "evaluating" in panel_text(view, 80)
         assert "rollout" in panel_text(view, 80)
 
 
-def test_plain_output_is_one_aligned_line_a_step_under_a_heading_every_twenty(
+def test_plain_output_is_one_aligned_line_per_step_with_a_heading_every_twenty(
     capsys: pytest.CaptureFixture,
 ) -> None:
     clock = Clock()
@@ -145,7 +145,7 @@ def test_plain_output_is_one_aligned_line_a_step_under_a_heading_every_twenty(
     assert lines[1].split() == ["1", *SHOWN, "4m12s"]
 
 
-def test_a_plain_evaluation_is_a_line_of_its_own(capsys: pytest.CaptureFixture) -> None:
+def test_a_plain_evaluation_gets_its_own_line(capsys: pytest.CaptureFixture) -> None:
     view = view_of_log()
     view.step(0, EVALUATION)
     assert capsys.readouterr().out == "trial\n     0  held_out: avg@k 0.625, pass@k 0.750\n"
@@ -157,10 +157,10 @@ def test_an_evaluation_outside_training_has_no_step(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == "trial\nheld_out: avg@k 0.625, pass@k 0.750\n"
 
 
-def test_a_figure_of_an_evaluation_is_shown_with_its_interval(
+def test_an_evaluation_metric_is_shown_with_its_interval(
     capsys: pytest.CaptureFixture,
 ) -> None:
-    """Fails when 30 prompts look as sure as 30,000."""
+    """Fails when 30 prompts look as certain as 30,000."""
     ends = {"eval/held_out/avg_at_k_low": 0.5, "eval/held_out/avg_at_k_high": 0.7}
     view = view_of_log()
     view.step(0, {**EVALUATION, **ends, "eval/held_out/maj_at_k": 0.7})
@@ -169,7 +169,9 @@ def test_a_figure_of_an_evaluation_is_shown_with_its_interval(
     )
 
 
-def test_a_long_phase_gets_one_line_and_a_short_one_none(capsys: pytest.CaptureFixture) -> None:
+def test_a_long_phase_gets_one_line_and_a_short_one_gets_none(
+    capsys: pytest.CaptureFixture,
+) -> None:
     view = view_of_log(patience_s=0.2)
     with view.phase("sync"):
         pass
@@ -214,13 +216,13 @@ def test_durations_have_two_units(seconds: float, text: str) -> None:
     assert figures.duration(seconds) == text
 
 
-def test_a_sparkline_shows_the_last_values_between_their_extremes() -> None:
+def test_a_sparkline_shows_the_last_values_between_their_minimum_and_maximum() -> None:
     assert sparkline([9, 0, 1, float("nan"), 2], 3) == "▁▅█"
     assert sparkline([3, 3], 8) == "▁▁"
     assert sparkline([], 8) == ""
 
 
-def test_the_shown_samples_are_the_best_the_worst_and_the_longest_under_way() -> None:
+def test_the_shown_samples_are_the_best_the_worst_and_the_longest_in_progress() -> None:
     records = [
         make_record(index=0, reward=0.5, ages=((0, 5),)),
         make_record(index=1, reward=0.0, ages=((0, 5),)),
@@ -271,7 +273,7 @@ def test_the_time_left_follows_the_clock_between_the_last_twenty_steps(
     ],
     ids=["terminal", "dumb", "notebook"],
 )
-def test_the_live_view_needs_a_terminal_that_moves_its_cursor(monkeypatch, variables, redraws):
+def test_the_live_view_needs_a_terminal_that_can_move_its_cursor(monkeypatch, variables, redraws):
     """Fails when a notebook or a dumb terminal gets thousands of lines of control characters."""
     for name in ("TERM", "FORCE_COLOR", "JPY_PARENT_PID"):
         monkeypatch.delenv(name, raising=False)
@@ -282,7 +284,7 @@ def test_the_live_view_needs_a_terminal_that_moves_its_cursor(monkeypatch, varia
         assert can_redraw(Console(file=file, _environ=os.environ)) == redraws
 
 
-def test_a_pipe_gets_plain_lines_also_where_colours_are_asked_for(monkeypatch):
-    """CI services set FORCE_COLOR. Fails when rich's `is_terminal` is asked."""
+def test_a_pipe_gets_plain_lines_even_where_colours_are_requested(monkeypatch):
+    """CI services set FORCE_COLOR. Fails when rich's `is_terminal` decides."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert not can_redraw(Console(file=io.StringIO()))

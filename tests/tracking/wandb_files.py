@@ -25,8 +25,8 @@ def wandb_records(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def check_one_run(run_dir: Path, rows: list[dict[str, Any]], *, num_folders: int) -> list[int]:
-    """Check that so many folders hold one run of W&B, with the values of `rows` and no step twice;
-    return the steps it has.
+    """Check that this many folders hold one run of W&B, with the values of `rows` and every step
+    only once; return its steps.
     """
     assert len(wandb_folders(run_dir)) == num_folders
     records = wandb_records(run_dir)

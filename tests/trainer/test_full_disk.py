@@ -1,4 +1,4 @@
-"""A disk that is full when a run exports, or writes its metrics."""
+"""A disk that is full when a run exports or writes its metrics."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from april_rl.tracking.tracker import RunDirectoryError
 
 
 class FullWorkers(FakeWorkers):
-    """Workers that find no room for an export of some steps."""
+    """Workers that find no space for an export at some steps."""
 
     full_at: tuple[int, ...] = ()
 
@@ -28,7 +28,7 @@ class FullWorkers(FakeWorkers):
         super().export(path)
 
 
-def test_a_run_whose_last_export_fails_has_its_last_checkpoint_and_says_so(
+def test_a_run_whose_last_export_fails_keeps_its_last_checkpoint_and_says_so(
     tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(FullWorkers, "full_at", (2,))
@@ -43,7 +43,7 @@ def test_a_run_whose_last_export_fails_has_its_last_checkpoint_and_says_so(
     assert not isinstance(failed.value, WorkerDiedError), "it would be restarted"
 
 
-def test_an_export_that_fails_in_between_is_reported_and_training_continues(
+def test_an_export_that_fails_before_the_end_is_reported_and_training_continues(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr(FullWorkers, "full_at", (1,))
@@ -72,7 +72,7 @@ def test_a_run_that_can_no_longer_write_its_metrics_says_how_to_continue(
     )
 
 
-def test_a_resume_writes_the_export_that_is_missing(tmp_path: Path, monkeypatch) -> None:
+def test_a_resumed_run_writes_the_missing_export(tmp_path: Path, monkeypatch) -> None:
     with monkeypatch.context() as full:
         full.setattr(FullWorkers, "full_at", (2,))
         with pytest.raises(ExportError):

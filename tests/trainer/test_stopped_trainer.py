@@ -1,4 +1,4 @@
-"""A run that is asked to stop at any moment of its first steps continues from there."""
+"""A run that is stopped at any moment of its first steps can continue from there."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from april_rl.checkpointing.resume import load
 
 
 class InterruptAt(NoInterrupts):
-    """A signal that the n-th check sees."""
+    """A signal that arrives at the n-th check."""
 
     reason = "SIGTERM"
 
@@ -27,8 +27,8 @@ class InterruptAt(NoInterrupts):
 def test_a_run_that_is_stopped_before_its_first_step_ends_can_continue(
     tmp_path: Path, has_set
 ) -> None:
-    """During the first evaluation, or in the first rollout. Fails when the row of step 0 is written
-    twice, or never.
+    """Stopped during the first evaluation or in the first rollout. Fails when the row of step 0 is
+    written twice or never.
     """
     held_out = {} if has_set else {"held_out": None}
     config = settings(num_steps=2, every=1)

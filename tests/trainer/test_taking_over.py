@@ -1,5 +1,5 @@
-"""A resume changes a run's directory all at once when the run continues, and otherwise not at
-all.
+"""A resume changes a run's directory all at once when the run continues, and otherwise
+not at all.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ def content_of(folder: Path) -> dict[Path, bytes]:
 
 
 def test_a_resume_that_the_workers_refuse_changes_nothing(tmp_path: Path, monkeypatch) -> None:
-    """The last thing that can refuse. Fails when rows are cut, samples removed, config.yaml
+    """The workers are the last to refuse. Fails when rows are cut, samples removed, config.yaml
     replaced or checkpoints set aside before that.
     """
     run(saving_each_step(4), tmp_path)
@@ -43,9 +43,9 @@ def test_a_resume_that_the_workers_refuse_changes_nothing(tmp_path: Path, monkey
         assert content_of(tmp_path) == before, resume
 
 
-def test_a_run_that_goes_back_sets_aside_what_came_later(tmp_path: Path) -> None:
-    """Fails when checkpoints of the branch that is left stay in the way of new ones: pruning would
-    remove the new ones, and `auto` resume from the old.
+def test_a_run_that_goes_back_sets_later_checkpoints_aside(tmp_path: Path) -> None:
+    """Fails when checkpoints of the abandoned branch stay among the new ones: pruning would remove
+    the new ones, and `auto` would resume from the old ones.
     """
     run(saving_each_step(5), tmp_path)
     root = tmp_path / CHECKPOINTS

@@ -1,5 +1,6 @@
-"""The run around the step: evaluations, checkpoints, counters. Real collector, packer, evaluator
-and tracker; engines, workers and scores are fakes.
+"""The run around the step: evaluations, checkpoints, counters.
+
+Collector, packer, evaluator and tracker are real; engines, workers and scores are fakes.
 """
 
 from collections import Counter
@@ -57,8 +58,8 @@ HELD_OUT = HeldOut(
 
 
 class CountingScorer(FakeScorer):
-    """A scorer that counts its failures like the reward pool, and remembers how many each
-    settling found.
+    """A scorer that counts its failures like the reward pool, and records how many there were each
+    time scores were settled.
     """
 
     def __init__(self, **settings) -> None:
@@ -119,7 +120,7 @@ def run(
     workers_type: type[FakeWorkers] = FakeWorkers,
     new_sampler: NewSampler | None = None,
 ) -> FakeWorkers:
-    """Do a whole run and return its workers."""
+    """Do a whole run; return its workers."""
     engines = FakeEngines(lognormal(8, 0.6), num_engines=1, budget=BUDGET)
     scorer = scorer or CountingScorer()
     workers = workers_type(engines, run_dir)
@@ -213,18 +214,18 @@ def evaluated_steps(rows: list[dict[str, float]]) -> list[float]:
     return [row["step"] for row in rows if "eval/held_out/avg_at_k" in row]
 
 
-def test_evaluations_and_checkpoints_come_when_they_are_due(tmp_path: Path) -> None:
-    """Each version once: also the last, which is due twice over."""
+def test_evaluations_and_checkpoints_happen_when_they_are_due(tmp_path: Path) -> None:
+    """Each version once, even the last one, which is due for two reasons."""
     workers = run(settings(num_steps=4, every=2, export_every=2), tmp_path)
     assert evaluated_steps(rows_of(tmp_path)) == [0, 2, 4]
     assert [name for name, _ in workers.exports] == ["step_2", "step_4"]
 
 
-def test_the_advantages_of_a_step_are_one_call_with_every_group_less_its_penalties(
+def test_the_advantages_of_a_step_are_computed_in_one_call_after_penalties(
     tmp_path: Path,
 ) -> None:
-    """Estimators over the batch need all of it. Fails when groups are handed over one by one, or
-    without the overlong penalty (at least 1000 / 40 here, a sample has one token or more).
+    """Estimators over the batch need the whole batch. Fails when groups are passed one by one, or
+    without the overlong penalty (at least 1000 / 40 here, since a sample has one token or more).
     """
     calls = []
 
@@ -246,8 +247,8 @@ def test_the_advantages_of_a_step_are_one_call_with_every_group_less_its_penalti
 def test_a_drained_run_that_ends_early_is_evaluated_before_its_last_checkpoint(
     tmp_path: Path,
 ) -> None:
-    """Fails when the loop is left without an evaluation of the policy that is kept, or when it
-    stands in a row of its own, of a step that was never trained.
+    """Fails when the loop ends without evaluating the policy that is kept, or when the evaluation
+    gets its own row, for a step that was never trained.
     """
     workers = run(settings(num_steps=9, drain_steps=8), tmp_path)
     rows = rows_of(tmp_path)
@@ -262,7 +263,7 @@ def test_a_drained_run_that_ends_early_is_evaluated_before_its_last_checkpoint(
     assert "eval/held_out/avg_at_k" in export[1]
 
 
-def test_a_run_that_ends_early_where_it_was_evaluated_is_not_evaluated_again(
+def test_a_run_that_ends_early_after_an_evaluation_is_not_evaluated_again(
     tmp_path: Path,
 ) -> None:
     """Fails when every early end evaluates."""
@@ -273,7 +274,7 @@ def test_a_run_that_ends_early_where_it_was_evaluated_is_not_evaluated_again(
 
 
 def test_failures_of_an_evaluation_are_counted_there_and_not_in_training(tmp_path: Path) -> None:
-    """The first held-out prompt gets no reward. Fails when the evaluator leaves the pool's counters
+    """The first held-out prompt gets no reward. Fails when the evaluator leaves the pool's counts
     to the next step.
     """
     run(settings(num_steps=3, every=1), tmp_path, CountingScorer(failing={-1}))
@@ -282,7 +283,7 @@ def test_failures_of_an_evaluation_are_counted_there_and_not_in_training(tmp_pat
     assert [row["reward/errors"] for row in rows[1:]] == [0, 0, 0]
 
 
-def test_failures_that_are_settled_before_an_evaluation_count_in_the_next_step(
+def test_failures_settled_before_an_evaluation_count_in_the_next_step(
     tmp_path: Path,
 ) -> None:
     """Scores of parked groups come late. Fails when the evaluation takes or drops their counts."""
@@ -295,8 +296,8 @@ def test_failures_that_are_settled_before_an_evaluation_count_in_the_next_step(
     assert {row["eval/held_out/errors"] for row in rows} == {0}
 
 
-def test_an_export_that_is_there_is_written_again(tmp_path: Path) -> None:
-    """Fails when a folder of an earlier start counts as written by this one."""
+def test_an_existing_export_is_written_again(tmp_path: Path) -> None:
+    """Fails when a folder from an earlier start counts as written by this one."""
     (tmp_path / "exports" / "step_2").mkdir(parents=True)
     workers = run(settings(num_steps=2), tmp_path)
     assert [name for name, _ in workers.exports] == ["step_2"]
@@ -305,7 +306,7 @@ def test_an_export_that_is_there_is_written_again(tmp_path: Path) -> None:
 def test_a_mismatch_above_the_limit_is_reported_once_and_the_run_continues(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    """Fails when no one reads the figure, or it is said at every step."""
+    """Fails when no one reads the metric, or it is reported at every step."""
     measured = Metrics({"mismatch/logprob_abs_mean": Mean(0.12)})
     monkeypatch.setattr(FakeWorkers, "update", lambda *_: measured)
     run(settings(num_steps=3), tmp_path)

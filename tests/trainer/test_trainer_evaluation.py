@@ -1,4 +1,4 @@
-"""Evaluations within a run: they do not change training, and they leave their samples."""
+"""Evaluations within a run do not change training, and they write their samples."""
 
 import json
 from dataclasses import replace
@@ -12,8 +12,8 @@ from april_rl.types import SampleId
 
 
 def test_training_is_the_same_with_and_without_evaluation(tmp_path: Path) -> None:
-    """Samples are parked at every step. Fails when an evaluation takes a prompt, a slot or a seed
-    of training, or ends what is parked.
+    """Samples are parked at every step. Fails when an evaluation uses a prompt, a slot or a seed of
+    training, or ends parked samples.
     """
     config = settings(num_steps=4, every=1)
     requests, losses = [], []
@@ -29,7 +29,7 @@ def test_training_is_the_same_with_and_without_evaluation(tmp_path: Path) -> Non
 
 
 def test_the_samples_of_every_evaluation_are_saved(tmp_path: Path) -> None:
-    """Unless no samples are. Fails when those of the last step alone are kept."""
+    """Unless samples are turned off. Fails when only the samples of the last step are kept."""
     config = settings(num_steps=2, every=1)
     run(config, tmp_path / "saved")
     for step in range(3):

@@ -1,6 +1,7 @@
-"""Steps with a bad loss, gradient or mismatch: skipped, written, and when they end the run.
+"""Steps with a bad loss, gradient or mismatch: they are skipped and recorded, and sometimes end the
+run.
 
-The run of test_trainer.py, with updates that fail.
+The run is the one of test_trainer.py, with updates that fail.
 """
 
 import json
@@ -34,8 +35,9 @@ def updates_that_raise(monkeypatch, errors: dict[int, RunError]) -> None:
 def test_a_step_that_is_not_finite_is_skipped_and_its_groups_are_written(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    """Two in a row, a good one, and two again: none of it ends a run that may skip three. Fails
-    when a good step does not end a row, when the ledger loses the groups, or nothing is said.
+    """Two in a row, a good one, and two again: none of them ends a run that may skip three. Fails
+    when a good step does not reset the count, when the ledger loses the groups, or nothing is
+    reported.
     """
     bad = NonFiniteError("the loss is nan")
     updates_that_raise(monkeypatch, {2: bad, 3: bad, 5: bad, 6: bad})
@@ -52,7 +54,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_its_groups_are_written(
     assert "step 2 is skipped: the loss is nan. Its groups are in" in printed
 
 
-def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run(
+def test_too_many_consecutive_steps_that_are_not_finite_end_the_run(
     tmp_path: Path, monkeypatch
 ) -> None:
     updates_that_raise(monkeypatch, {n: NonFiniteError("the loss is inf") for n in (2, 3, 4)})
@@ -61,8 +63,12 @@ def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run(
     assert [row["step"] for row in rows_of(tmp_path)] == [0, 1, 2, 3]
 
 
-def test_steps_that_are_not_finite_count_on_after_a_resume(tmp_path: Path, monkeypatch) -> None:
-    """Two before, one after. Fails when a run that is resumed again and again may skip forever."""
+def test_the_count_of_steps_that_are_not_finite_continues_after_a_resume(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Two before and one after. Fails when a run that is resumed again and again may
+    skip forever.
+    """
     bad = NonFiniteError("the loss is inf")
     with monkeypatch.context() as patch:
         updates_that_raise(patch, {2: bad, 3: bad})
@@ -89,10 +95,10 @@ def test_a_mismatch_ends_the_run_only_if_another_weight_sync_does_not_help(
     assert skipped == (bad if is_cured else bad[:1])
 
 
-def test_a_mismatch_that_cannot_be_compared_again_at_once_still_counts(
+def test_a_mismatch_whose_next_step_compares_nothing_still_counts(
     tmp_path: Path, monkeypatch
 ) -> None:
-    """A step without fresh tokens says nothing. Fails when it counts as agreement."""
+    """A step without fresh tokens shows nothing. Fails when it counts as agreement."""
     updates_that_raise(monkeypatch, {2: MismatchError("they disagree"), 4: MismatchError("still")})
     with pytest.raises(MismatchError, match="did not help"):
         run(settings(num_steps=6), tmp_path)

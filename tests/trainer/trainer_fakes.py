@@ -11,11 +11,11 @@ from april_rl.metrics import Metrics
 
 
 class FakeWorkers:
-    """Workers that learn nothing; they record what was on the disk at each export."""
+    """Workers that learn nothing; they record the state of the disk at each export."""
 
     def __init__(self, engines: FakeEngines, run_dir: Path) -> None:
         self._engines, self._run_dir = engines, run_dir
-        # Report's name and the last row of metrics.jsonl.
+        # The report's name and the last row of metrics.jsonl.
         self.exports: list[tuple[str, dict[str, float]]] = []
 
     @property

@@ -75,7 +75,7 @@ class Fault:
             TrainerState.save_to_json = write_and_die
 
     def in_step(self, trainer):
-        """Interrupt a step of the engine, or half an update, as Ctrl-C does."""
+        """Interrupt a step of the engine, or the middle of an update, as Ctrl-C does."""
         engine = trainer.vllm_generation.llm.llm_engine
         if self.name == "interrupt_engine":
             engine.step = self.interrupting(engine.step)

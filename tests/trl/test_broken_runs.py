@@ -1,4 +1,4 @@
-"""Partial rollouts under TRL in runs that are killed, interrupted, or whose reward fails."""
+"""Partial rollouts under TRL in runs that are killed or interrupted, or whose reward fails."""
 
 import pytest
 from trl_runs import WITH_TRL, batches_of, check_every_row_once, launch, run, steps_of
@@ -8,8 +8,8 @@ KILLED = -9
 
 
 def test_a_run_that_is_killed_twice_loses_no_row(tmp_path):
-    """Fails when a checkpoint with all of TRL's files is without ours, or forgets the batch of
-    which half is trained.
+    """Fails when a checkpoint with all of TRL's files lacks ours, or forgets the batch that is half
+    trained.
     """
     settings = {
         "over_sampling_factor": 1.5,
@@ -37,8 +37,8 @@ def test_a_run_that_is_killed_twice_loses_no_row(tmp_path):
     ],
 )
 def test_after_an_error_the_same_trainer_resumes(fault, message, tmp_path):
-    """Fails when the user does not see the error, the engine goes on with lost samples, or TRL goes
-    on in the batch that was interrupted.
+    """Fails when the user does not see the error, the engine continues with lost samples, or TRL
+    continues in the batch that was interrupted.
     """
     found = run(tmp_path, steps=6, over_sampling_factor=1.5, fault=fault)
     error, num_trained = found["raised"]

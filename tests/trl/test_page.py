@@ -1,4 +1,4 @@
-"""The code of docs/trl.md: two lines under TRL; the collector with an own generator."""
+"""The code of docs/trl.md: two lines under TRL, and the collector with the user's own generator."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from source_tree import ROOT
 
 
 def test_the_collector_runs_with_a_generator_that_is_not_an_engine(capsys):
-    """Fails when the ports change and the page does not."""
+    """Fails when the interfaces change and the page does not."""
     page = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[-1]
     names = {"__name__": "dice"}
@@ -43,7 +43,7 @@ small = {
 @pytest.mark.soak
 @pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 def test_the_two_lines_train_as_they_are_printed(tmp_path) -> None:
-    """With a small model, rows, a reward and sizes in the places of the reader's."""
+    """With a small model, rows, a reward and sizes in place of the reader's."""
     page = (ROOT / "docs" / "trl.md").read_text(encoding="utf-8")
     code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
     code, num_given = re.subn(

@@ -16,8 +16,8 @@ def partial(tmp_path_factory) -> tuple[Path, dict]:
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_without_over_sampling_it_is_trl_alone_to_the_last_bit(lora, tmp_path):
-    """Fails when rows, tokens or losses differ from those of a trainer that was left alone."""
+def test_without_over_sampling_it_is_bit_identical_to_trl_alone(lora, tmp_path):
+    """Fails when rows, tokens or losses differ from a trainer without our changes."""
     alone = run(tmp_path / "alone", lora=lora)
     ours = run(tmp_path / "ours", lora=lora, over_sampling_factor=1, refill=False)
     assert ours["batches"] == alone["batches"]
@@ -27,7 +27,7 @@ def test_without_over_sampling_it_is_trl_alone_to_the_last_bit(lora, tmp_path):
             assert own[key] == other[key], key
 
 
-def test_batches_mix_fresh_and_resumed_samples_of_whole_groups(partial):
+def test_batches_mix_fresh_and_resumed_samples_in_whole_groups(partial):
     _, found = partial
     steps = steps_of(found)
     assert steps[0]["april/age_max"] == 0
@@ -46,7 +46,7 @@ def test_every_row_of_an_epoch_is_trained_once_or_parked(partial):
 
 
 def test_a_resumed_run_continues_with_what_was_parked(partial, tmp_path):
-    """Fails when parked groups, or their place in the stream of rows, are lost."""
+    """Fails when parked groups, or their position in the stream of rows, are lost."""
     folder, found = partial
     shutil.copytree(folder / "checkpoint-4", tmp_path / "checkpoint-4")
     resume = str(tmp_path / "checkpoint-4")
@@ -80,7 +80,7 @@ def test_it_works_with_other_arguments_of_trl(grpo, tmp_path):
         {"generation_kwargs": {"max_tokens": 7}},
     ],
 )
-def test_sampling_settings_of_trl_act_as_in_trl_alone(grpo, tmp_path):
+def test_sampling_settings_of_trl_have_the_same_effect_as_in_trl_alone(grpo, tmp_path):
     alone = run(tmp_path / "alone", grpo=grpo, steps=2)
     ours = run(tmp_path / "ours", grpo=grpo, steps=2, over_sampling_factor=1, refill=False)
     assert ours["batches"] == alone["batches"]
@@ -88,7 +88,7 @@ def test_sampling_settings_of_trl_act_as_in_trl_alone(grpo, tmp_path):
     assert max(lengths) <= 10
 
 
-def test_a_limit_in_generation_kwargs_is_that_of_a_whole_resumed_completion(tmp_path):
+def test_a_limit_in_generation_kwargs_applies_to_a_whole_resumed_completion(tmp_path):
     grpo = {"generation_kwargs": {"max_tokens": 7, "min_tokens": 5}}
     found = run(tmp_path, grpo=grpo, over_sampling_factor=1.5, steps=3)
     assert {len(tokens) for batch in found["batches"] for tokens in batch["tokens"]} <= {5, 6, 7}
@@ -124,5 +124,5 @@ def test_a_limit_in_generation_kwargs_is_that_of_a_whole_resumed_completion(tmp_
         ),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused_by_name(settings, message, tmp_path):
+def test_unsupported_arguments_are_refused_by_name(settings, message, tmp_path):
     assert run(tmp_path, **settings)["refused"].startswith(message)

@@ -1,4 +1,4 @@
-"""Partial rollouts under TRL in two processes, over the ends of epochs."""
+"""Partial rollouts under TRL in two processes, across the ends of epochs."""
 
 import shutil
 from collections import Counter
@@ -29,8 +29,8 @@ def partial(tmp_path_factory) -> tuple[Path, list[dict]]:
     return folder, run_processes(folder, processes=2, over_sampling_factor=1.5, **epochs(2))
 
 
-def test_two_processes_without_over_sampling_are_trl_alone(alone, tmp_path):
-    """Fails when a process has rows of the other, or an epoch ends elsewhere."""
+def test_two_processes_without_over_sampling_equal_trl_alone(alone, tmp_path):
+    """Fails when a process has rows of the other, or an epoch ends at another row."""
     ours = run_processes(tmp_path, processes=2, over_sampling_factor=1, refill=False, **epochs(6))
     for rank in RANKS:
         assert ours[rank]["batches"] == alone[rank]["batches"]
@@ -42,11 +42,11 @@ def test_two_processes_without_over_sampling_are_trl_alone(alone, tmp_path):
 
 
 def check_shares(alone: list[dict], batches: list[list[dict]], checkpoint: Path) -> None:
-    """Fail unless each process has opened the rows that TRL has for it, in TRL's order."""
+    """Fail unless each process has opened the rows that TRL gives it, in TRL's order."""
     for rank in RANKS:
         rows = opened_rows(batches[rank], checkpoint, rank)
         expected = rows_of(alone[rank]["batches"])[: len(rows)]
-        assert len(expected) == len(rows), "the run that is compared with is too short"
+        assert len(expected) == len(rows), "the run used for comparison is too short"
         assert Counter(rows) == Counter(expected)
 
 
@@ -57,7 +57,7 @@ def test_two_processes_train_each_row_of_their_shares_once(alone, partial):
         [{key: step[key] for key in step if key.startswith("april/")} for step in steps_of(each)]
         for each in found
     ]
-    assert logs[0] == logs[1], "the log is of both processes"
+    assert logs[0] == logs[1], "the log covers both processes"
     assert max(step["april/age_max"] for step in logs[0]) >= 1
     states = [read_state(folder / "checkpoint-4", f"april_rl_{rank}") for rank in RANKS]
     assert [state["policy_version"] for state in states] == [4, 4]

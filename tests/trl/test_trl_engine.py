@@ -1,4 +1,4 @@
-"""The calls to TRL's vLLM and its possible answers, without either of them running."""
+"""The calls to TRL's vLLM and its possible answers, without running either of them."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ pytestmark = [
 
 
 class Said:
-    """An engine of vLLM that returns one token with this log-probability."""
+    """A vLLM engine that returns one token with this log-probability."""
 
     def __init__(self, logprob):
         self.logprob, self.asked = logprob, []
@@ -71,7 +71,7 @@ def test_structured_outputs_equal_trl_s_and_its_regex_comes_first():
     assert ask(structured_outputs={"regex": "a"}, regex="b").structured_outputs.regex == "b"
 
 
-def test_a_resumed_sample_has_what_is_left_of_both_limits():
+def test_a_resumed_sample_gets_the_rest_of_both_limits():
     params = ask(start=3, max_tokens=99, min_tokens=5)
     assert (params.max_tokens, params.min_tokens) == (7, 2)
     assert ask(start=6, min_tokens=5).min_tokens == 0

@@ -1,5 +1,5 @@
-"""Runs of TRL's trainer by `tests/trl/grpo_run.py`, and checks that hold for the rows of every
-run.
+"""Runs of TRL's trainer by `tests/trl/grpo_run.py`, and checks that hold for the rows
+of every run.
 """
 
 import json
@@ -26,7 +26,7 @@ NUM_ROWS = 32
 
 
 def launch(folder: Path, *, steps: int = 4, processes: int = 1, **settings: object) -> int:
-    """Train, and return the exit status; the folder's file `printed` has the output."""
+    """Train and return the exit status; the file `printed` in the folder gets the output."""
     folder.mkdir(exist_ok=True)
     given = {"folder": str(folder), "steps": steps, **settings}
     launcher = (*LAUNCH, str(processes)) if processes > 1 else ()
@@ -42,12 +42,12 @@ def launch(folder: Path, *, steps: int = 4, processes: int = 1, **settings: obje
 
 
 def run(folder: Path, **settings: object) -> dict:
-    """Train in one process, and return what was found, with its `batches`."""
+    """Train in one process and return the results, with the `batches`."""
     return run_processes(folder, processes=1, **settings)[0]
 
 
 def run_processes(folder: Path, *, processes: int, **settings: object) -> list[dict]:
-    """Train, and return what each process found, with its `batches`."""
+    """Train and return the results of each process, with its `batches`."""
     status = launch(folder, processes=processes, **settings)
     assert status == 0, (folder / "printed").read_text(errors="replace")[-3000:]
     return [
@@ -60,13 +60,13 @@ def run_processes(folder: Path, *, processes: int, **settings: object) -> list[d
 
 
 def batches_of(folder: Path, rank: int = 0) -> list[dict]:
-    """Return rows and tokens of each batch that a process has trained, in a killed run too."""
+    """Return rows and tokens of each batch that a process has trained, even in a killed run."""
     file = folder / f"batches_{rank}.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def steps_of(found: dict) -> list[dict]:
-    """Return the lines of the log that are steps."""
+    """Return the lines of the log that belong to steps."""
     return [row for row in found["log"] if "loss" in row]
 
 
@@ -78,7 +78,7 @@ def rows_of(batches: list[dict]) -> list[int]:
 def opened_rows(batches: list[dict], checkpoint: Path, rank: int = 0) -> list[int]:
     """Return the rows that were trained in `batches` or are parked in the checkpoint."""
     state = read_state(checkpoint, f"april_rl_{rank}")
-    assert not state["batch"], "the last batch is trained whole"
+    assert not state["batch"], "all of the last batch is trained"
     buffer = state["collector"]["buffer"]
     parked = [group["prompt"]["columns"]["row"] for group in [*buffer["open"], *buffer["ready"]]]
     assert parked
