@@ -267,13 +267,8 @@ def slow_to_load(tmp_path, monkeypatch) -> str:
 
 
 def test_a_function_that_takes_too_long_to_load_fails_the_check(slow_to_load):
-<<<<<<< HEAD
-    """Fails when only the calls are timed: loading is not in them."""
-    with pytest.raises(RewardError, match=r"including reward\.start_timeout_s=1 for its start$"):
-=======
     """Fails when only calls have a time limit, because they do not include loading."""
-    with pytest.raises(RewardError, match=r"reward\.start_timeout_s=1 to start"):
->>>>>>> room-testprose
+    with pytest.raises(RewardError, match=r"including reward\.start_timeout_s=1 for its start$"):
         check(slow_to_load, start_timeout_s=1.0)
 
 
