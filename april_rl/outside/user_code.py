@@ -61,7 +61,7 @@ def check_named(path: str) -> None:
     if module in sys.modules:
         return
     spec = _spec_of(module)
-    if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
+    if not spec.has_location or not str(spec.origin).endswith(".py"):
         return
     source = Path(str(spec.origin)).read_bytes()
     tree = ast.parse(source, str(spec.origin))
@@ -82,8 +82,8 @@ def check_named(path: str) -> None:
     raise _no_function(module, name, [each.name for each in tree.body if isinstance(each, kinds)])
 
 
-def _spec_of(module: str) -> ModuleSpec | None:
-    """Return where a module is, without importing its packages; None if that is unknown."""
+def _spec_of(module: str) -> ModuleSpec:
+    """Return where a module is, without importing its packages; raise ModuleNotFoundError."""
     first, *parts = module.split(".")
     found, name = importlib.util.find_spec(first), first
     for part in parts:
