@@ -16,7 +16,7 @@ class TrackingConfig:
     backends: list[TrackingBackend] = field(default_factory=lambda: [TrackingBackend.wandb])
     wandb: WandbMode = WandbMode.offline  # with wandb among the backends
     project: str = "april_rl"  # project in W&B and trackio
-    # every so many steps, all samples are written to samples/, and as a table to the trackers;
+    # steps between two writes of all samples, to samples/ and as a table to the trackers;
     # samples of the first and the last step and of evaluations are always written, and every 20
     # steps a few are shown; 0: none at all
     save_samples_every: int = within(">= 0", 10)

@@ -22,7 +22,7 @@ from april_rl.outside.user_code import Caught, check_call, import_function
 from april_rl.types import Sample, ScoredGroup
 
 GroupFilter = Callable[[ScoredGroup], bool]
-# Arguments of each function; those of algorithm.args come after them.
+# Arguments of each function; algorithm.args adds more, by name.
 GIVEN = {"loss": ("inputs",), "advantage": ("samples", "rewards"), "group_filter": ("scored",)}
 
 

@@ -30,7 +30,7 @@ def test_a_new_episode_goes_to_the_process_with_the_fewest():
 
 
 def test_replies_are_taken_in_the_order_of_the_requests():
-    """In whatever order they arrive, and even when one is requested twice."""
+    """The order of arrival does not matter, nor does a second request for one of them."""
     with pool(num_processes=2) as environments:
         samples = [hear(environments, fresh(number)) for number in range(4)]
         turns = ("raiseonce", "sleep 0.2", "a", "dieonce")

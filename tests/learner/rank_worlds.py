@@ -1,4 +1,4 @@
-"""What each rank does in the tests of `test_learner_ranks`.
+"""The work of each rank in `test_learner_ranks`.
 
 Four processes first form two worlds of two ranks, then one world of four, and write their results
 to files.

@@ -120,7 +120,7 @@ def test_files_of_checkpoints_and_exports_have_the_default_file_mode(path, tmp_p
 
 
 def test_the_number_of_ranks_may_change(path, tmp_path):
-    """One rank, then two, then one: the losses equal those of one rank throughout. Fails when the
+    """One rank, then two, then one: the losses are as with one rank throughout. Fails when the
     bounds of a shard are wrong, a rank reads what another one holds, or each rank uses its own
     entropy or standardises only its own advantages.
     """

@@ -1,4 +1,4 @@
-"""What is read about a teacher before a process starts, and how the memory plan counts it."""
+"""Facts about a teacher are read before a process starts, and the memory plan counts it."""
 
 import json
 import shutil

@@ -34,7 +34,7 @@ def draw(ready: list[ScoredGroup], open_versions: Counter[int], *, seed: int = 0
 def test_groups_that_later_steps_cannot_train_in_time_are_trained_now(
     ready_versions, open_versions
 ):
-    """As many as a batch holds. Fails when a due group waits while another one is trained."""
+    """They fill at most one batch. Fails when a due group waits while another one is trained."""
     ready = [group(i, version=v) for i, v in enumerate(sorted(ready_versions))]
     opened = Counter(open_versions)
     chosen = draw(ready, opened)

@@ -1,4 +1,4 @@
-"""What trackers show for steps that a resumed run repeats."""
+"""Trackers show the steps that a resumed run repeats."""
 
 from small_tracker import make_tracker
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
