@@ -191,6 +191,11 @@ def test_valid_functions_pass_the_trial(settings: dict[str, str]) -> None:
     try_on_groups(TrainConfig(algorithm=of(**settings)), prompt)
 
 
+def test_the_trial_fails_for_a_column_that_the_data_lack() -> None:
+    with pytest.raises(OwnFunctionError, match="level"):
+        try_on_groups(TrainConfig(algorithm=of(advantage="own_functions:by_column")), PROMPT)
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
