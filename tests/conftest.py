@@ -68,13 +68,8 @@ def only_the_recipes_of_the_package() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Turn the garbage collector on again, without searching the imports.
-
-    Where a run has brought them back (`gc.unfreeze`), a search of all objects takes more than a
-    second, so full collections are made rare.
-    """
+    """Turn the garbage collector on again, without searching the imports."""
     gc.freeze()
-    gc.set_threshold(700, 10, 500)
     gc.enable()
 
 
@@ -132,6 +127,15 @@ def _signals_as_before() -> Iterator[None]:
     sys.unraisablehook = hook
     for which, handler in before.items():
         signal.signal(which, handler)
+
+
+@pytest.fixture(autouse=True)
+def _imports_never_searched() -> Iterator[None]:
+    """Leave the imports out of the garbage collector's searches again after a run or an engine has
+    brought them back (`gc.unfreeze`): a search of all objects takes more than a second.
+    """
+    yield
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

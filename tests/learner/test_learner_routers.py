@@ -80,7 +80,7 @@ def build(path: str, *, activation_checkpointing: bool = False) -> Policy:
     )
 
 
-def examples_of(num: int = 4) -> list[Example]:
+def examples_of(num: int = 2) -> list[Example]:
     """Return examples whose behaviour log-probabilities are not the model's."""
     generator = torch.Generator().manual_seed(0)
     return [

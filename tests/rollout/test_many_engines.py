@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rollout_runs import Run, Setup, constant, lognormal
 
-from april_rl.rollout.garbage_collection import garbage_collection_paused
+from april_rl.rollout.garbage_collection import garbage_collection_paused, imports_never_searched
 from april_rl.rollout.open_group import OpenGroup
 from april_rl.rollout.slots import Slots
 from april_rl.types import Group, SampleId
@@ -156,3 +156,10 @@ def test_garbage_of_a_rollout_is_not_collected_at_once():
     old = {id(each) for each in gc.get_objects(generation=2)}
     assert old.issuperset(map(id, made))
     assert gc.get_freeze_count() == 0
+
+
+def test_what_an_import_made_is_left_out_of_all_later_searches():
+    with imports_never_searched():
+        made = [[number] for number in range(2000)]
+    assert not {id(each) for each in gc.get_objects()}.intersection(map(id, made))
+    assert gc.isenabled()
