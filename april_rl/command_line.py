@@ -163,13 +163,15 @@ def run(
 
     if is_over(config, run_dir):
         return
-    check_early(config)
+    config = check_early(config)
     with imports_never_searched():
         from april_rl.assembly.run import assemble
         from april_rl.checkpointing.resume import load
+        from april_rl.planning.model import without_network_go_offline
         from april_rl.supervision.restarts import Restarts
         from april_rl.trainer import Trainer
 
+    without_network_go_offline()
     interrupts.end_after(hours=config.trainer.max_hours)
     restarts = Restarts(config.runtime.max_restarts, resume=config.resume)
     for resume in restarts.lives():

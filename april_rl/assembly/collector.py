@@ -10,7 +10,6 @@ from april_rl.config.choices import OnRestart, OnStale
 from april_rl.data.stream import MixedStream, PromptStream
 from april_rl.outside.own_algorithm import load_group_filter
 from april_rl.outside.user_code import import_function
-from april_rl.planning.sizes import tick_steps
 from april_rl.rollout.collector import Collector
 from april_rl.rollout.dispatch import RequestRules
 from april_rl.rollout.over_sampling import FixedFactor, OverSampling
@@ -53,7 +52,7 @@ def build_collector(
             max_rejected_groups=_REJECTED_PER_GROUP * config.trainer.num_groups,
             group_filter=config.algorithm.group_filter or "",
             requests=RequestRules(
-                tick_steps=tick_steps(config, num_engines=engines.num_engines),
+                tick_steps=rollout.steps_per_tick,
                 max_response_tokens=rollout.max_response_tokens,
                 seed=config.seed,
             ),

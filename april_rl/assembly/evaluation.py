@@ -13,7 +13,6 @@ from april_rl.data.prompts import PromptTable
 from april_rl.evaluation.evaluator import CountingOutside, Evaluator
 from april_rl.evaluation.held_out import AnswerOf, HeldOut
 from april_rl.evaluation.settings import set_sampling
-from april_rl.planning.sizes import tick_steps
 from april_rl.rewards.extraction import extract_answer, normalise
 from april_rl.rewards.functions import RewardFunction, reward_functions
 from april_rl.rollout.ports import Engines
@@ -66,7 +65,7 @@ def build_evaluator(
         rewards,
         temperature=config.rollout.temperature,
         num_slots=num_slots,
-        tick_steps=tick_steps(config, num_engines=engines.num_engines),
+        tick_steps=config.rollout.steps_per_tick,
         tick_timeout_s=config.runtime.stall_timeout_s,
         seed=config.seed,
     )

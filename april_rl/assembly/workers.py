@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import has_chat
 from april_rl.data.stop_tokens import stop_token_ids
 from april_rl.planning.layout import Layout
-from april_rl.planning.machine import Machine, num_gpus, this_machine
+from april_rl.planning.machine import Machine, this_machine
 from april_rl.planning.sizes import EngineSizes, batch_tokens
 from april_rl.rollout.ports import Engines
 from april_rl.runtime.cluster import cluster_gpus
@@ -19,8 +18,6 @@ from april_rl.runtime.local import LocalWorker
 from april_rl.runtime.worker_parts import WorkerSettings
 from april_rl.runtime.workers import Workers
 from april_rl.supervision.watchdog import Watchdog
-
-_MOST_GPU_THREADS = 16  # threads of a worker; more do not make a copy faster
 
 
 def machine_of(config: TrainConfig) -> Machine:
@@ -68,19 +65,8 @@ def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) ->
     return WorkerSettings(
         config=config,
         device=layout.device,
-        threads=config.runtime.threads or _threads(layout),
+        threads=config.runtime.threads,
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
         stop_tokens=tuple(stop_token_ids(config.model.path, is_chat=is_chat)),
     )
-
-
-def _threads(layout: Layout) -> int:
-    """Return the number of threads of a worker, which is its share of this machine's cores. Next
-    to a GPU they copy tensors for offloads and checkpoints, and load the model.
-    """
-    cores, workers = os.cpu_count() or 1, layout.num_workers
-    if layout.device == "cpu":
-        return max(1, cores // workers)
-    on_one_machine = min(workers, num_gpus() or workers)
-    return min(_MOST_GPU_THREADS, max(1, cores // on_one_machine))

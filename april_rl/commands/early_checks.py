@@ -16,14 +16,17 @@ from april_rl.tiny.builtins import resolve_builtins
 
 def check_early(
     config: TrainConfig, *, trains: bool = True, evaluates: bool = True, loads_model: bool = True
-) -> None:
-    """Replace the builtin paths of `config`. Raise RunError for a version that does not fit, or
-    for a missing model, data file, column or user function. A command that does not train, or
-    does not evaluate, skips the checks that only the other one needs; one that does not load the
-    model accepts a folder that has only a tokenizer.
+) -> TrainConfig:
+    """Return the configuration with its builtin paths replaced. Raise RunError for a version that
+    does not fit, a context that is too short, or a missing model, data file, column or user
+    function. A command that does not train, or does not evaluate, skips the checks that only the
+    other one needs; one that does not load the model accepts a folder that has only a tokenizer.
     """
     check_versions()
-    resolve_builtins(config)
+    from april_rl.planning.sizes import context_length  # it needs numpy, which --cfg job does not
+
+    context_length(config, is_training=trains)
+    config = resolve_builtins(config)
     if loads_model:
         check_model_folder(config.model.path)
     for key, path in (("teacher.path", config.teacher.path), ("critic.path", config.critic.path)):
@@ -37,6 +40,7 @@ def check_early(
             check_named(function)
         if caught.message:
             raise RunError(f"{key}={function} cannot be loaded: {caught.message}")
+    return config
 
 
 def _functions(config: TrainConfig, *, trains: bool) -> Iterator[tuple[str, str]]:

@@ -128,11 +128,7 @@ def _check(composed: DictConfig) -> TrainConfig:
     elif OmegaConf.is_missing(composed.data, "path"):
         composed.data.path = "none"
     composed.learner.max_tokens = sys.maxsize
-    # The length is checked against the budgets of the sets when the engine is set up.
-    max_model_len, composed.engine.max_model_len = composed.engine.max_model_len, 0
-    config = to_config(composed)
-    config.engine.max_model_len = max_model_len
-    return config
+    return to_config(composed)
 
 
 def _refuse_without_effect(override: str) -> None:
@@ -174,7 +170,7 @@ def run_evaluation(
         )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
-    check_early(config, trains=False)
+    config = check_early(config, trains=False)
     from april_rl.commands.evaluation_run import EvaluationRun
 
     settings = _plain(composed)

@@ -18,7 +18,8 @@ from april_rl.errors import RunError
 from april_rl.evaluation.evaluate import Evaluated, evaluate
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.report import SetReport, set_report
-from april_rl.planning.plan import draft, training_config
+from april_rl.planning.model import without_network_go_offline
+from april_rl.planning.plan import draft, evaluation_config, training_config
 from april_rl.planning.sizes import EngineSizes, context_length
 from april_rl.rollout.ticks import TickWork
 from april_rl.runtime.cluster import stop_ray
@@ -27,18 +28,13 @@ from april_rl.tracking.samples_file import write_evaluation
 from april_rl.tracking.terminal import Phase
 from april_rl.tracking.tracker import open_view
 
-_MOST_SEQS = 256  # requests per engine, when engine.max_num_seqs is 0
-
 
 def sets_of_evaluation(config: TrainConfig, sets: PromptSets) -> dict[str, HeldOut]:
     return held_out_sets(config, sets.load)
 
 
 class EvaluationRun:
-    """Started engines and reward, for sampling without training.
-
-    `config` has the settings that this machine would train with.
-    """
+    """Started engines and reward, for sampling without training."""
 
     def __init__(
         self,
@@ -55,7 +51,8 @@ class EvaluationRun:
         `stack` ends the engines; samples are written to `folder`. Raise RunError with one message.
         """
         stack.callback(stop_ray)
-        drafted = draft(config, machine_of(config), is_training=False)
+        without_network_go_offline()
+        self._drafted = drafted = draft(config, machine_of(config), is_training=False)
         config = drafted.config
         _make(folder)
         self._folder, self._interrupts = folder, interrupts
@@ -71,16 +68,24 @@ class EvaluationRun:
         prompts = [held_out.prompts for held_out in self._sets.values()]
         outside = try_outside(site, inputs, prompts)
         self.num_engines = drafted.layout.num_engines
-        num_seqs = _num_seqs(config, self.num_engines, self._sets)
+        num_responses = max(held_out.num_responses for held_out in self._sets.values())
+        config = evaluation_config(drafted, num_responses=num_responses)
+        num_seqs = config.engine.max_num_seqs
         sizes = EngineSizes(num_seqs, context_length(config, is_training=False)[0])
         workers = build_workers(config, drafted.layout, run_dir=folder, sizes=sizes)
         stack.callback(workers.close)
-        self.config = training_config(drafted, workers.memory())
+        self._memory = workers.memory()
         with self._view.phase("starting vLLM"):
             workers.start_engines()
         engines = build_engines(workers, deterministic=config.deterministic)
         num_slots = num_seqs * self.num_engines
         self._evaluator = build_evaluator(config, engines, outside, num_slots=num_slots)
+
+    def training_config(self) -> TrainConfig:
+        """Return the settings that this machine would train with. Raise PreflightError when a model
+        beside the policy cannot be used.
+        """
+        return training_config(self._drafted, self._memory)
 
     @property
     def work(self) -> Sequence[TickWork]:
@@ -88,7 +93,8 @@ class EvaluationRun:
 
     def run(self) -> dict[str, SetReport]:
         """Return the report of every set, and write its samples to samples/eval_NAME.jsonl."""
-        paths = {name: chosen.path for name, chosen in self.config.evaluation.sets.items()}
+        sets = self._drafted.config.evaluation.sets
+        paths = {name: chosen.path for name, chosen in sets.items()}
         return {
             name: set_report(evaluated.held_out, evaluated.figures, path=paths[name])
             for name, evaluated in self.evaluate_sets()
@@ -115,11 +121,6 @@ class EvaluationRun:
     def _progress(self, phase: Phase, done: int) -> None:
         self._interrupts.check()
         phase.advance(done)
-
-
-def _num_seqs(config: TrainConfig, num_engines: int, sets: dict[str, HeldOut]) -> int:
-    most = max(held_out.num_responses for held_out in sets.values())
-    return config.engine.max_num_seqs or min(_MOST_SEQS, -(-most // num_engines))
 
 
 def _make(folder: Path) -> None:

@@ -123,11 +123,6 @@ def _check_lengths(config: TrainConfig) -> None:
         f"learner.max_tokens must hold the longest sequence, {keys} = {longest}, got "
         f"{config.learner.max_tokens}",
     )
-    require(
-        config.engine.max_model_len == 0 or config.engine.max_model_len >= longest,
-        f"engine.max_model_len must be 0 or >= {keys} = {longest}, got "
-        f"{config.engine.max_model_len}",
-    )
 
 
 def longest_sequence(config: TrainConfig) -> tuple[int, str]:

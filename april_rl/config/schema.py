@@ -119,6 +119,12 @@ class RolloutConfig:
             f"rollout.over_sampling_factor={factor}; it needs auto",
         )
 
+    @property
+    def steps_per_tick(self) -> int:
+        """Return rollout.tick_steps; auto has to be decided before."""
+        assert not isinstance(self.tick_steps, str), "rollout.tick_steps=auto is not decided"
+        return self.tick_steps
+
 
 @dataclass(slots=True, kw_only=True)
 class LearnerConfig:

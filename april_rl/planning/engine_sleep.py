@@ -13,9 +13,8 @@ from april_rl.learner.model.sizes import ModelSizes
 from april_rl.planning.engine_share import MARGIN_FRAC, settle_share
 from april_rl.planning.errors import PreflightError
 from april_rl.planning.kv_room import peak_demand
-from april_rl.planning.layout import Layout
 from april_rl.planning.memory_check import Room, remedies
-from april_rl.planning.memory_inputs import Beside, MemoryInputs, memory_inputs
+from april_rl.planning.memory_inputs import MemoryInputs
 from april_rl.planning.memory_plan import GIB, Phase, plan_memory
 from april_rl.planning.recomputation import settle_recomputation
 
@@ -74,21 +73,16 @@ class Decided(NamedTuple):
 
 
 def decide_sleep_and_resume(
-    config: TrainConfig,
-    layout: Layout,
-    *,
-    model: ModelSizes,
-    room: Room,
-    beside: Beside = Beside(),  # noqa: B008 -- immutable
+    config: TrainConfig, inputs: MemoryInputs, *, model: ModelSizes, room: Room
 ) -> Decided:
     """Decide the engine's share of a GPU, whether it sleeps, which layers of the learner compute
     their activations twice, and rollout.resume: parked samples keep their KV cache where engines
     stay awake.
 
-    `room` is the memory of the fullest GPU. Raise PreflightError as `settle_sleep` does.
+    `inputs` are those of `config`, and `room` is the memory of the fullest GPU. Raise
+    PreflightError as `settle_sleep` does.
     """
-    demand = peak_demand(config, layout)
-    inputs = memory_inputs(config, layout, beside)
+    demand = peak_demand(config, inputs.layout)
     inputs, share = settle_share(model, inputs, room=room, demand=demand)
     inputs, sleep = settle_sleep(model, inputs, room=room)
     inputs, again = settle_recomputation(model, inputs, room=room)
@@ -102,12 +96,12 @@ def decide_sleep_and_resume(
 
 
 def with_resume(
-    config: TrainConfig, layout: Layout, *, model: ModelSizes, room: Room
+    config: TrainConfig, inputs: MemoryInputs, *, model: ModelSizes, room: Room
 ) -> TrainConfig:
     """Return the configuration with rollout.resume=auto decided; no other value is checked."""
     if config.rollout.resume is not Resume.auto:
         return config
-    return decide_sleep_and_resume(config, layout, model=model, room=room).config
+    return decide_sleep_and_resume(config, inputs, model=model, room=room).config
 
 
 def _resume(config: TrainConfig, *, engines_sleep: bool) -> tuple[Resume, str]:

@@ -11,7 +11,9 @@ from april_rl.config.consistency import check_layout
 from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import LearnerConfig
 from april_rl.planning.errors import LayoutError
-from april_rl.planning.machine import num_gpus
+from april_rl.planning.machine import Machine, num_gpus
+
+_MOST_GPU_THREADS = 16  # threads of a worker; more do not make a copy faster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,17 @@ def unused_gpus(layout: Layout, *, gpus: int, where: str) -> Iterator[str]:
     if layout.device == "cuda" and layout.num_workers < gpus:
         used = layout.num_workers
         yield f"runtime.num_workers={used} uses {used} of the {gpus} GPUs of {where}"
+
+
+def worker_threads(layout: Layout, machine: Machine) -> int:
+    """Return the number of threads of a worker, which is its share of this machine's cores. Next
+    to a GPU they copy tensors for offloads and checkpoints, and load the model.
+    """
+    workers = layout.num_workers
+    if layout.device == "cpu":
+        return max(1, machine.num_cores // workers)
+    on_one_machine = min(workers, machine.num_local_gpus or workers)
+    return min(_MOST_GPU_THREADS, max(1, machine.num_cores // on_one_machine))
 
 
 def pick_device(wanted: str, *, gpus: int | None = None) -> str:

@@ -19,6 +19,7 @@ class Machine:
     name: str  # what messages call it
     is_cluster: bool
     num_gpus: int
+    num_local_gpus: int  # GPUs of this machine, also in a cluster
     num_cores: int  # cores of this machine, also in a cluster
     free_bytes: int  # free memory of this machine
     engines: frozenset[str]  # builds of vLLM that are installed here
@@ -26,10 +27,12 @@ class Machine:
 
 def this_machine() -> Machine:
     """Return the facts of this machine, without starting CUDA."""
+    gpus = num_gpus()
     return Machine(
         name="this machine",
         is_cluster=False,
-        num_gpus=num_gpus(),
+        num_gpus=gpus,
+        num_local_gpus=gpus,
         num_cores=os.cpu_count() or 1,
         free_bytes=host_memory().free,
         engines=installed_engines(),

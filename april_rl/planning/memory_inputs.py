@@ -97,11 +97,7 @@ class MemoryInputs:
         return not self.is_on_cpu and self.engine.sleep is not Sleep.never
 
 
-def memory_inputs(
-    config: TrainConfig,
-    layout: Layout,
-    beside: Beside = Beside(),  # noqa: B008 -- immutable
-) -> MemoryInputs:
+def memory_inputs(config: TrainConfig, layout: Layout, beside: Beside) -> MemoryInputs:
     """Return what a settled configuration and the models beside the policy say about memory."""
     return MemoryInputs(
         layout=layout,

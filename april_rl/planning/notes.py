@@ -1,4 +1,8 @@
-"""Notes at the start of a run about settings that are allowed but have no effect or do harm."""
+"""Notes at the start of a run about settings that are allowed but have no effect or do harm.
+
+They are not refused as other ignored settings are, because a recipe is tried with other devices and
+other values than its own, which would each need a second override.
+"""
 
 from __future__ import annotations
 

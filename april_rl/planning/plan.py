@@ -4,21 +4,26 @@ and what the memory of the workers' machines decides after their processes have 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from april_rl.config import TrainConfig
 from april_rl.learner.model.sizes import ModelSizes
 from april_rl.planning.beside import read_beside
+from april_rl.planning.engine_share import alone
 from april_rl.planning.engine_sleep import decide_sleep_and_resume, with_resume
-from april_rl.planning.layout import Layout, auto_choices, settle, unused_gpus
+from april_rl.planning.layout import Layout, auto_choices, settle, unused_gpus, worker_threads
 from april_rl.planning.machine import Machine
 from april_rl.planning.memory_check import check_memory, least_room
-from april_rl.planning.memory_inputs import Beside
+from april_rl.planning.memory_inputs import Beside, memory_inputs
+from april_rl.planning.model import read_model
 from april_rl.planning.notes import inert_settings, short_stop_deadline
 from april_rl.planning.preflight import check_engine_takes, check_router_replay, check_start
-from april_rl.planning.sizes import training_sizes
+from april_rl.planning.sizes import tick_steps, training_sizes
 from april_rl.supervision.host_memory import WorkerMemory
+
+_MOST_SEQS = 256  # requests that an engine computes together in an evaluation, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +41,9 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A complete plan, from which a run is built; of all settings only α may still be auto."""
+    """A complete plan, from which a run is built. Of what workers and rollout read only α may still
+    be auto, and on a CPU, where no engine sleeps, engine.sleep.
+    """
 
     config: TrainConfig
     layout: Layout
@@ -45,11 +52,19 @@ class Plan:
 
 
 def draft(requested: TrainConfig, machine: Machine, *, is_training: bool = True) -> Draft:
-    """Decide layout and precision. With `is_training` false, there is no learner to plan for.
+    """Decide layout, precision, threads and ticks. With `is_training` false, there is no learner to
+    plan for.
 
     Raise RunError when machine and model do not suffice, or the learner cannot compute the model.
     """
     config, layout = settle(requested, gpus=machine.num_gpus, where=machine.name)
+    steps = tick_steps(config, num_engines=layout.num_engines)
+    threads = config.runtime.threads or worker_threads(layout, machine)
+    config = replace(
+        config,
+        rollout=replace(config.rollout, tick_steps=steps),
+        runtime=replace(config.runtime, threads=threads),
+    )
     if is_training:
         training_sizes(config, layout)
     model_config = check_start(config, layout, machine, is_training=is_training)
@@ -78,11 +93,9 @@ def plan(drafted: Draft, memory: Sequence[WorkerMemory]) -> Plan:
     """Complete the draft with the memory of each worker: engine.sleep and rollout.resume. Raise
     PreflightError when the memory plan does not fit.
     """
-    model, layout = drafted.model, drafted.layout
-    room = least_room(memory)
-    decided = decide_sleep_and_resume(
-        drafted.config, layout, model=model, room=room, beside=drafted.beside
-    )
+    config, model, layout = drafted.config, drafted.model, drafted.layout
+    inputs = memory_inputs(config, layout, drafted.beside)
+    decided = decide_sleep_and_resume(config, inputs, model=model, room=least_room(memory))
     table = str(check_memory(model, decided.inputs, memory))
     return Plan(
         config=decided.config,
@@ -93,9 +106,22 @@ def plan(drafted: Draft, memory: Sequence[WorkerMemory]) -> Plan:
 
 
 def training_config(drafted: Draft, memory: Sequence[WorkerMemory]) -> TrainConfig:
-    """Return the settings that a training on these workers would have, whether or not it fits."""
-    room = least_room(memory)
-    return with_resume(drafted.config, drafted.layout, model=drafted.model, room=room)
+    """Return the settings that a training on these workers would have, whether or not it fits; the
+    draft is one without a learner.
+    """
+    config = drafted.config
+    beside = read_beside(config, read_model(config.model.path))
+    inputs = memory_inputs(config, drafted.layout, beside)
+    return with_resume(config, inputs, model=drafted.model, room=least_room(memory))
+
+
+def evaluation_config(drafted: Draft, *, num_responses: int) -> TrainConfig:
+    """Complete the settings of a run without a learner: engine.max_num_seqs, which the set with the
+    most responses decides, and the engine's share of a GPU, which nothing else needs.
+    """
+    engine, num_engines = alone(drafted.config.engine), drafted.layout.num_engines
+    num_seqs = engine.max_num_seqs or min(_MOST_SEQS, math.ceil(num_responses / num_engines))
+    return replace(drafted.config, engine=replace(engine, max_num_seqs=num_seqs))
 
 
 def policy_line(model: ModelSizes) -> str:

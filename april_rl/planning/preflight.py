@@ -14,12 +14,7 @@ from april_rl.learner.model.sizes import ModelSizes
 from april_rl.planning.errors import PreflightError
 from april_rl.planning.layout import Layout
 from april_rl.planning.machine import Machine, wrong_engine
-from april_rl.planning.model import (
-    max_context_tokens,
-    num_heads,
-    read_model,
-    without_network_go_offline,
-)
+from april_rl.planning.model import max_context_tokens, num_heads, read_model
 from april_rl.planning.sizes import TOKEN_BYTES, batch_tokens, context_length
 
 _GIB = 1 << 30
@@ -40,7 +35,6 @@ def check_start(
     missing += wrong_engine(layout.device, installed=machine.engines)
     if is_training:
         missing += _batch_too_large(TOKEN_BYTES * batch_tokens(config, context_tokens), machine)
-    without_network_go_offline()
     try:
         model = read_model(config.model.path)
     except PreflightError as error:

@@ -12,7 +12,6 @@ from pathlib import Path
 from april_rl.batch.packing import Batch
 from april_rl.checkpointing.checkpointer import Written
 from april_rl.metrics import Metrics, merge
-from april_rl.planning.engine_share import alone
 from april_rl.planning.layout import Layout
 from april_rl.planning.plan import Plan
 from april_rl.rollout.in_process import SerialEngines
@@ -51,7 +50,7 @@ class LocalWorker:
     def start_engines(self) -> None:
         """Start the engine with the model's own weights, without a learner."""
         self._join()
-        engine = alone(self._settings.config.engine)
+        engine = self._settings.config.engine
         self._worker.build_engine(engine, sleeps=False, keeps_parked=False)
 
     def memory(self) -> list[WorkerMemory]:

@@ -14,7 +14,6 @@ from april_rl.batch.packing import Batch
 from april_rl.checkpointing.checkpointer import Written
 from april_rl.config.engine import EngineConfig
 from april_rl.metrics import Metrics, merge
-from april_rl.planning.engine_share import alone
 from april_rl.planning.layout import Layout
 from april_rl.planning.plan import Plan
 from april_rl.runtime.cluster import Placement, rank_order, start_ray, stop_ray
@@ -86,8 +85,7 @@ class Workers:
         learner: there is no update and no weight sync. Raise the errors of `Watchdog.results`.
         """
         self._join()
-        engine = alone(self._engine)  # no learner needs the memory
-        self._build_engines(engine, sleeps=False, keeps_parked=False)
+        self._build_engines(self._engine, sleeps=False, keeps_parked=False)
 
     def _build_engines(self, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool) -> None:
         self._all("build_engine", engine, sleeps=sleeps, keeps_parked=keeps_parked)

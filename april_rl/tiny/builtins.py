@@ -9,6 +9,7 @@ times as many solutions, all of them complete. `builtin:arithmetic` and
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 from april_rl.config import TrainConfig
@@ -36,10 +37,11 @@ def resolve(path: str, *, key: str = "path") -> str:
     return str(_PACKAGE / _FILES[name])
 
 
-def resolve_builtins(config: TrainConfig) -> None:
-    """Replace every `builtin:` path of `config`; a model's becomes absolute, since workers run in
-    other directories. Raise RunError naming the key.
+def resolve_builtins(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with every `builtin:` path replaced; a model's becomes absolute,
+    since workers run in other directories. Raise RunError naming the key.
     """
+    config = copy.deepcopy(config)
     config.model.path = _model(config.model.path, key="model.path")
     for key, section in (("teacher.path", config.teacher), ("critic.path", config.critic)):
         section.path = _model(section.path, key=key) if section.path else ""
@@ -48,6 +50,7 @@ def resolve_builtins(config: TrainConfig) -> None:
         source.path = resolve(source.path, key=f"data.sources.{name}.path")
     for name, held_out in config.evaluation.sets.items():
         held_out.path = resolve(held_out.path, key=f"evaluation.sets.{name}.path")
+    return config
 
 
 def _model(path: str, *, key: str) -> str:

@@ -20,7 +20,7 @@ from april_rl.config.store import recipes
 from april_rl.planning.engine_sleep import decide_sleep_and_resume
 from april_rl.planning.layout import Layout, settle
 from april_rl.planning.memory_check import Room, check_plan
-from april_rl.planning.memory_inputs import Beside
+from april_rl.planning.memory_inputs import Beside, memory_inputs
 from april_rl.planning.memory_plan import GIB, MemoryPlan
 from april_rl.planning.notes import inert_settings
 
@@ -56,7 +56,9 @@ def planned(name: str, *overrides: str, gpu_gib: int) -> MemoryPlan:
     room = Room(device=gpu_gib * GIB, free=0.98 * gpu_gib * GIB)
     teacher = config.teacher.path
     beside = Beside(teacher=sizes_of(HUB[teacher])) if teacher else Beside()
-    decided = decide_sleep_and_resume(config, layout, model=model, room=room, beside=beside)
+    decided = decide_sleep_and_resume(
+        config, memory_inputs(config, layout, beside), model=model, room=room
+    )
     return check_plan(model, decided.inputs, room)
 
 

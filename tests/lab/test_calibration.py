@@ -11,6 +11,7 @@ from planned_models import sizes_of
 from april_rl.lab.commands import rehearse, simulate
 from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, scenario_at_real_size
+from april_rl.planning.memory_inputs import Beside
 
 # A GPU that reads and computes twice as fast as the H100 of the presets.
 MEASURED = {
@@ -36,16 +37,22 @@ def test_a_calibration_changes_what_a_rehearsal_predicts(tmp_path):
     assumed, overrides = Assumptions.of([RECIPE, f"calibration={written(tmp_path)}"])
     assert overrides == [RECIPE]
     before, after = (
-        scenario_at_real_size(config, model, each).cost for each in (Assumptions(), assumed)
+        scenario_at_real_size(config, model, each, beside=Beside()).cost
+        for each in (Assumptions(), assumed)
     )
     assert after.step_s == pytest.approx(before.step_s / 2)
     assert after.context_token_s == pytest.approx(before.context_token_s / 2)
     assert after.prefill_token_s == pytest.approx(before.prefill_token_s / 2)
-    plans = [memory_at_real_size(config, model, each).table for each in (Assumptions(), assumed)]
+    plans = [
+        memory_at_real_size(config, model, each, beside=Beside()).table
+        for each in (Assumptions(), assumed)
+    ]
     kept = [row for plan in plans for row in plan.splitlines() if "sleeping engine" in row]
     assert ["1.4" in kept[0], "3.0" in kept[1]] == [True, True]
     # 32 × 8 × (10,240 + 256) tokens, 8 FLOPs for each of 4.02 billion parameters, on eight GPUs.
-    assert "update 54.0 s, weight sync 0.8 s" in gains_table(config, model, assumed)
+    assert "update 54.0 s, weight sync 0.8 s" in gains_table(
+        config, model, assumed, beside=Beside()
+    )
 
 
 def test_a_calibration_changes_a_simulated_preset(tmp_path, capsys):

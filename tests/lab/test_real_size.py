@@ -6,10 +6,15 @@ from planned_models import GPU, HUB, INPUTS, PLANNED, change, sizes_of
 
 from april_rl.config.choices import KvCacheDtype
 from april_rl.lab.rehearsal.assumptions import Assumptions
-from april_rl.lab.rehearsal.real_size import memory_at_real_size, real_layout
+from april_rl.lab.rehearsal.real_size import (
+    memory_at_real_size,
+    real_layout,
+    scenario_at_real_size,
+)
 from april_rl.planning.engine_sleep import decide_sleep_and_resume
 from april_rl.planning.kv_room import kv_demand, planned_kv_tokens
 from april_rl.planning.memory_check import Room
+from april_rl.planning.memory_inputs import Beside, memory_inputs
 from april_rl.planning.memory_plan import GIB
 
 SMALL_GPUS = {"qwen3_0_6b_smoke": 24, "qwen3_0_6b_gsm8k": 24, "qwen3_4b_lora": 24}
@@ -49,7 +54,8 @@ def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_setup(name):
     model = sizes_of(HUB[config.model.path], rank=config.lora.rank)
     gpu = SMALL_GPUS.get(name, 80) * GIB
     room = Room(device=gpu, free=0.98 * gpu)
-    inputs = decide_sleep_and_resume(config, layout, model=model, room=room).inputs
+    inputs = memory_inputs(config, layout, Beside())
+    inputs = decide_sleep_and_resume(config, inputs, model=model, room=room).inputs
     planned = planned_kv_tokens(model, inputs, device_bytes=gpu)
     demand = kv_demand(config, layout)
     assert demand is not None
@@ -59,8 +65,29 @@ def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_setup(name):
 def test_a_rehearsal_reports_the_gpu_share_that_auto_chose():
     config = load("+recipe=qwen3_4b_dapo")
     small, large = (
-        memory_at_real_size(config, sizes_of("4B"), Assumptions(gpu_gib=gib)).table
+        memory_at_real_size(config, sizes_of("4B"), Assumptions(gpu_gib=gib), beside=Beside()).table
         for gib in (80, 141)
     )
     assert "engine.gpu_memory_utilization=auto: 0.85, for engines that sleep" in small
     assert "engine.gpu_memory_utilization=auto: 0.71, the most that fits beside" in large
+
+
+@pytest.mark.parametrize("has_critic", [False, True])
+def test_gains_are_predicted_for_engines_that_sleep_as_planned_beside_a_critic(has_critic):
+    """Fails when only the memory plan counts the critic, for which engines have to sleep."""
+    config, model, assumed = load("+recipe=qwen3_4b_dapo"), sizes_of("4B"), Assumptions(gpu_gib=106)
+    beside = Beside(critic=model if has_critic else None)
+    scenario = scenario_at_real_size(config, model, assumed, beside=beside)
+    assert scenario.keeps_parked is not has_critic
+    table = memory_at_real_size(config, model, assumed, beside=beside).table
+    said = "engines sleep during updates" if has_critic else "engines stay awake"
+    assert f"engine.sleep=auto: {said}" in table
+
+
+def test_a_rehearsal_shows_the_memory_of_engines_that_cannot_keep_their_caches():
+    chosen = ("rollout.resume=keep", "engine.gpu_memory_utilization=0.8")
+    config = load("+recipe=qwen3_4b_dapo", *chosen)
+    found = memory_at_real_size(config, sizes_of("4B"), Assumptions(), beside=Beside())
+    [finding] = [each for each in found.findings if each.name == "memory"]
+    assert finding.message.startswith("rollout.resume=keep needs engines that stay awake")
+    assert found.table.startswith("memory of a worker, GiB")

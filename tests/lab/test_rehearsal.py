@@ -17,6 +17,7 @@ from april_rl.lab.rehearsal.real_size import scenario_at_real_size
 from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
 from april_rl.learner.model.model_sizes import model_sizes
+from april_rl.planning.memory_inputs import Beside
 from april_rl.planning.model import read_model
 
 FLAGSHIP = "+recipe=qwen3_4b_dapo"
@@ -227,7 +228,7 @@ def test_predicted_gains_use_the_decision_whether_caches_are_kept(overrides, kee
     model = stand_ins.model_config("Qwen/Qwen3-4B")
     assert model is not None
     sizes = model_sizes(read_model(model), LoraConfig())
-    assert scenario_at_real_size(config, sizes, assumed).keeps_parked is keeps
+    assert scenario_at_real_size(config, sizes, assumed, beside=Beside()).keeps_parked is keeps
     with pytest.raises(AssertionError, match="has not been decided"):
         _ = Resume.auto.keeps_caches
 

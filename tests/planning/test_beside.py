@@ -21,16 +21,22 @@ from april_rl.tiny.builtins import resolve_builtins
 
 
 def beside(teacher: Path | str, *overrides: str) -> Beside:
-    config = load("+recipe=tiny_cpu", f"teacher.path={teacher}", *overrides)
-    resolve_builtins(config)
+    config = resolve_builtins(load("+recipe=tiny_cpu", f"teacher.path={teacher}", *overrides))
     return read_beside(config, AutoConfig.from_pretrained(config.model.path))
+
+
+def test_builtin_paths_are_replaced_in_a_new_configuration():
+    asked = load("+recipe=tiny_cpu", "teacher.path=builtin:tiny_teacher")
+    found = resolve_builtins(asked)
+    assert asked == load("+recipe=tiny_cpu", "teacher.path=builtin:tiny_teacher")
+    paths = (found.model.path, found.teacher.path, found.data.path)
+    assert all(Path(path).is_absolute() for path in paths)
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """Return a copy of the tiny policy, for changes."""
-    config = load("+recipe=tiny_cpu")
-    resolve_builtins(config)
+    config = resolve_builtins(load("+recipe=tiny_cpu"))
     shutil.copytree(config.model.path, tmp_path / "teacher")
     return tmp_path / "teacher"
 

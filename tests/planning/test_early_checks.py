@@ -63,6 +63,7 @@ def start(command: str, folder: Path, *overrides: str) -> subprocess.CompletedPr
         ("model.path=./absent", "model.path=./absent does not exist; . has bad.jsonl"),
         ("model.path=rows.csv", "model.path=rows.csv is a file; give the folder that has config."),
         ("resume=absent", "resume=absent is neither a checkpoint (RUN/checkpoints/step_N) nor the"),
+        ("engine.max_model_len=100", "rollout.max_response_tokens = 352, got 100"),
         ("hydra.run.dir=used", "used already holds a run (metrics.jsonl); give another folder"),
         (
             "resume=used/exports/step_8",
@@ -71,7 +72,7 @@ def start(command: str, folder: Path, *overrides: str) -> subprocess.CompletedPr
         ),
     ],
 )
-def test_a_path_is_checked_before_torch_is_imported(tmp_path: Path, override, message) -> None:
+def test_settings_are_checked_before_torch_is_imported(tmp_path: Path, override, message) -> None:
     (tmp_path / "rows.csv").write_text("prompt,answer\n")
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "bad.jsonl").write_text('{"prompt": "1", "answer": "1"}\n{"prompt": ')

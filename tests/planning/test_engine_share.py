@@ -4,11 +4,10 @@ import pytest
 from composed_config import load
 from planned_models import HUB, sizes_of
 
-from april_rl.config.choices import Sleep
-from april_rl.planning.engine_share import alone
 from april_rl.planning.engine_sleep import Decided, decide_sleep_and_resume
 from april_rl.planning.layout import settle
 from april_rl.planning.memory_check import Room
+from april_rl.planning.memory_inputs import Beside, memory_inputs
 from april_rl.planning.memory_plan import GIB
 
 NUM_GIB = (24, 48, 80, 141, 180)
@@ -30,7 +29,8 @@ def decide(recipe: str, *overrides: str, gib: float) -> Decided:
     config, layout = settle(config, gpus=gpus, where="here")
     model = sizes_of(HUB[config.model.path], rank=config.lora.rank)
     room = Room(device=gib * GIB, free=0.98 * gib * GIB)
-    return decide_sleep_and_resume(config, layout, model=model, room=room)
+    inputs = memory_inputs(config, layout, Beside())
+    return decide_sleep_and_resume(config, inputs, model=model, room=room)
 
 
 @pytest.mark.parametrize("recipe", SHARES)
@@ -109,10 +109,3 @@ def test_explicit_values_are_kept_and_auto_depends_on_them(override, share, slee
     assert found.config.engine == found.inputs.engine
     said = [each for each in found.reasons if each.startswith("engine.gpu_memory_utilization=auto")]
     assert len(said) == ("utilization" not in override)
-
-
-def test_an_engine_without_a_learner_gets_the_most() -> None:
-    assert alone(load("+recipe=qwen3_4b_dapo").engine).gpu_memory_utilization == 0.85
-    given = load("+recipe=tiny_gpu").engine
-    assert alone(given) == given
-    assert Sleep.auto is given.sleep

@@ -12,7 +12,7 @@ from april_rl.planning.engine_sleep import EngineSleep, settle_sleep
 from april_rl.planning.errors import LayoutError, PreflightError
 from april_rl.planning.layout import settle
 from april_rl.planning.memory_check import Room, check_plan
-from april_rl.planning.memory_inputs import MemoryInputs, memory_inputs
+from april_rl.planning.memory_inputs import Beside, MemoryInputs, memory_inputs
 from april_rl.planning.memory_plan import GIB, plan_memory
 
 H200 = 141 * GIB
@@ -130,7 +130,7 @@ def test_engine_sleep_always_with_keep_is_refused_on_a_gpu():
 )
 def test_settings_reach_the_plan(overrides, expected):
     config, layout = settle(load("+recipe=tiny_gpu", *overrides), gpus=1, where="here")
-    inputs = memory_inputs(config, layout)
+    inputs = memory_inputs(config, layout, Beside())
     assert (inputs.engine_sleeps, inputs.keeps_parked) == expected
 
 

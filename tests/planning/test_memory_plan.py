@@ -17,7 +17,7 @@ from april_rl.learner.model.sizes import ModelSizes
 from april_rl.planning.errors import PreflightError
 from april_rl.planning.layout import settle
 from april_rl.planning.memory_check import Room, check_memory, check_plan
-from april_rl.planning.memory_inputs import memory_inputs
+from april_rl.planning.memory_inputs import Beside, memory_inputs
 from april_rl.planning.memory_plan import GIB, Phase, plan_memory
 from april_rl.planning.model import read_model
 
@@ -188,7 +188,11 @@ def test_on_cpu_nothing_is_offloaded_with_any_setting():
     for recipe, gpus, moved in (("tiny_cpu", 0, Offload.none), ("tiny_gpu", 1, Offload.all)):
         config = load(f"+recipe={recipe}", "learner.offload=all")
         config, layout = settle(config, gpus=gpus, where="this machine")
-        assert config.learner.offload is memory_inputs(config, layout).learner.offload is moved
+        assert (
+            config.learner.offload
+            is memory_inputs(config, layout, Beside()).learner.offload
+            is moved
+        )
 
 
 def test_the_settings_of_the_paper_fit_and_are_shown_as_a_table(tmp_path):
@@ -197,7 +201,7 @@ def test_the_settings_of_the_paper_fit_and_are_shown_as_a_table(tmp_path):
     config = Qwen3Config(**sizes, num_attention_heads=32, tie_word_embeddings=True, **LAYERS)
     config.save_pretrained(tmp_path)
     chosen = load("+recipe=qwen3_4b_dapo", "engine.gpu_memory_utilization=0.85")
-    settings = memory_inputs(*settle(chosen, gpus=8, where="here"))
+    settings = memory_inputs(*settle(chosen, gpus=8, where="here"), Beside())
     workers = [worker("a", host=1000 * GIB)] * 8
     model = model_sizes(read_model(str(tmp_path)), settings.lora)
     table = str(check_memory(model, settings, workers)).splitlines()

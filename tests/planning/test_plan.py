@@ -1,6 +1,7 @@
 """The plan of a run turns settings and facts into settings without auto; nothing is started."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from composed_config import load
@@ -11,28 +12,38 @@ from april_rl.config.choices import ComputeDtype, Resume, Sleep
 from april_rl.config.engine import EngineConfig
 from april_rl.planning.errors import LayoutError, PreflightError
 from april_rl.planning.machine import Machine
-from april_rl.planning.plan import Draft, Plan, draft, plan
+from april_rl.planning.plan import Draft, Plan, draft, evaluation_config, plan, training_config
 
 CPU = Machine(
     name="this machine",
     is_cluster=False,
     num_gpus=0,
+    num_local_gpus=0,
     num_cores=8,
     free_bytes=64 << 30,
     engines=frozenset({"vllm-cpu"}),
 )
-GPUS = replace(CPU, num_gpus=8, engines=frozenset({"vllm"}), free_bytes=500 << 30)
+GPUS = replace(CPU, num_gpus=8, num_local_gpus=8, engines=frozenset({"vllm"}), free_bytes=500 << 30)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Write the folder of a small model with a config.json and nothing else."""
     folder = tmp_path_factory.mktemp("model")
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16}
-    Qwen3Config(**sizes, **heads, vocab_size=100, max_position_embeddings=32768).save_pretrained(
-        folder
-    )
+    return write_model(folder, hidden_size=64, num_layers=2, num_tokens=100)
+
+
+def write_model(folder: Path, *, hidden_size: int, num_layers: int, num_tokens: int) -> str:
+    """Write the folder of a model with a config.json and nothing else."""
+    Qwen3Config(
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=16,
+        vocab_size=num_tokens,
+        max_position_embeddings=32768,
+    ).save_pretrained(folder)
     return str(folder)
 
 
@@ -91,6 +102,84 @@ def test_the_plan_decides_the_share_of_a_gpu(model) -> None:
     assert found.lines[2].startswith("engine.sleep=auto: engines stay awake")
     on_cpu = make_plan("engine.gpu_memory_utilization=auto", machine=CPU, model=model)
     assert on_cpu.config.engine.gpu_memory_utilization == EngineConfig().gpu_memory_utilization
+
+
+@pytest.mark.parametrize(("has_critic", "expected"), [(False, "keep"), (True, "reprefill")])
+def test_a_profile_of_a_recipe_counts_the_critic_of_its_training(
+    has_critic, expected, model, tmp_path
+) -> None:
+    """Fails when a profile simulates kept KV caches that the training would not keep."""
+    config = load(
+        "+recipe=tiny_cpu", f"model.path={model}", "runtime.device=gpu", "runtime.num_workers=8"
+    )
+    if has_critic:
+        large = write_model(tmp_path, hidden_size=8192, num_layers=32, num_tokens=100)
+        config = replace(
+            config,
+            algorithm=replace(config.algorithm, advantage="gae"),
+            critic=replace(config.critic, path=large),
+        )
+    drafted = draft(config, GPUS, is_training=False)
+    found = training_config(drafted, [worker("node", free=GPU)] * 8)
+    assert found.rollout.resume.value == expected
+
+
+@pytest.mark.parametrize("machine", [CPU, GPUS])
+def test_only_the_over_sampling_factor_may_still_be_auto_in_a_plan(machine, model) -> None:
+    """Fails when a setting is decided where a part is built. kv_cache_dtype=auto is a choice."""
+    autos = [
+        *("rollout.over_sampling_factor", "rollout.resume", "rollout.tick_steps", "engine.sleep"),
+        *("engine.gpu_memory_utilization", "engine.async_scheduling", "engine.dtype"),
+        *("learner.activation_checkpointing", "learner.keep_attention", "learner.compute_dtype"),
+    ]
+    asked = [f"{key}=auto" for key in (*autos, "learner.fused")]
+    config = make_plan(*asked, machine=machine, model=model).config
+    sections = (config.rollout, config.engine, config.learner, config.runtime)
+    values = {key: value for each in sections for key, value in asdict(each).items()}
+    left = {key for key, value in values.items() if getattr(value, "value", value) == "auto"}
+    on_cpu = set() if machine.num_gpus else {"sleep"}
+    assert left == {"over_sampling_factor", "kv_cache_dtype"} | on_cpu
+    assert config.runtime.threads >= 1
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num_workers", "overrides", "expected"),
+    [
+        (0, 4, (), 16),
+        (8, 4, (), 16),
+        (8, 8, (), 8),
+        (16, 16, (), 8),  # on two machines
+        (8, 1, (), 16),  # the run takes at most 16 of the 64 cores
+        (8, 8, ("runtime.threads=3",), 3),
+    ],
+)
+def test_a_worker_gets_its_part_of_the_cores_on_a_gpu_too(
+    num_gpus, num_workers, overrides, expected, model
+) -> None:
+    """On a machine with 64 cores and 8 GPUs. Fails when a worker copies with the single thread that
+    Ray sets.
+    """
+    machine = replace(GPUS if num_gpus else CPU, num_gpus=num_gpus, num_cores=64)
+    workers = f"runtime.num_workers={num_workers}"
+    found = make_draft(workers, *overrides, machine=machine, model=model)
+    assert found.config.runtime.threads == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_responses", "expected"),
+    [
+        (("engine.gpu_memory_utilization=auto",), 100, (0.85, 13)),
+        (("engine.gpu_memory_utilization=auto",), 10_000, (0.85, 256)),
+        (("engine.gpu_memory_utilization=0.5", "engine.max_num_seqs=40"), 100, (0.5, 40)),
+    ],
+)
+def test_an_evaluation_has_the_gpus_alone_and_as_many_requests_as_responses(
+    overrides, num_responses, expected, model
+) -> None:
+    config = load("+recipe=tiny_cpu", f"model.path={model}", "runtime.device=gpu", *overrides)
+    drafted = draft(config, GPUS, is_training=False)
+    engine = evaluation_config(drafted, num_responses=num_responses).engine
+    assert (engine.gpu_memory_utilization, engine.max_num_seqs) == expected
 
 
 def test_the_start_shows_the_precision_that_auto_chose(model) -> None:

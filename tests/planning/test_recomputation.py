@@ -10,6 +10,7 @@ from april_rl.learner.model.sizes import recomputed_layers
 from april_rl.planning.engine_sleep import decide_sleep_and_resume
 from april_rl.planning.layout import settle
 from april_rl.planning.memory_check import Room
+from april_rl.planning.memory_inputs import Beside, memory_inputs
 from april_rl.planning.memory_plan import GIB, plan_memory
 from april_rl.planning.recomputation import settle_recomputation
 
@@ -90,7 +91,8 @@ def test_the_run_gets_the_share_and_reports_it() -> None:
         config, layout = settle(load("+recipe=qwen3_4b_dapo"), gpus=8, where="here")
         room = Room(device=gib * GIB, free=0.98 * gib * GIB)
         model = sizes_of(HUB[config.model.path])
-        decided = decide_sleep_and_resume(config, layout, model=model, room=room)
+        inputs = memory_inputs(config, layout, Beside())
+        decided = decide_sleep_and_resume(config, inputs, model=model, room=room)
         shares.append(decided.config.learner.recomputed_share)
         assert any(f"checkpointing=auto: {shares[-1]:g} (" in each for each in decided.reasons)
     assert 1 >= shares[0] > shares[1] > 0

@@ -70,8 +70,7 @@ def _show(arguments: Sequence[str]) -> int:
     if targets and not (folder := Path(targets[-1]).parent).is_dir():
         print(f"error: {_WRITE}{targets[-1]}: there is no folder {folder}", file=sys.stderr)
         return 2
-    for config in configs:
-        check_early(config, loads_model=False)
+    configs = [check_early(config, loads_model=False) for config in configs]
     from april_rl.lab.rehearsal.data_page import DataPage
     from april_rl.planning.model import without_network_go_offline
 

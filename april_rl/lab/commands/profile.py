@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -117,16 +118,14 @@ def _folder(settings: Sequence[str]) -> Path:
 
 def _configure(settings: Sequence[str]) -> TrainConfig:
     """Return the checked settings of training, with the training data in place of held-out sets."""
-    config = to_config(
-        compose_overrides([given for given in settings if not given.startswith(_OUTPUT)])
-    )
-    check_early(config, evaluates=False)
-    config.evaluation.max_response_tokens = 0  # use the same limit as training
-    config.evaluation.sets = {
+    overrides = [given for given in settings if not given.startswith(_OUTPUT)]
+    config = check_early(to_config(compose_overrides(overrides)), evaluates=False)
+    sets = {
         name or _ALL: EvaluationSetConfig(path=chosen.path)
         for name, chosen in training_sets(config.data).items()
     }
-    return config
+    # A limit of 0 is that of training.
+    return replace(config, evaluation=replace(config.evaluation, max_response_tokens=0, sets=sets))
 
 
 def _profile(
@@ -136,9 +135,7 @@ def _profile(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
     from april_rl.commands.evaluation_run import EvaluationRun
-    from april_rl.planning.sizes import context_length
 
-    context_length(config, is_training=False)  # check before the tiny task's model is trained
     with ExitStack() as stack:
         run = EvaluationRun(
             config,
@@ -147,9 +144,10 @@ def _profile(
             interrupts=interrupts,
             choose=partial(_training_prompts, num_prompts=num_prompts),
         )
+        config = run.training_config()
         evaluated = [found for _, found in run.evaluate_sets()]
         work, num_engines = list(run.work), run.num_engines
-    _show(run.config, evaluated, work, num_engines=num_engines, factors=factors, folder=folder)
+    _show(config, evaluated, work, num_engines=num_engines, factors=factors, folder=folder)
 
 
 def _training_prompts(

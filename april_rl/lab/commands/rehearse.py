@@ -64,8 +64,7 @@ def _rehearse(arguments: Sequence[str]) -> int:
     own = dict(a.split("=", 1) for a in arguments if a.startswith(("output=", "quick=")))
     rest = [a for a in arguments if a.partition("=")[0] not in ("output", "quick")]
     assumed, overrides = Assumptions.of(rest)
-    config = to_config(compose_overrides(overrides))
-    check_early(config)
+    config = check_early(to_config(compose_overrides(overrides)))
     folder = Path(own.get("output") or f"outputs/rehearsal/{config.name}-{_now()}")
     folder.mkdir(parents=True, exist_ok=True)
     from april_rl.lab.rehearsal.rehearsal import Rehearsal

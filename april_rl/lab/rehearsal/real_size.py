@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Device
+from april_rl.config.choices import Device, Sleep
 from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.findings import SIGMA, Finding
 from april_rl.lab.simulator.calibration import Calibration
@@ -15,15 +15,13 @@ from april_rl.lab.simulator.presets import H100, Preset
 from april_rl.lab.simulator.scenarios import scenario_of
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.learner.model.sizes import ModelSizes
-from april_rl.planning.engine_share import settle_share
-from april_rl.planning.engine_sleep import settle_sleep, with_resume
+from april_rl.planning.engine_sleep import decide_sleep_and_resume, with_resume
 from april_rl.planning.errors import PreflightError
-from april_rl.planning.kv_room import kv_demand, kv_warning, peak_demand, planned_kv_tokens
+from april_rl.planning.kv_room import kv_demand, kv_warning, planned_kv_tokens
 from april_rl.planning.layout import Layout, settle
 from april_rl.planning.memory_check import Room, check_plan
-from april_rl.planning.memory_inputs import Beside, memory_inputs
+from april_rl.planning.memory_inputs import Beside, MemoryInputs, memory_inputs
 from april_rl.planning.memory_plan import GIB, plan_memory
-from april_rl.planning.recomputation import settle_recomputation
 from april_rl.supervision.host_memory import host_memory
 
 _FREE_FRAC = 0.98  # free share of a GPU when nothing else runs on it
@@ -55,29 +53,36 @@ def memory_at_real_size(
     model: ModelSizes,
     assumed: Assumptions,
     *,
-    beside: Beside = Beside(),  # noqa: B008 -- immutable
+    beside: Beside,
 ) -> MemoryAtRealSize:
     """Plan the memory of a worker; a phase that does not fit is a finding."""
     config, layout = real_layout(config)
-    inputs = memory_inputs(config, layout, beside)
-    if assumed.calibration is not None:
-        inputs = replace(inputs, graph_bytes=assumed.calibration.asleep_gib * GIB)
+    inputs = _inputs(config, layout, beside, assumed)
     room = _room(layout, gpu_gib=assumed.gpu_gib)
     found: list[Finding] = []
-    inputs, share = settle_share(model, inputs, room=room, demand=peak_demand(config, layout))
-    table = str(plan_memory(model, inputs, device_bytes=room.device))
+    # The table of a refused rollout.resume=keep is that of engines that stay awake, as it needs.
+    awake = replace(inputs, engine=replace(inputs.engine, sleep=Sleep.never))
+    decided = decide_sleep_and_resume(config, awake, model=model, room=room)
     try:
-        inputs, sleep = settle_sleep(model, inputs, room=room)
-        inputs, again = settle_recomputation(model, inputs, room=room)
-        plan = plan_memory(model, inputs, device_bytes=room.device)
-        table = "\n".join(filter(None, (str(plan), share, sleep, again)))
-        check_plan(model, inputs, room)
+        decided = decide_sleep_and_resume(config, inputs, model=model, room=room)
+        check_plan(model, decided.inputs, room)
     except PreflightError as error:
         found.append(Finding(name="memory", message=str(error)))
-    demand = kv_demand(config, layout)
-    for warning in kv_warning(demand, planned_kv_tokens(model, inputs, device_bytes=room.device)):
+    plan = plan_memory(model, decided.inputs, device_bytes=room.device)
+    cache = planned_kv_tokens(model, decided.inputs, device_bytes=room.device)
+    for warning in kv_warning(kv_demand(config, layout), cache):
         found.append(Finding(name="kv_cache", message=warning.removeprefix("warning: ")))
+    table = "\n".join((str(plan), *decided.reasons))
     return MemoryAtRealSize(table=table, findings=tuple(found))
+
+
+def _inputs(
+    config: TrainConfig, layout: Layout, beside: Beside, assumed: Assumptions
+) -> MemoryInputs:
+    inputs = memory_inputs(config, layout, beside)
+    if assumed.calibration is None:
+        return inputs
+    return replace(inputs, graph_bytes=assumed.calibration.asleep_gib * GIB)
 
 
 def _room(layout: Layout, *, gpu_gib: float) -> Room:
@@ -87,7 +92,9 @@ def _room(layout: Layout, *, gpu_gib: float) -> Room:
     return Room(device=total, free=_FREE_FRAC * total)
 
 
-def gains_table(config: TrainConfig, model: ModelSizes, assumed: Assumptions) -> str:
+def gains_table(
+    config: TrainConfig, model: ModelSizes, assumed: Assumptions, *, beside: Beside
+) -> str:
     """Return a line for the synchronous loop and for each α: gain, ages, KV cache.
 
     Lengths are lognormal with the expected mean under the budget, an assumption; the gain is of
@@ -98,7 +105,7 @@ def gains_table(config: TrainConfig, model: ModelSizes, assumed: Assumptions) ->
         f"{'':<14}{'gain':>6}{'occupied':>10}{'off-policy':>12}{'age max':>9}{'peak KV, GiB':>14}"
     ]
     for found in predict(
-        scenario_at_real_size(config, model, assumed),
+        scenario_at_real_size(config, model, assumed, beside=beside),
         modes_of(_FACTORS, refill=True),
         num_steps=_STEPS,
         warmup_steps=_WARMUP_STEPS,
@@ -137,11 +144,14 @@ def kv_bytes_per_token(model: ModelSizes) -> int:
     return 2 * model.kv_numbers
 
 
-def scenario_at_real_size(config: TrainConfig, model: ModelSizes, assumed: Assumptions) -> Scenario:
+def scenario_at_real_size(
+    config: TrainConfig, model: ModelSizes, assumed: Assumptions, *, beside: Beside
+) -> Scenario:
     """Return the recipe as a scenario to simulate, on H100s or on the calibrated GPU."""
     config, layout = real_layout(config)
+    inputs = _inputs(config, layout, beside, assumed)
     room = _room(layout, gpu_gib=assumed.gpu_gib)
-    config = with_resume(config, layout, model=model, room=room)
+    config = with_resume(config, inputs, model=model, room=room)
     budget = config.rollout.max_response_tokens
     mean_tokens = min(assumed.response_tokens(config), 0.95 * budget)
     median = median_for(mean_tokens, sigma=SIGMA, cap=budget)

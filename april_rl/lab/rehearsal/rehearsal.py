@@ -88,12 +88,13 @@ class Rehearsal:
         tokenizer = stand_ins.find_tokenizer(self.config.model.path, self.say)
         self._data(tokenizer)
         self._settings()
-        self._memory(sizes, self._beside())
+        beside = self._beside()
+        self._memory(sizes, beside)
         if is_quick:
             self._load_environment()
             self.say("not tried   gain, steps and episodes of environments: quick=true skips them")
         else:
-            self._gain(sizes)
+            self._gain(sizes, beside)
             self._steps(model, tokenizer)
         return self._verdict(time.perf_counter() - started)
 
@@ -213,7 +214,7 @@ class Rehearsal:
         self.say(f"memory      of the real model\n{indent(memory.table, '  ')}")
         self.findings += memory.findings
 
-    def _gain(self, model: ModelSizes) -> None:
+    def _gain(self, model: ModelSizes, beside: Beside) -> None:
         """Simulate over-sampling on the machine that the recipe names."""
         if real_layout(self.config)[1].device == "cpu":
             self.say(
@@ -222,7 +223,7 @@ class Rehearsal:
             )
             return
         tokens = self.assumed.response_tokens(self.config)
-        table = gains_table(self.config, model, self.assumed)
+        table = gains_table(self.config, model, self.assumed, beside=beside)
         gpu = self.assumed.calibration.device if self.assumed.calibration else "H100"
         self.say(
             f"gain        of over-sampling over the synchronous loop, simulated for {gpu} GPUs and "
