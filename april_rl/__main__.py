@@ -9,6 +9,7 @@ from pathlib import Path
 
 from april_rl.commands import COMMANDS, run_command
 from april_rl.errors import RunError
+from april_rl.supervision.interrupts import EXIT_STATUS
 
 _TRAIN, _VERSION = "train", "--version"
 _USAGE = "usage: python -m april_rl COMMAND [--help] ..."
@@ -17,7 +18,8 @@ _TRAINING = "train with a recipe: python -m april_rl train +recipe=tiny_cpu"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that `arguments` (None: `sys.argv`) begin with and return its exit status.
-    Without a command, or with --help, list the commands; return 2 for an unknown one.
+    Without a command, or with --help, list the commands; return 2 for an unknown one. A mistake
+    ends in one message and status 1.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not {"", here := str(Path.cwd())} & {*sys.path}:
@@ -44,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        return EXIT_STATUS
 
 
 def _command_list() -> str:

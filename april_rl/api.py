@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import cloudpickle
 
+from april_rl.checkpointing.exports import newest_export
 from april_rl.checkpointing.run_lock import own
 from april_rl.command_line import run, run_directory
 from april_rl.commands.evaluate import run_evaluation
@@ -82,8 +83,7 @@ class TrainedRun:
     @property
     def export(self) -> Path | None:
         """Return the last exported policy, a Hugging Face folder; None if there is none."""
-        found = (self.path / "exports").glob("step_*")
-        return max(found, key=lambda path: int(path.name.removeprefix("step_")), default=None)
+        return newest_export(self.path)
 
 
 def _refuse_wrong_place() -> None:

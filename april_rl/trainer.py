@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 from april_rl.algorithm.advantages import Floats, penalized_rewards
 from april_rl.assembly.run import Parts, assemble
 from april_rl.checkpointing.checkpointer import LEARNER
+from april_rl.checkpointing.exports import export_path
 from april_rl.checkpointing.resume import Resumed
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Advantage
@@ -108,15 +109,15 @@ class Trainer:
             self._parts = build(
                 config, run_dir=run_dir, plain=plain_config, stack=stack, resumed=resumed
             )
-            self.collector, self.workers = self._parts.collector, self._parts.workers
-            self.packer, self._checkpointer = self._parts.packer, self._parts.checkpointer
+            self._collector, self._workers = self._parts.collector, self._parts.workers
+            self._packer, self._checkpointer = self._parts.packer, self._parts.checkpointer
             view = self._parts.view
-            self._updates = Updates(self.workers, config, run_dir, tell=view.message)
+            self._updates = Updates(self._workers, config, run_dir, tell=view.message)
             if resumed is not None:
                 self._restore(resumed, view)
-            self.tracker = stack.enter_context(self._parts.directory.take_over(view))
+            self._tracker = stack.enter_context(self._parts.directory.take_over(view))
             self._profiler = StepProfiler(
-                config.profiler.steps, self.workers, self.tracker, run_dir
+                config.profiler.steps, self._workers, self._tracker, run_dir
             )
             self._exits = stack.pop_all()
 
@@ -190,36 +191,36 @@ class Trainer:
         self._progress.row = None
 
     def _log(self, step: int, metrics: Metrics) -> None:
-        self._is_enough = bool(self._on_step(step, self.tracker.log(step, metrics)))
+        self._is_enough = bool(self._on_step(step, self._tracker.log(step, metrics)))
 
     def _stop(self) -> None:
         self._save(with_row=True)
         self._is_saved = self._checkpointer.finish()
-        self.tracker.message(
+        self._tracker.message(
             f"stopped after step {self._progress.version} by {self._interrupts.reason}; "
             f"continue with resume=auto hydra.run.dir={self._run_dir}"
         )
 
     def _end_before(self, step: int, reason: str) -> None:
         """Report why the run ends, and evaluate the last version if it was not evaluated yet."""
-        self.tracker.message(f"{reason}; the run ends before step {step}")
+        self._tracker.message(f"{reason}; the run ends before step {step}")
         if self._progress.evaluated != self._progress.version:
-            self.tracker.amend(self._progress.version, self._evaluate())
+            self._tracker.amend(self._progress.version, self._evaluate())
 
     def step(self) -> StepResult | None:
         """Make one policy version; return None when no group was left to collect."""
         collection = self._collect()
         for note in collection.notes:
-            self.tracker.message(note)
+            self._tracker.message(note)
         if not collection.groups:
             return None
         self._under_way = collection.groups
         advantages = self._advantages(collection)
         reply = None
         if self._parts.teacher is not None:
-            with self.tracker.phase("teacher"):
+            with self._tracker.phase("teacher"):
                 reply = self._parts.teacher.logprobs(collection.groups)
-        batch = self.packer.pack(
+        batch = self._packer.pack(
             collection.groups,
             advantages,
             policy_version=self._progress.version,
@@ -234,14 +235,14 @@ class Trainer:
             decode=self._parts.tokenizer.decode,
             policy_version=self._progress.version,
         )
-        with self.tracker.phase("update"):
+        with self._tracker.phase("update"):
             update = self._updates.make(batch, step=self._progress.version + 1, records=records)
         self._under_way = ()
-        with self.tracker.phase("weight sync"):
-            sync = self.workers.sync_weights(self._progress.version + 1)
+        with self._tracker.phase("weight sync"):
+            sync = self._workers.sync_weights(self._progress.version + 1)
         self._progress.version += 1
-        if self.tracker.wants_samples(self._progress.version):
-            self.tracker.samples(self._progress.version, records(), timeline_of(collection.record))
+        if self._tracker.wants_samples(self._progress.version):
+            self._tracker.samples(self._progress.version, records(), timeline_of(collection.record))
         metrics = Metrics(
             {
                 **rollout_metrics(collection.record, num_needed=self._num_needed),
@@ -259,8 +260,8 @@ class Trainer:
     def _collect(self) -> Collection:
         trainer = self._config.trainer
         last_opening = trainer.num_steps - self._config.rollout.drain_steps
-        with self.tracker.phase("rollout", trainer.num_groups) as phase:
-            return self.collector.collect(
+        with self._tracker.phase("rollout", trainer.num_groups) as phase:
+            return self._collector.collect(
                 self._progress.version,
                 may_open=self._progress.version < last_opening,
                 on_progress=partial(self._show, phase),
@@ -310,40 +311,40 @@ class Trainer:
 
         `with_row` keeps the metrics of a step that is interrupted before they are logged.
         """
-        collector = self.collector.save()
+        collector = self._collector.save()
         state = {
             **self._progress.save(with_row=with_row),
             "prompts": self._parts.prompts.save(),
             "collector": collector,
             "updates": self._updates.save(),
             "rewards": self._parts.outside.save(),
-            "wandb_id": self.tracker.wandb_id,
+            "wandb_id": self._tracker.wandb_id,
             "base": self._parts.model,
         }
         about = {"is_finished": is_finished, "ledger": collector["ledger"]}
-        with self.tracker.phase("copying the checkpoint"):
+        with self._tracker.phase("copying the checkpoint"):
             return self._checkpointer.start(self._progress.version, state, about=about)
 
     def _restore(self, resumed: Resumed, view: View) -> None:
         """Continue from a checkpoint. Raise RunError for settings that do not fit it."""
         state = resumed.state
         self._progress = Progress.restore(state)
-        self.collector.restore(state["collector"])
+        self._collector.restore(state["collector"])
         self._updates.restore(state["updates"])
         with view.phase("restoring the checkpoint"):
-            self.workers.load_state(resumed.path.resolve() / LEARNER)
+            self._workers.load_state(resumed.path.resolve() / LEARNER)
         with view.phase("weight sync"):
-            self.workers.sync_weights(self._progress.version)
+            self._workers.sync_weights(self._progress.version)
 
     def _evaluate(self) -> Metrics:
         # Training and evaluation share these counters: take out training's counts first.
-        self.collector.settle_scores()
+        self._collector.settle_scores()
         self._progress.counted = merge([self._progress.counted, self._parts.outside.metrics()])
         metrics = evaluate_all(
             self._parts.held_out.values(),
             self._parts.evaluator,
             decode=self._parts.tokenizer.decode,
-            tracker=self.tracker,
+            tracker=self._tracker,
             policy_version=self._progress.version,
             show=self._show,
         )
@@ -355,26 +356,26 @@ class Trainer:
         """Write the policy as a Hugging Face folder, once for each version."""
         if self._progress.exported == self._progress.version:
             return
-        path = self._run_dir.resolve() / "exports" / f"step_{self._progress.version}"
-        with self.tracker.phase("exporting the policy"):
-            self.workers.export(path)
+        path = export_path(self._run_dir.resolve(), self._progress.version)
+        with self._tracker.phase("exporting the policy"):
+            self._workers.export(path)
         self._progress.exported = self._progress.version
-        self.tracker.message(f"policy: {path}")
+        self._tracker.message(f"policy: {path}")
 
     def _try_to_export(self) -> None:
         """Export with `_export`; when the disk fails, report it and continue."""
         try:
             self._export()
         except ExportError as error:
-            self.tracker.message(f"{error}; training continues")
+            self._tracker.message(f"{error}; training continues")
 
     def _keep_leftovers(self) -> None:
         """Write generated samples that were not trained, even when the run ends with an error."""
-        leftovers = self.collector.leftovers(under_way=self._under_way)
+        leftovers = self._collector.leftovers(under_way=self._under_way)
         if leftovers and not self._is_saved:
             path = self._run_dir / "samples" / "leftover.jsonl"
             leftovers.write(path)
-            self.tracker.message(f"generated and not trained, saved in {path}: {leftovers}")
+            self._tracker.message(f"generated and not trained, saved in {path}: {leftovers}")
 
     def __enter__(self) -> Self:
         return self

@@ -18,9 +18,9 @@ from april_rl.assembly.packer import build_packer
 from april_rl.assembly.resume_checks import check_resume, model_identity
 from april_rl.assembly.run_directory import RunDirectory
 from april_rl.assembly.sampler import sampler_maker
-from april_rl.assembly.workers import build_engines, build_workers, machine_of
+from april_rl.assembly.workers import build_workers, machine_of
 from april_rl.batch.packing import Packer
-from april_rl.checkpointing.checkpointer import Checkpointer
+from april_rl.checkpointing.checkpointer import Checkpointer, Savers
 from april_rl.checkpointing.resume import CHECKPOINTS, Resumed
 from april_rl.config import TrainConfig
 from april_rl.config.store import folder_options
@@ -200,7 +200,7 @@ def _checkpointer(
     config: TrainConfig,
     directory: RunDirectory,
     plain: Mapping[str, object],
-    workers: Workers | LocalWorker,
+    workers: Savers,
     *,
     tell: Callable[[str], None],
 ) -> Checkpointer:
@@ -238,5 +238,5 @@ def _start(workers: Workers | LocalWorker, drafted: Draft, view: View) -> tuple[
     config, layout, kv_tokens = planned.config, planned.layout, workers.kv_cache_tokens()
     demand = kv_demand(config, layout)
     _show(kv_warning(demand, kv_tokens // layout.num_engines), view)
-    engines = build_engines(workers, deterministic=config.deterministic)
+    engines = workers.engines(deterministic=config.deterministic)
     return engines, planned, kv_tokens

@@ -50,6 +50,7 @@ class RunDirectory:
             config=self.shown,
             num_steps=config.trainer.num_steps,
             tracking=config.tracking,
+            advantage=config.algorithm.advantage,
             labels=self.labels or RunLabels(name=config.name),
             view=view,
             first_step=self._first_step(),

@@ -11,9 +11,7 @@ from april_rl.data.stop_tokens import stop_token_ids
 from april_rl.planning.layout import Layout
 from april_rl.planning.machine import Machine, this_machine
 from april_rl.planning.sizes import EngineSizes, batch_tokens
-from april_rl.rollout.ports import Engines
 from april_rl.runtime.cluster import cluster_gpus
-from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.local import LocalWorker
 from april_rl.runtime.worker_parts import WorkerSettings
 from april_rl.runtime.workers import Workers
@@ -51,13 +49,6 @@ def build_workers(
         watchdog=watchdog,
         batch_tokens=batch_tokens(config, sizes.max_model_len),
     )
-
-
-def build_engines(workers: Workers | LocalWorker, *, deterministic: bool) -> Engines:
-    """Return the engines of started workers as the collector drives them."""
-    if isinstance(workers, LocalWorker):
-        return workers.engines()
-    return RayEngines(workers, deterministic=deterministic)
 
 
 def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) -> WorkerSettings:

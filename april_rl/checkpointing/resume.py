@@ -9,6 +9,7 @@ import yaml
 
 from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import Plain, read_state
+from april_rl.checkpointing.exports import EXPORTS
 from april_rl.checkpointing.folder import is_abandoned, latest, list_abandoned, list_saved, recover
 from april_rl.checkpointing.manifest import FILE as MANIFEST
 from april_rl.checkpointing.manifest import CheckpointError, Manifest, read_manifest, verify
@@ -98,7 +99,7 @@ def checkpoint_at(path: Path, *, key: str = "") -> Path:
     if found is not None:
         return found
     if (path / "config.json").is_file():
-        run = path.parent.parent if path.parent.name == "exports" else "the directory of its run"
+        run = path.parent.parent if path.parent.name == EXPORTS else "the directory of its run"
         uses = f"{key}{run} continues the run, model.path={path} begins a new one"
         raise CheckpointError(
             f"{key}{path} is a policy without its optimizer and its data: "

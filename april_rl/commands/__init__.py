@@ -1,7 +1,8 @@
 """Commands other than training, one module each: `python -m april_rl NAME ...` runs them.
 
-A command is a module with `main(arguments)`, which returns the exit status, and a line in
-`COMMANDS`. The module is imported only when it runs, so the list costs nothing and needs no lab.
+A command is a module with `main(arguments)`, which returns the exit status or raises RunError,
+and a line in `COMMANDS`. The module is imported only when it runs, so the list costs nothing and
+needs no lab.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ COMMANDS = {
 
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
-    """Run the command `name` of `COMMANDS`; return its exit status. Raise RunError when the
-    installation lacks the lab that it belongs to.
+    """Run the command `name` of `COMMANDS`; return its exit status. Raise RunError for a
+    mistake, or when the installation lacks the lab that it belongs to.
     """
     try:
         module = import_module(f"{COMMANDS[name].folder}.{name}")

@@ -1,11 +1,34 @@
-"""Arguments of a command; a mistake in them is reported in one line."""
+"""Arguments of a command, with mistakes reported in one line, and its folder of output."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from pathlib import Path
 from typing import NoReturn
+
+from april_rl.errors import RunError
+
+OUTPUT = "output="
+
+
+@contextmanager
+def output_folder(settings: Sequence[str], *, default: str) -> Iterator[tuple[Path, list[str]]]:
+    """Yield the folder that the last output=FOLDER names, else one below `default` with the present
+    time as its name, and the other settings. After a mistake or Ctrl-C, remove it if it is empty.
+    """
+    given = [each.removeprefix(OUTPUT) for each in settings if each.startswith(OUTPUT)]
+    folder = Path(given[-1] if given else time.strftime(f"{default}/%Y-%m-%d_%H-%M-%S"))
+    try:
+        yield folder, [each for each in settings if not each.startswith(OUTPUT)]
+    except (RunError, KeyboardInterrupt):
+        with suppress(OSError):
+            folder.rmdir()  # fails if the folder is not empty, which is fine
+        raise
 
 
 class Arguments(argparse.ArgumentParser):

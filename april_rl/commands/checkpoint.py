@@ -10,6 +10,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from april_rl.errors import RunError
+from april_rl.types import Group
+
 _USAGE = """usage: python -m april_rl checkpoint show|verify PATH
        python -m april_rl checkpoint list RUN
        python -m april_rl checkpoint prune RUN [keep_last=N] [keep_best=N] [keep_abandoned=N]
@@ -61,22 +64,20 @@ def main(arguments: Sequence[str]) -> int:
         if not (value.isdecimal() and int(value) >= fewest):
             print(f"error: {key} must be a number >= {fewest}, got {value}", file=sys.stderr)
             return 2
-    from april_rl.errors import RunError
-
     try:
         if wanted == "prune":
             _prune(Path(paths[0]), {key: int(value) for key, value in kept.items()})
         else:
             actions[wanted](Path(paths[0]))
-    except (RunError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
+    except OSError as error:
+        raise RunError(str(error)) from error
     return 0
 
 
 def _show(path: Path) -> None:
     from april_rl.checkpointing.manifest import read_manifest
     from april_rl.checkpointing.resume import checkpoint_at, read_controller
+    from april_rl.rollout.codec import restore_group
 
     folder = checkpoint_at(path)
     manifest = read_manifest(folder)
@@ -87,7 +88,8 @@ def _show(path: Path) -> None:
     print(f"model      {about['model']}")
     print("ledger     " + _ledger(collector["ledger"]))
     for name, key in (("parked", "open"), ("ready", "ready")):
-        print(f"{name:<10} " + _groups(collector["buffer"][key], version=manifest.step))
+        groups = [restore_group(group) for group in collector["buffer"][key]]
+        print(f"{name:<10} " + _groups(groups, version=manifest.step))
     for top in sorted({name.partition("/")[0] for name in manifest.files}):
         files = [of for name, of in manifest.files.items() if name.partition("/")[0] == top]
         size = sum(of.bytes for of in files) / 2**20
@@ -120,17 +122,11 @@ def _ledger(ledger: dict[str, Any]) -> str:
     return f"{ledger['opened']} opened: {counts}"
 
 
-def _groups(groups: Sequence[dict[str, Any]], *, version: int) -> str:
+def _groups(groups: Sequence[Group], *, version: int) -> str:
     """Return a line with the number of groups, their response tokens and their ages."""
-    ages: Counter[int] = Counter()
-    tokens = 0
-    for group in groups:
-        spans = (span for sample in group["samples"] for span in sample)
-        # Count what the policy sampled, not what the environment said.
-        completions = [span for span in spans if "logprobs" in span]
-        tokens += sum(len(completion["token_ids"]) for completion in completions)
-        oldest = min((c["policy_version"] for c in completions), default=version)
-        ages[version - oldest] += 1
+    tokens = sum(sample.num_tokens for group in groups for sample in group.samples)
+    oldest = [group.oldest_version for group in groups]
+    ages = Counter(0 if sampled is None else version - sampled for sampled in oldest)
     by_age = ", ".join(f"{count} of age {age}" for age, count in sorted(ages.items()))
     return f"{len(groups)} groups with {tokens:,} response tokens" + (f": {by_age}" if ages else "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from april_rl.checkpointing.exports import export_path
 from april_rl.checkpointing.folder import latest
 from april_rl.checkpointing.manifest import CheckpointError, Manifest, read_manifest
 from april_rl.checkpointing.resume import AUTO, CHECKPOINTS, checkpoint_at
@@ -37,7 +38,7 @@ def is_over(config: TrainConfig, run_dir: Path) -> bool:
         return False
     run = path.parent.parent
     said = f"{run} is already at step {manifest.step} of trainer.num_steps={num_steps}"
-    has_export = (run / "exports" / f"step_{manifest.step}").is_dir()
+    has_export = export_path(run, manifest.step).is_dir()
     if not (manifest.about.get("is_finished") and has_export):
         print(f"{said}: no step is left; the run is evaluated and exported", flush=True)
         return False

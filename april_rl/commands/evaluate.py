@@ -8,9 +8,8 @@ import argparse
 import copy
 import os
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from april_rl.commands.arguments import Arguments
+from april_rl.commands.arguments import OUTPUT, Arguments, output_folder
 from april_rl.commands.early_checks import check_early
 from april_rl.config import TrainConfig, to_config
 from april_rl.config.store import ConfigError, as_plain, compose_overrides
-from april_rl.errors import RunError
 from april_rl.evaluation.report import (
     FILE_NAME,
     Report,
@@ -32,7 +30,7 @@ from april_rl.evaluation.report import (
     write_differences,
     write_report,
 )
-from april_rl.supervision.interrupts import EXIT_STATUS, Interrupts
+from april_rl.supervision.interrupts import Interrupts
 from april_rl.tracking.figures import compact, percent
 
 _DESCRIPTION = """\
@@ -45,7 +43,6 @@ the same as for training (april_rl/config/); data.path is not needed. See docs/e
   python -m april_rl evaluate model.path=MODEL '+evaluation.sets.gsm8k={path: gsm8k_test.jsonl,
       prompt_column: question, answer_pattern: "####\\s*(.+)"}' evaluation.num_samples=4
 """
-_OUTPUT = "output="
 # Sections of the configuration that an evaluation reads; evaluation.json records them.
 _SECTIONS = (
     *("seed", "deterministic", "model", "data", "rollout", "engine", "reward", "environment"),
@@ -57,29 +54,14 @@ _NOT_READ = ("data.path", "data.sources", "evaluation.every")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Evaluate as the command line asks, print a table and return the exit status.
-
-    A mistake ends in one message and status 1, or in SystemExit(2).
-    """
+    """Evaluate as the command line asks, print a table and return the exit status."""
     options = _parser().parse_intermixed_args(arguments)
-    folder = _folder(options.settings)
-    overrides = [given for given in options.settings if not given.startswith(_OUTPUT)]
-    try:
+    with output_folder(options.settings, default="outputs/evaluate") as (folder, overrides):
         other = None if options.compare is None else read_report(options.compare)
         report = run_evaluation(overrides, folder, other=other)
         if other is not None:
             _compare(other, report, folder)
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        status = 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        status = EXIT_STATUS
-    else:
-        return 0
-    with suppress(OSError):
-        folder.rmdir()  # fails if the folder is not empty, which is fine
-    return status
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -138,16 +120,11 @@ def _refuse_without_effect(override: str) -> None:
     if section == "rollout":
         is_read = rest in _ROLLOUT_READ
     if section == "hydra":
-        raise ConfigError(f"{key} has no effect here; give {_OUTPUT}FOLDER")
+        raise ConfigError(f"{key} has no effect here; give {OUTPUT}FOLDER")
     # Unknown keys are reported by the check of all settings.
     if not is_read and section in TrainConfig.__dataclass_fields__:
         remedy = "write '+evaluation.sets.NAME={path: FILE}'" if key == "data.path" else "remove it"
         raise ConfigError(f"{key} has no effect on an evaluation; {remedy}")
-
-
-def _folder(settings: Sequence[str]) -> Path:
-    given = [value.removeprefix(_OUTPUT) for value in settings if value.startswith(_OUTPUT)]
-    return Path(given[-1] if given else time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))
 
 
 # Evaluation.
@@ -162,7 +139,7 @@ def run_evaluation(
     """
     composed, config = _configure(overrides)
     if (folder / FILE_NAME).exists():
-        raise ConfigError(f"{_OUTPUT}{folder} already holds an evaluation; give another folder")
+        raise ConfigError(f"{OUTPUT}{folder} already holds an evaluation; give another folder")
     if other is not None and not other.sets.keys() & config.evaluation.sets.keys():
         raise ConfigError(
             f"--compare: no set in common; FILE has {', '.join(other.sets)}, this evaluation has "
@@ -236,4 +213,4 @@ def _compare(other: Report, report: Report, folder: Path) -> None:
 
 
 def _write_error(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{_OUTPUT}{folder} cannot be written: {error.strerror}")
+    return ConfigError(f"{OUTPUT}{folder} cannot be written: {error.strerror}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.assembly.inputs import Site, read_inputs, try_outside
-from april_rl.assembly.workers import build_engines, build_workers, machine_of
+from april_rl.assembly.workers import build_workers, machine_of
 from april_rl.config import TrainConfig
 from april_rl.data.sets import PromptSets
 from april_rl.errors import RunError
@@ -77,7 +77,7 @@ class EvaluationRun:
         self._memory = workers.memory()
         with self._view.phase("starting vLLM"):
             workers.start_engines()
-        engines = build_engines(workers, deterministic=config.deterministic)
+        engines = workers.engines(deterministic=config.deterministic)
         num_slots = num_seqs * self.num_engines
         self._evaluator = build_evaluator(config, engines, outside, num_slots=num_slots)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,10 +9,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from huggingface_hub.constants import SAFETENSORS_INDEX_FILE, SAFETENSORS_SINGLE_FILE
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+from april_rl.checkpointing.exports import EXPORTS, step_of
 from april_rl.checkpointing.folder import latest
 from april_rl.checkpointing.manifest import CheckpointError, Manifest, read_manifest
 from april_rl.checkpointing.resume import CHECKPOINTS
@@ -28,77 +26,6 @@ from april_rl.tracking.metrics_file import read_metrics
 from april_rl.tracking.tracker import METRICS_FILE
 
 CONFIG = "config.yaml"
-_EXPORTS, _STEP = "exports", "step_"
-
-
-# Files that an export contains in addition to the weights: settings, tokenizer, adapter and the
-# user's own card.
-_NAMES = {
-    SAFETENSORS_INDEX_FILE,
-    "README.md",
-    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt"),
-    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
-    *("chat_template.jinja", "chat_template.json", "preprocessor_config.json"),
-    *("processor_config.json", "video_preprocessor_config.json"),
-    *("adapter/adapter_config.json", "adapter/adapter_model.safetensors"),
-}
-
-
-class ExportError(RunError):
-    """The folder is not an exported policy, or the records of its run cannot be read."""
-
-
-def exported_files(folder: Path) -> list[str]:
-    """Return the paths of an export's files within it, sorted.
-
-    Only README.md and files with the names that an export writes are returned: no other file, no
-    link and no hidden file. Raise ExportError if the folder is not an export, or lacks a file of
-    its weights.
-    """
-    if not folder.is_dir():
-        raise ExportError(f"there is no folder {folder}: give an export, RUN/{_EXPORTS}/{_STEP}N")
-    if exports := sorted(folder.glob(f"{_EXPORTS}/{_STEP}*"), key=_step_of):
-        raise ExportError(f"{folder} is a run directory: give an export, such as {exports[-1]}")
-    index = folder / SAFETENSORS_INDEX_FILE
-    weights = _weight_files(index) if index.is_file() else {SAFETENSORS_SINGLE_FILE}
-    files = sorted(name for name in _files_in(folder) if name in weights | _NAMES)
-    if missing := sorted(({"config.json"} | weights) - set(files)):
-        raise ExportError(
-            f"{folder} is not an exported policy: it has no {missing[0]}. A run writes exports to "
-            f"RUN/{_EXPORTS}/{_STEP}N"
-        )
-    return files
-
-
-def other_files(folder: Path) -> list[str]:
-    """Return the paths, sorted, of files and links in an export that it did not write."""
-    written = set(exported_files(folder))
-    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
-    return sorted(name for name in found if name not in written)
-
-
-def _files_in(folder: Path) -> Iterator[str]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not (Path(parent) / name).is_symlink()]
-        paths = (Path(parent) / name for name in names)
-        yield from (
-            path.relative_to(folder).as_posix()
-            for path in paths
-            if path.is_file() and not path.is_symlink()
-        )
-
-
-def _weight_files(index: Path) -> set[str]:
-    try:
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError) as error:
-        raise ExportError(f"{index} is damaged ({error!r}): export the policy again") from error
-
-
-def _step_of(export: Path) -> int:
-    step = export.name.removeprefix(_STEP)
-    return int(step) if step.isdecimal() else -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +46,14 @@ class Records:
         Raise RunError for records that cannot be read.
         """
         export = export.resolve()
-        run, step = export.parent.parent, _step_of(export)
-        if export.parent.name != _EXPORTS or step < 0 or not (run / CONFIG).is_file():
+        run, step = export.parent.parent, step_of(export)
+        if export.parent.name != EXPORTS or step < 0 or not (run / CONFIG).is_file():
             return None
         metrics = run / METRICS_FILE
         try:
             rows = read_metrics(metrics) if metrics.is_file() else []
         except ValueError as error:
-            raise ExportError(str(error)) from error
+            raise RunError(str(error)) from error
         by_step = {row["step"]: row for row in rows}
         return cls(
             step=step,

@@ -18,6 +18,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 )
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+from april_rl.checkpointing.exports import exported_files, other_files
 from april_rl.commands.arguments import Arguments
 from april_rl.config.secrets import mask
 from april_rl.errors import RunError
@@ -42,8 +43,6 @@ def main(arguments: Sequence[str]) -> int:
     """Upload, print the address of the commit and return the exit status."""
     options = _parser().parse_args(arguments)
     _check_name(options.name)
-    from april_rl.commands.model_card import exported_files, other_files
-
     export: Path = options.export
     written = exported_files(export)
     files = [name for name in written if name != CARD]

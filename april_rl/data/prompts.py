@@ -116,7 +116,6 @@ def load_prompts(
     dataset: str = "",
     columns: Collection[str] = (),
     deduplicate: bool = True,
-    num_processes: int = 0,
     seed: int = 0,
     has_agent: bool = False,
 ) -> PromptTable:
@@ -124,10 +123,10 @@ def load_prompts(
     TokenizerError.
 
     `columns` are data columns to keep in `Prompt.columns` (`entry` of a procedural task is always
-    kept); `num_processes` render and tokenize, 0 means one per core; `seed` draws the rows of
-    procedural tasks. With `has_agent` prompts of a set with an environment are questions for an
-    agent: text without a chat template, and no tokens. A large table is stored in the Hugging Face
-    cache, where the next start with the same content, settings and tokenizer finds it.
+    kept); `seed` draws the rows of procedural tasks. With `has_agent` prompts of a set with an
+    environment are questions for an agent: text without a chat template, and no tokens. A large
+    table is stored in the Hugging Face cache, where the next start with the same content, settings
+    and tokenizer finds it.
     """
     has_agent &= chosen.environment
     if has_agent:
@@ -146,7 +145,6 @@ def load_prompts(
         key=key,
         columns={*columns, "entry"} if is_procedural else set(columns),
         deduplicate=deduplicate,
-        num_processes=num_processes,
         seed=seed,
     ).table()
     _check_tokens(tokenized)

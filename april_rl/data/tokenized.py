@@ -65,13 +65,11 @@ class TableMaker:
         key: str,
         columns: Collection[str],
         deduplicate: bool,
-        num_processes: int,
         seed: int,
     ) -> None:
         self._chosen, self._tokenizer = chosen, tokenizer
         self._key, self._columns = key, columns
         self._deduplicate, self._seed = deduplicate, seed
-        self._num_processes = num_processes or len(os.sched_getaffinity(0))
 
     def table(self) -> TokenizedTable:
         """Return the table, in memory or from the cache; raise DataError or TokenizerError."""
@@ -127,7 +125,7 @@ class TableMaker:
         rows = raw.table.select_columns(reader.needed_columns)
         if len(places) < len(rows):
             rows = rows.select(places)
-        num_processes = min(self._num_processes, len(places) // _ROWS_PER_PROCESS)
+        num_processes = min(len(os.sched_getaffinity(0)), len(places) // _ROWS_PER_PROCESS)
         with _end_on_sigterm():
             return rows.map(
                 tokenize,

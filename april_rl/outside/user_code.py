@@ -21,8 +21,6 @@ from april_rl.config.secrets import hint_at_forgotten
 from april_rl.errors import RunError
 
 GIB = 1 << 30
-# Arguments that a reward receives when its signature names them, with a default or not.
-RESERVED = ("num_tokens", "truncated", "datasets", "environment_rewards")
 
 
 def import_function(function: str) -> Callable[..., Any]:
@@ -145,13 +143,17 @@ def check_call(
 
 
 def further_names(
-    function: Callable[..., object], args: Mapping[str, object], *, given: Collection[str] = ()
+    function: Callable[..., object],
+    args: Mapping[str, object],
+    *,
+    given: Collection[str] = (),
+    also: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Return the other arguments that a function takes: reserved ones or ones without a default."""
+    """Return the other arguments that a function takes: ones without a default, and `also`."""
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     rest = [p for p in named if p.name not in args and name_of(p) not in given]
-    return tuple(p.name for p in rest if p.default is p.empty or p.name in RESERVED)
+    return tuple(p.name for p in rest if p.default is p.empty or p.name in also)
 
 
 def name_of(parameter: inspect.Parameter) -> str:

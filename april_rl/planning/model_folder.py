@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from april_rl.checkpointing.exports import INDEX, SINGLE_FILE, newest_export
 from april_rl.planning.errors import PreflightError
 
 _CONFIG = "config.json"
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def check_model_folder(given: str, *, key: str = "model.path", may_be_on_hub: bool = True) -> None:
@@ -17,8 +17,8 @@ def check_model_folder(given: str, *, key: str = "model.path", may_be_on_hub: bo
     model of the hub passes unless `may_be_on_hub` is false.
     """
     path = Path(given)
-    if exports := sorted(path.glob("exports/step_*"), key=lambda export: export.stat().st_mtime):
-        raise PreflightError(f"{key}={path} is a run directory: give an export, {exports[-1]}")
+    if (export := newest_export(path)) is not None:
+        raise PreflightError(f"{key}={path} is a run directory: give an export, {export}")
     if path.is_file():
         raise PreflightError(
             f"{key}={path} is a file; give the folder that has {_CONFIG} and the weights"
@@ -44,9 +44,9 @@ def _check_config(folder: Path, *, key: str) -> None:
         json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise PreflightError(f"{key}={folder}: {_CONFIG} cannot be read: {error}") from error
-    if not any((folder / name).is_file() for name in _WEIGHTS):
+    if not any((folder / name).is_file() for name in (SINGLE_FILE, INDEX)):
         raise PreflightError(
-            f"{key}={folder} has neither {' nor '.join(_WEIGHTS)}: save the model with "
+            f"{key}={folder} has neither {SINGLE_FILE} nor {INDEX}: save the model with "
             "save_pretrained(), which writes them"
         )
 

@@ -16,7 +16,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from april_rl.config.task import BUILTIN_REWARDS
 from april_rl.outside.user_code import (
-    RESERVED,
     Caught,
     check_args,
     further_names,
@@ -28,6 +27,8 @@ from april_rl.rewards.jobs import DecodedJob, RewardError
 from april_rl.types import SampleId, Score
 
 LISTS = ("prompts", "responses", "answers")  # what every function receives
+# What a function receives if its signature names it, with a default or not.
+RESERVED = ("num_tokens", "truncated", "datasets", "environment_rewards")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,8 @@ class Reward:
 
     def __post_init__(self) -> None:
         self._lists = names_of_lists(self.call)
-        self._names = (*self.columns, *further_names(self.call, self.args, given=LISTS))
+        further = further_names(self.call, self.args, given=LISTS, also=RESERVED)
+        self._names = (*self.columns, *further)
         self.columns = tuple(name for name in self._names if name not in RESERVED)
 
     def load(self, context: Context, state: str | None) -> None:

@@ -30,6 +30,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from april_rl.metrics import Metrics, Sum
 from april_rl.rollout.codec import (
@@ -111,8 +112,7 @@ class Buffer:
                 raise LedgerError(f"prompt {scored.group.prompt.id} is trained and was not ready")
             self._ended[GroupState.trained] += 1
         self.check()
-        events, self.events = self.events, GroupEvents()
-        events.trained = groups
+        events, self.events = replace(self.events, trained=groups), GroupEvents()
         return events
 
     def check(self) -> None:

@@ -109,7 +109,7 @@ def restore_open_group(
     state: Plain, *, num_engines: int, restarts_episodes: bool = False
 ) -> OpenGroup:
     """Return a saved group. With `restarts_episodes` it is new unless all its episodes are over."""
-    group = _restore_group(state)
+    group = restore_group(state)
     if restarts_episodes and group.prompt.has_environment and not group.is_complete:
         return OpenGroup(group.prompt, len(group.samples))
     return OpenGroup.restore(
@@ -132,7 +132,7 @@ def save_ready_group(scored: ScoredGroup) -> Plain:
 
 def restore_ready_group(state: Plain) -> ScoredGroup:
     return ScoredGroup(
-        group=_restore_group(state),
+        group=restore_group(state),
         rewards=tuple(state["rewards"]),
         parts=tuple(tuple(parts.items()) for parts in state["parts"]),
     )
@@ -142,7 +142,8 @@ def _save_group(prompt: Prompt, samples: Sequence[Sample]) -> Plain:
     return {"prompt": save_prompt(prompt), "samples": [save_sample(sample) for sample in samples]}
 
 
-def _restore_group(state: Plain) -> Group:
+def restore_group(state: Plain) -> Group:
+    """Return the samples of a saved group, open or ready."""
     prompt = restore_prompt(state["prompt"])
     samples = (
         restore_sample(sample, prompt=prompt, index=index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 
@@ -13,8 +13,10 @@ from april_rl.errors import RunError
 from april_rl.rollout.requests import Requests
 from april_rl.rollout.ticks import Completions, Tick
 from april_rl.runtime.lockstep import Fingerprint, check_lockstep
-from april_rl.runtime.workers import Workers
 from april_rl.types import Completion
+
+if TYPE_CHECKING:
+    from april_rl.runtime.workers import Workers
 
 # Longest duration of `abort` after workers have failed: the others return what they have.
 _AFTER_FAILURE_S = 3.0
@@ -69,7 +71,7 @@ class RayEngines:
     def __init__(self, workers: Workers, *, deterministic: bool) -> None:
         """With `deterministic`, `wait` waits for a tick of every engine that has one."""
         self._workers, self._watchdog = workers, workers.watchdog
-        self._engines = workers.engines
+        self._engines = workers.engine_actors
         self._deterministic = deterministic
         self._ticks: list[deque[_Call]] = [deque() for _ in self._engines]
         # Results of the oldest tick of every engine: the awaited ones with their engine, and the

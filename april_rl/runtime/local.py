@@ -30,7 +30,7 @@ class LocalWorker:
         self._settings = settings
         self._worker = Worker(settings)
 
-    def engines(self) -> SerialEngines:
+    def engines(self, *, deterministic: bool) -> SerialEngines:  # noqa: ARG002 (one always is)
         """Return the engine as the collector drives it, with the samples of a run with Ray."""
         return SerialEngines([self._worker.engine], computes_launched=True)
 

@@ -17,6 +17,7 @@ from april_rl.metrics import Metrics, merge
 from april_rl.planning.layout import Layout
 from april_rl.planning.plan import Plan
 from april_rl.runtime.cluster import Placement, rank_order, start_ray, stop_ray
+from april_rl.runtime.engines import RayEngines
 from april_rl.runtime.process_setup import thread_environment
 from april_rl.runtime.weight_sync import sends_adapter
 from april_rl.runtime.worker import WorkerActor
@@ -107,15 +108,19 @@ class Workers:
             ]
         )
 
+    def engines(self, *, deterministic: bool) -> RayEngines:
+        """Return the engines as the collector drives them."""
+        return RayEngines(self, deterministic=deterministic)
+
     @property
-    def engines(self) -> list[list[Any]]:
+    def engine_actors(self) -> list[list[Any]]:
         """Return the actors of each engine, first rank first."""
         size = self.layout.tensor_parallel_size
         return [self.actors[first : first + size] for first in range(0, len(self.actors), size)]
 
     def kv_cache_tokens(self) -> int:
         """Return how many tokens fit the KV caches of all engines after their start."""
-        calls = [ranks[0].kv_cache_tokens.remote() for ranks in self.engines]
+        calls = [ranks[0].kv_cache_tokens.remote() for ranks in self.engine_actors]
         return sum(self.watchdog.results(calls))
 
     def update(self, batch: Batch) -> Metrics:

@@ -57,6 +57,7 @@ class Tracker:
         config: Mapping[str, object],
         tracking: TrackingConfig,
         num_steps: int,
+        advantage: str,
         labels: RunLabels,
         view: View,
         first_step: int | None = None,
@@ -88,8 +89,6 @@ class Tracker:
             (run_dir / "config.yaml").write_text(config_text(config), encoding="utf-8")
         self._has_begun = True
         self._axes = Axes(self._metrics_file.last_row)
-        algorithm = config.get("algorithm")
-        advantage = algorithm.get("advantage") if isinstance(algorithm, Mapping) else None
         self._signal, self._is_silence_told = SignalWatch(advantage), False
         self._view = view
         view.message(f"run directory: {run_dir}")

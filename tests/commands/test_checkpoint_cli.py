@@ -5,11 +5,11 @@ about a run.
 import pytest
 from small_checkpoints import write
 
+from april_rl.__main__ import main
 from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import write_state
 from april_rl.checkpointing.folder import set_aside_later
 from april_rl.checkpointing.run_lock import own
-from april_rl.commands import checkpoint
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from april_rl.commands import checkpoint
 )
 def test_checkpoint_commands_with_wrong_arguments_are_refused(arguments, status, message, capsys):
     """Fails when the user sees a traceback."""
-    assert checkpoint.main(arguments) == status
+    assert main(["checkpoint", *arguments]) == status
     assert message in capsys.readouterr().err
 
 
@@ -48,10 +48,10 @@ def test_show_ends_with_the_command_line_that_resumes(tmp_path, capsys):
         (tmp_path, f"resume={last} hydra.run.dir={tmp_path}"),
         (first, f"resume={first}"),
     ):
-        assert checkpoint.main(["show", str(path)]) == 0
+        assert main(["checkpoint", "show", str(path)]) == 0
         assert f"{command}{end}\n" in capsys.readouterr().out
     write_state(state, write(tmp_path / "old" / "checkpoints", 1, **about), STATE)
-    assert checkpoint.main(["show", str(tmp_path / "old")]) == 0
+    assert main(["checkpoint", "show", str(tmp_path / "old")]) == 0
     assert "resume     python -m april_rl.train ... resume=" in capsys.readouterr().out
 
 
@@ -60,7 +60,7 @@ def test_abandoned_checkpoints_are_listed_counted_and_removed_on_request(tmp_pat
     for step in (1, 2, 3):
         write(root, step)
     set_aside_later(root / "step_1")
-    assert checkpoint.main(["list", str(tmp_path)]) == 0
+    assert main(["checkpoint", "list", str(tmp_path)]) == 0
     *lines, total = capsys.readouterr().out.splitlines()
     assert [line.split()[0].rpartition("/")[2] for line in lines] == [
         "step_1",
@@ -68,9 +68,9 @@ def test_abandoned_checkpoints_are_listed_counted_and_removed_on_request(tmp_pat
         "step_3.abandoned",
     ]
     assert total == "checkpoints: 1, abandoned: 2, 0.0 MiB in total"
-    assert checkpoint.main(["prune", str(tmp_path)]) == 0
+    assert main(["checkpoint", "prune", str(tmp_path)]) == 0
     assert not capsys.readouterr().out
-    assert checkpoint.main(["prune", str(tmp_path), "keep_abandoned=0"]) == 0
+    assert main(["checkpoint", "prune", str(tmp_path), "keep_abandoned=0"]) == 0
     assert capsys.readouterr().out.count("removed") == 2
     assert [path.name for path in root.glob("step_*")] == ["step_1"]
 
@@ -78,5 +78,5 @@ def test_abandoned_checkpoints_are_listed_counted_and_removed_on_request(tmp_pat
 def test_a_run_in_progress_is_not_pruned(tmp_path, capsys):
     write(tmp_path / "checkpoints", 1)
     with own(tmp_path):
-        assert checkpoint.main(["prune", str(tmp_path), "keep_abandoned=0"]) == 1
+        assert main(["checkpoint", "prune", str(tmp_path), "keep_abandoned=0"]) == 1
     assert "The run prunes by itself: checkpoint.keep_last" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from command_line import write_task
 
-from april_rl.commands.evaluate import main
+from april_rl.__main__ import main
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set
 from april_rl.config.task import PromptSetConfig
@@ -90,7 +90,7 @@ def test_a_wrong_or_ignored_setting_ends_in_one_message(
 ) -> None:
     """Before anything is started or written. Fails when a training setting is silently ignored."""
     monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 1
+    assert main(["evaluate", *arguments]) == 1
     shown = capsys.readouterr().err
     assert shown.startswith("error: ")
     assert message in shown
@@ -110,7 +110,7 @@ def test_evaluate_gives_a_data_set_its_task_settings_as_training_does(
         raise RunError("enough")
 
     monkeypatch.setattr("april_rl.commands.evaluation_run.EvaluationRun", begin)
-    assert main(["+recipe=smollm2_135m_cpu"]) == 1
+    assert main(["evaluate", "+recipe=smollm2_135m_cpu"]) == 1
     assert [chosen.args for chosen in asked] == [{"max_digits": 1}]
 
 
@@ -118,7 +118,7 @@ def test_an_evaluation_is_never_overwritten(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "evaluation.json").write_text("mine")
-    assert main([TINY, f"output={tmp_path}"]) == 1
+    assert main(["evaluate", TINY, f"output={tmp_path}"]) == 1
     assert "already holds an evaluation" in capsys.readouterr().err
     assert (tmp_path / "evaluation.json").read_text() == "mine"
 
@@ -127,7 +127,7 @@ def test_a_comparison_without_a_common_set_is_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     write_report(Report(settings={}, sets={"aime": set_report([0.25])}), tmp_path)
-    assert main([TINY, "--compare", str(tmp_path), f"output={tmp_path / 'out'}"]) == 1
+    assert main(["evaluate", TINY, "--compare", str(tmp_path), f"output={tmp_path / 'out'}"]) == 1
     message = "no set in common; FILE has aime, this evaluation has held_out"
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -256,7 +256,7 @@ def evaluate_plain(task: Path, output: str, *arguments: str) -> None:
         "runtime.threads=1",
         f"output={task / output}",
     ]
-    assert main([*settings, *arguments]) == 0
+    assert main(["evaluate", *settings, *arguments]) == 0
 
 
 def samples_of(folder: Path, name: str) -> list[dict[str, Any]]:

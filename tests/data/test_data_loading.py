@@ -44,14 +44,11 @@ def jsonl(path, rows):
 
 def load(path, tokenizer, *, limit=100, **settings):
     given = {"template": Template.plain}
-    loading = {
-        k: settings.pop(k) for k in ("columns", "deduplicate", "num_processes") if k in settings
-    }
+    loading = {k: settings.pop(k) for k in ("columns", "deduplicate") if k in settings}
     chosen = PromptSetConfig(path=path, **(given | settings))
     return load_prompts(chosen, tokenizer, key="data.path", max_prompt_tokens=limit, **loading)
 
 
-LOADING = {"columns", "deduplicate", "num_processes"}
 ROWS = [
     {"prompt": "one", "answer": 1, "level": 1},
     {"prompt": "two", "answer": "1", "level": 2},
@@ -195,23 +192,26 @@ def test_a_start_that_fails_leaves_nothing_behind(tmp_path, tokenizer, store):
 
 
 def test_several_processes_give_the_table_of_one_process(tmp_path, tokenizer, store, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(tokenized, "_ROWS_PER_PROCESS", 2)
     rows = [{"prompt": f"one {'two ' * (i % 7)}", "answer": i} for i in range(50)]
     path = jsonl(tmp_path / "data.jsonl", rows)
-    parallel = load(path, tokenizer, num_processes=2)
+    parallel = load(path, tokenizer)
     assert len(list(store.glob("*/prompts*.arrow"))) == 2
     (store / next(store.iterdir()).name).rename(tmp_path / "away")
-    assert list(load(path, tokenizer, num_processes=1)) == list(parallel)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert list(load(path, tokenizer)) == list(parallel)
 
 
 def test_an_error_in_another_process_has_the_same_message(tmp_path, tokenizer, store, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(tokenized, "_ROWS_PER_PROCESS", 2)
     chats = [[{"role": "user", "content": f"one {i}"}] for i in range(8)]
     chats[5].append({"role": "tool", "content": "one"})
     rows = [{"prompt": chat, "answer": "1"} for chat in chats]
     path = jsonl(tmp_path / "data.jsonl", rows)
     with pytest.raises(DataError, match=rf"^{path}:6: .*no tools"):
-        load(path, tokenizer, num_processes=2, template=Template.chat)
+        load(path, tokenizer, template=Template.chat)
     assert list(store.iterdir()) == []
 
 
@@ -275,7 +275,7 @@ peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before, started = peak(), time.process_time()
 table = load_prompts(
     PromptSetConfig(path=sys.argv[2], answer_column="reward_model.ground_truth"),
-    tokenizer, key="data.path", max_prompt_tokens=1000, num_processes=1,
+    tokenizer, key="data.path", max_prompt_tokens=1000,
 )
 print(len(table), table.num_duplicates, time.process_time() - started, (peak() - before) / 2**10)
 """

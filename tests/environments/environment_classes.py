@@ -191,7 +191,7 @@ class WithoutStep:
 
 
 class NeedsArgument:
-    def __init__(self, size):
+    def __init__(self, size, truncated=False):
         raise ValueError(f"size {size} is too small")
 
     def reset(self, row, seed):

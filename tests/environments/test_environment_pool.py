@@ -275,7 +275,7 @@ def test_a_finished_episode_is_forgotten():
 
 LOADING = {
     "WithoutStep": "lacks the methods of an environment: `reset` and `step`",
-    "NeedsArgument": "needs the argument size",
+    "NeedsArgument": "needs the argument size,",
     "Missing": "has no function 'Missing'",
     "SnapshotOnly": "needs both `snapshot` and `restore`, or neither",
 }

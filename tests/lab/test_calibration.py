@@ -8,7 +8,7 @@ import pytest
 from composed_config import load
 from planned_models import sizes_of
 
-from april_rl.lab.commands import rehearse, simulate
+from april_rl.__main__ import main
 from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, scenario_at_real_size
 from april_rl.planning.memory_inputs import Beside
@@ -59,7 +59,7 @@ def test_a_calibration_changes_a_simulated_preset(tmp_path, capsys):
     command = ["--preset", "h100_qwen3_4b", "--steps", "1", "--warmup-steps", "0", "--alpha", "1.5"]
     found = []
     for more in ([], ["--calibration", str(written(tmp_path))]):
-        assert simulate.main([*command, *more, "--json", str(tmp_path / "found.json")]) == 0
+        assert main(["simulate", *command, *more, "--json", str(tmp_path / "found.json")]) == 0
         found.append(json.loads((tmp_path / "found.json").read_text())[0]["rollout_s"])
     assert found[1] == pytest.approx(found[0] / 2, rel=0.05)
     assert "a fast GPU" in capsys.readouterr().out
@@ -79,10 +79,10 @@ def test_a_calibration_changes_a_simulated_preset(tmp_path, capsys):
 )
 def test_a_bad_calibration_is_refused_with_its_key(tmp_path, capsys, changes, message):
     path = written(tmp_path, **changes)
-    assert rehearse.main([RECIPE, f"calibration={path}"]) == 1
+    assert main(["rehearse", RECIPE, f"calibration={path}"]) == 1
     assert re.search(message, capsys.readouterr().err)
 
 
 def test_a_missing_calibration_is_refused(tmp_path, capsys):
-    assert rehearse.main([RECIPE, f"calibration={tmp_path / 'none.json'}"]) == 1
+    assert main(["rehearse", RECIPE, f"calibration={tmp_path / 'none.json'}"]) == 1
     assert "none.json cannot be read" in capsys.readouterr().err

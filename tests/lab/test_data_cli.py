@@ -9,10 +9,10 @@ import pytest
 from datasets import Dataset
 from word_tokenizer import CHAT, hf_tokenizer, words
 
+from april_rl.__main__ import main
 from april_rl.config.task import PromptSetConfig
 from april_rl.data.prompts import load_prompts
 from april_rl.data.tokenizer import Tokenizer, load_tokenizer
-from april_rl.lab.commands import data
 from april_rl.lab.rehearsal import stand_ins
 
 GSM8K = str(stand_ins.rows("openai/gsm8k:main"))
@@ -32,7 +32,7 @@ def test_a_data_set_is_shown_and_written_without_evaluation_questions(
     train.write_text("".join(json.dumps(row) + "\n" for row in twice))
     held_out.write_text(json.dumps({**rows[4], "question": f"Hm. {rows[4]['question']}"}) + "\n")
     chosen = f"evaluation.sets.test={{path: {held_out}}}"
-    status = data.main([str(train), *COLUMNS, chosen, f"write={clean}"])
+    status = main(["data", str(train), *COLUMNS, chosen, f"write={clean}"])
     printed = capsys.readouterr().out
     assert status == 0, printed
     assert f"{len(twice)} rows, 1 duplicates" in printed
@@ -68,8 +68,8 @@ def test_the_written_file_gives_the_same_tokens_with_the_same_settings(
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {"answer_column": "gold.value", "instruction": instruction}
     overrides = [f"data.{name}='{value}'" for name, value in settings.items()]
-    status = data.main(
-        [str(source), f"model.path={tmp_path / 'model'}", *overrides, f"write={clean}"]
+    status = main(
+        ["data", str(source), f"model.path={tmp_path / 'model'}", *overrides, f"write={clean}"]
     )
     assert status == 0, capsys.readouterr()
     read = [
@@ -101,7 +101,7 @@ def test_each_source_of_a_mixture_is_written_to_its_own_file(tmp_path, capsys):
         f"data.sources={{{', '.join(sources)}}}",
         *("data.path=''", f"model.path={tmp_path / 'model'}", f"write={tmp_path / 'new.jsonl'}"),
     ]
-    assert data.main(arguments) == 0, capsys.readouterr()
+    assert main(["data", *arguments]) == 0, capsys.readouterr()
     for name in ("a", "b"):
         assert (tmp_path / f"new.{name}.jsonl").read_text() == (
             tmp_path / f"{name}.jsonl"
@@ -117,19 +117,19 @@ def test_rows_that_json_would_change_are_refused_with_the_remedy(tmp_path, capsy
     rows = {"prompt": ["one"], "answer": ["2026-11-24 04:00:00"], "level": [float("nan")]}
     Dataset.from_dict(rows).to_parquet(str(source))
     arguments = [str(source), f"model.path={tmp_path / 'model'}", "reward.function=exact"]
-    assert data.main([*arguments, f"write={tmp_path / 'new.jsonl'}"]) == 1
+    assert main(["data", *arguments, f"write={tmp_path / 'new.jsonl'}"]) == 1
     assert f"write={tmp_path / 'new.parquet'}" in capsys.readouterr().err
     assert not list(tmp_path.glob("*new*")), "the refused file is left behind"
-    assert data.main([*arguments, f"write={tmp_path / 'new.parquet'}"]) == 0
+    assert main(["data", *arguments, f"write={tmp_path / 'new.parquet'}"]) == 0
 
 
 def test_a_file_that_could_not_be_read_again_is_refused_at_once(capsys):
-    assert data.main(["absent.jsonl", "write=clean.txt"]) == 2
+    assert main(["data", "absent.jsonl", "write=clean.txt"]) == 2
     assert "must end in .jsonl or .parquet" in capsys.readouterr().err
 
 
 def test_a_missing_file_ends_in_one_message(capsys):
-    assert data.main(["absent.jsonl", "model.path=absent"]) == 1
+    assert main(["data", "absent.jsonl", "model.path=absent"]) == 1
     assert capsys.readouterr().err.startswith("error: ")
 
 
@@ -147,10 +147,10 @@ def test_every_row_whose_tests_check_nothing_is_counted_and_named(tmp_path, caps
         "reward.args={sandbox: none}",
         f"model.path={tmp_path / 'model'}",
     ]
-    assert data.main(arguments) == 1
+    assert main(["data", *arguments]) == 1
     message = capsys.readouterr().err
     assert message.startswith("error: 1 of 20 rows have tests that do not show"), message
     assert f"{path}:18: reward.function=code raised ValueError: the tests of a task have" in message
     rows[17]["tests"] = good
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert data.main(arguments) == 0
+    assert main(["data", *arguments]) == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from command_line import write_task
 
-from april_rl.lab.commands.profile import main
+from april_rl.__main__ import main
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Recorded
 from april_rl.lab.simulator.prediction import Prediction, modes_of, predict
@@ -111,7 +111,7 @@ def test_a_wrong_setting_ends_in_one_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 1
+    assert main(["profile", *arguments]) == 1
     shown = capsys.readouterr().err
     assert shown.startswith("error: ")
     assert message in shown
@@ -120,7 +120,7 @@ def test_a_wrong_setting_ends_in_one_message(
 
 def test_an_option_that_is_not_a_number_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["+recipe=tiny_cpu", "--prompts=none"])
+        main(["profile", "+recipe=tiny_cpu", "--prompts=none"])
     assert "--prompts: must be a number >= 1, got none" in capsys.readouterr().err
 
 
@@ -153,7 +153,7 @@ def test_the_command_profiles_a_mixture_consistently_with_its_samples(
         f"output={tmp_path / 'out'}",
     ]
     capfd.readouterr()
-    assert main([*settings, "--prompts", "12", "--alpha", "1.5", "2", "4"]) == 0
+    assert main(["profile", *settings, "--prompts", "12", "--alpha", "1.5", "2", "4"]) == 0
     printed = capfd.readouterr()
     assert printed.err == ""
     lengths = []

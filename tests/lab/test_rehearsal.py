@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from april_rl.__main__ import main
 from april_rl.config import to_config
 from april_rl.config.choices import Resume
 from april_rl.config.lora import LoraConfig
 from april_rl.config.store import compose_overrides, recipes
-from april_rl.lab.commands import rehearse
 from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.findings import share_longer_than
@@ -65,7 +65,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def quick(tmp_path: Path, *overrides: str) -> int:
-    return rehearse.main([*overrides, "quick=true", f"output={tmp_path / 'rehearsal'}"])
+    return main(["rehearse", *overrides, "quick=true", f"output={tmp_path / 'rehearsal'}"])
 
 
 def rehearse_command(recipe: str) -> list[str]:
@@ -150,7 +150,7 @@ def test_two_steps_go_through_every_stage(tmp_path, capsys):
     """
     folder = tmp_path / "rehearsal"
     here = ("runtime.num_workers=1", "gpu_gib=160", "runtime.ray=false", "runtime.threads=1")
-    status = rehearse.main([FLAGSHIP, *here, "accept=kv_cache", f"output={folder}"])
+    status = main(["rehearse", FLAGSHIP, *here, "accept=kv_cache", f"output={folder}"])
     printed = capsys.readouterr().out
     assert status == 0, printed
     assert "α = 2" in printed
@@ -160,12 +160,12 @@ def test_two_steps_go_through_every_stage(tmp_path, capsys):
 
 
 def test_a_wrong_setting_ends_in_one_message(capsys):
-    assert rehearse.main(["+recipe=qwen3_4b_dapo", "rollout.group_size=0"]) == 1
+    assert main(["rehearse", "+recipe=qwen3_4b_dapo", "rollout.group_size=0"]) == 1
     assert capsys.readouterr().err.startswith("error: rollout.group_size must be >= 1")
 
 
 def test_a_wrong_argument_ends_in_one_message(capsys):
-    assert rehearse.main([FLAGSHIP, "gpu_gib=none"]) == 1
+    assert main(["rehearse", FLAGSHIP, "gpu_gib=none"]) == 1
     assert capsys.readouterr().err == "error: gpu_gib must be a number > 0, got none\n"
 
 

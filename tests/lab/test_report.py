@@ -13,8 +13,8 @@ import vl_convert
 from report_page import Page
 from report_runs import HOSTILE, make_run
 
+from april_rl.__main__ import main
 from april_rl.commands.at_end import report_line
-from april_rl.lab.commands.report import main
 from april_rl.lab.report import bundle, html
 from april_rl.lab.report.advisories import advisories
 from april_rl.lab.report.charts import PHASES, REST, phase_seconds
@@ -256,7 +256,7 @@ def test_without_vl_convert_the_page_says_how_to_get_charts(
 def test_the_command_refuses_a_folder_that_is_not_a_run_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(tmp_path)]) == 1
+    assert main(["report", str(tmp_path)]) == 1
     assert "is not the directory of a run: it has no metrics.jsonl" in capsys.readouterr().err
 
 

@@ -12,8 +12,8 @@ import pytest
 from omegaconf import OmegaConf
 from source_tree import ROOT
 
+from april_rl.__main__ import main
 from april_rl.config import TrainConfig
-from april_rl.lab.commands.simulate import main
 from april_rl.lab.simulator.april_paper import paper_cases, simulate_case
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
@@ -86,7 +86,7 @@ def _records(collection: Collection, version: int) -> list[SampleRecord]:
 def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
     """Return the rows that `--json` wrote."""
     path = tmp_path / "rows.json"
-    assert main([*arguments, "--json", str(path)]) == 0
+    assert main(["simulate", *arguments, "--json", str(path)]) == 0
     rows = json.loads(path.read_text())
     assert isinstance(rows, list)
     return rows
@@ -95,7 +95,7 @@ def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
 def message_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     """Return the exit status and the last line of standard error."""
     try:
-        status = main(arguments)
+        status = main(["simulate", *arguments])
     except SystemExit as ended:  # argparse exits in this way
         status = int(ended.code or 0)
     return status, capsys.readouterr().err.strip().splitlines()[-1]
@@ -130,7 +130,7 @@ def test_a_run_without_small_batches_is_reported_to_leave_their_cost_unknown(
     ):
         config = OmegaConf.load(copy / "config.yaml")
         OmegaConf.save(OmegaConf.merge(config, {"rollout": rollout}), copy / "config.yaml")
-        assert main(["--run", str(copy), "--alpha", "1.5", "--steps", "2"]) == 0
+        assert main(["simulate", "--run", str(copy), "--alpha", "1.5", "--steps", "2"]) == 0
         printed = " ".join(capsys.readouterr().out.split())
         assert ("What small batches cost is a guess" in printed) == is_doubtful
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from april_rl.lab.commands.simulate import main
+from april_rl.__main__ import main
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.outcome import Outcome
@@ -148,7 +148,7 @@ PRESET = (
 def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
     """Return the rows of a small preset with several turns."""
     path = tmp_path / "rows.json"
-    assert main([*PRESET, *arguments, "--json", str(path)]) == 0
+    assert main(["simulate", *PRESET, *arguments, "--json", str(path)]) == 0
     rows = json.loads(path.read_text())
     assert isinstance(rows, list)
     return rows
@@ -176,5 +176,5 @@ def test_each_option_of_turns_has_an_effect(tmp_path):
 )
 def test_turns_that_cannot_be_simulated_are_refused(capsys, options, message):
     """Fails when a setting is ignored."""
-    assert main([*PRESET, *options]) == 1
+    assert main(["simulate", *PRESET, *options]) == 1
     assert message in capsys.readouterr().err

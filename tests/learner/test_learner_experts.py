@@ -37,7 +37,6 @@ from april_rl.learner.row import PackedRow
 
 CPU = torch.device("cpu")
 NUM_EXPERTS = 6
-GATE_UP = "model.layers.0.mlp.experts.gate_up_proj"
 FAMILIES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe", "nemotron_h", "kimi_linear")
 
 

@@ -1,5 +1,6 @@
 """Facts about the model that are read before anything is started."""
 
+import os
 import re
 from dataclasses import replace
 
@@ -54,9 +55,13 @@ def test_a_missing_folder_is_reported_as_missing(tmp_path):
 
 
 def test_a_run_directory_given_as_model_is_refused_and_its_last_export_is_named(tmp_path):
-    """Fails when the user sees a library's error about a missing key."""
-    (tmp_path / "exports" / "step_2").mkdir(parents=True)
-    with pytest.raises(PreflightError, match=r"is a run directory: give an export, .*/step_2$"):
+    """Fails when the user sees a library's error about a missing key, or is offered an export that
+    was written later but is of an earlier step.
+    """
+    for step in (10, 9):
+        (tmp_path / "exports" / f"step_{step}").mkdir(parents=True)
+    os.utime(tmp_path / "exports" / "step_10", times=(0, 0))
+    with pytest.raises(PreflightError, match=r"is a run directory: give an export, .*/step_10$"):
         read_model(str(tmp_path))
 
 

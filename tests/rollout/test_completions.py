@@ -13,7 +13,7 @@ from april_rl.rollout.open_group import OpenGroup, SampleState
 from april_rl.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, SampleId, Score
 
-WAITING, RUNNING, PARKED = SampleState.waiting, SampleState.running, SampleState.parked
+RUNNING, PARKED = SampleState.running, SampleState.parked
 
 
 def sent_to(engine: int) -> tuple[Sent, OpenGroup]:

@@ -66,7 +66,7 @@ class Script:
 
 @dataclass
 class Crew:
-    engines: list[list[Rank]]
+    engine_actors: list[list[Rank]]
     policy_version: int = 0
     watchdog: Script = field(default_factory=Script)
 
@@ -89,7 +89,7 @@ def test_a_tick_ends_when_every_rank_has_returned_and_early_results_are_kept(det
     engines = RayEngines(crew, deterministic=deterministic)  # type: ignore[arg-type]
     launch(engines, 0, 0, 1)
     (first, follower), (other, others_follower) = (
-        (leader.advance.calls, second.follow_advance.calls) for leader, second in crew.engines
+        (leader.advance.calls, second.follow_advance.calls) for leader, second in crew.engine_actors
     )
     crew.watchdog.ends += [[first[0]], [other[0], others_follower[0]], [follower[0]]]
     if deterministic:
@@ -107,7 +107,7 @@ def test_ticks_that_end_shortly_after_another_are_processed_together():
     crew = crew_of(2, 1)
     engines = RayEngines(crew, deterministic=False)  # type: ignore[arg-type]
     launch(engines, 0, 1)
-    crew.watchdog.ends.append([ranks[0].advance.calls[0] for ranks in crew.engines])
+    crew.watchdog.ends.append([ranks[0].advance.calls[0] for ranks in crew.engine_actors])
     started = time.monotonic()
     assert [engine for engine, _ in engines.wait(1.0, gather_s=0.05)] == [0, 1]
     assert time.monotonic() - started >= 0.05
@@ -118,8 +118,8 @@ def test_after_an_abort_earlier_ticks_are_not_waited_for():
     crew = crew_of(2, 2)
     engines = RayEngines(crew, deterministic=False)  # type: ignore[arg-type]
     launch(engines, 0, 0, 1)
-    leader, follower = crew.engines[0]
-    ones_leader, ones_follower = crew.engines[1]
+    leader, follower = crew.engine_actors[0]
+    ones_leader, ones_follower = crew.engine_actors[1]
     crew.watchdog.ends += [
         [leader.advance.calls[0]],
         [ones_leader.advance.calls[0], ones_follower.follow_advance.calls[0]],

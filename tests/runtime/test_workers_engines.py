@@ -73,7 +73,7 @@ class Rank:
 class Group:
     """The part of `Workers` that `RayEngines` uses."""
 
-    engines: list[list[Any]]
+    engine_actors: list[list[Any]]
     policy_version: int
     watchdog: Watchdog
 
@@ -92,7 +92,7 @@ def engines_of(folder: Path, *tokens: int, policy_version: int = 0) -> RayEngine
     ranks = [Rank.options(num_cpus=0).remote(token, 0) for token in tokens]
     ray.get([rank.ready.remote() for rank in ranks])
     group = Group(
-        engines=[ranks[i : i + SIZE] for i in range(0, len(ranks), SIZE)],
+        engine_actors=[ranks[i : i + SIZE] for i in range(0, len(ranks), SIZE)],
         policy_version=policy_version,
         watchdog=Watchdog(report=folder / "report", stall_timeout_s=60, call_timeout_s=60),
     )

@@ -43,7 +43,7 @@ def embedded_ray() -> Iterator[None]:
 class EngineGroup:
     """The part of `Workers` that `RayEngines` uses."""
 
-    engines: list[list[object]]
+    engine_actors: list[list[object]]
     policy_version: int
     watchdog: Watchdog
 
@@ -98,7 +98,9 @@ def test_a_call_without_beats_has_the_longer_limit(shared_group, tmp_path):
 def test_ticks_that_return_without_an_engine_step_are_a_stall(shared_group, tmp_path):
     """Every call returns at once. Fails when a result without a step counts as progress."""
     watchdog = GroupWatchdog(shared_group, tmp_path)
-    workers = EngineGroup(engines=[shared_group.actors[:1]], policy_version=0, watchdog=watchdog)
+    workers = EngineGroup(
+        engine_actors=[shared_group.actors[:1]], policy_version=0, watchdog=watchdog
+    )
     engines = RayEngines(workers, deterministic=True)
     request = Requests(0, [7], [2], [(1, 2, 3)], [4], [()])
     engines.launch(0, request, slots=1, max_steps=8)

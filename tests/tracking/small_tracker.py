@@ -21,6 +21,7 @@ def make_tracker(run_dir: Path, **changes: object) -> Tracker:
         "config": {"name": "trial", "rollout": {"group_size": 8}},
         "tracking": TrackingConfig(**section),
         "num_steps": 4,
+        "advantage": "grpo",
         "labels": RunLabels(name="trial"),
     }
     settings |= {name: changes[name] for name in changes.keys() - names}

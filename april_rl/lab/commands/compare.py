@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from april_rl.commands.arguments import Arguments
+from april_rl.errors import RunError
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table, write the page and return the exit status; a mistake ends in one message and
-    status 1.
-    """
-    from april_rl.errors import RunError
+    """Print the table, write the page and return the exit status."""
     from april_rl.lab.report.comparison import compare
     from april_rl.lab.report.comparison_page import comparison_page, comparison_table
 
@@ -22,13 +19,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         comparison = compare(options.runs, accuracy=options.accuracy, evaluation_set=options.set)
         options.html.write_text(comparison_page(comparison), encoding="utf-8")
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
     except OSError as error:
-        message = f"--html {options.html} cannot be written: {error.strerror}"
-        print(f"error: {message}", file=sys.stderr, flush=True)
-        return 1
+        raise RunError(f"--html {options.html} cannot be written: {error.strerror}") from error
     print(f"{comparison_table(comparison)}\n\n{options.html}")
     return 0
 

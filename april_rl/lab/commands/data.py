@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from april_rl.errors import RunError
+
 if TYPE_CHECKING:
     from april_rl.config import TrainConfig
     from april_rl.lab.rehearsal.data_page import DataPage
@@ -37,16 +39,10 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or {"-h", "--help"} & set(arguments):
         print(_USAGE)
         return 0
-    from april_rl.errors import RunError
-
     try:
         return _show(arguments)
-    except (RunError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        return 130
+    except OSError as error:
+        raise RunError(str(error)) from error
 
 
 def _show(arguments: Sequence[str]) -> int:

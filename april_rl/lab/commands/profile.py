@@ -7,8 +7,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -20,14 +18,14 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from april_rl.commands.arguments import Arguments
+from april_rl.commands.arguments import OUTPUT, Arguments, output_folder
 from april_rl.commands.early_checks import check_early
 from april_rl.config import TrainConfig, to_config
 from april_rl.config.prompt_sets import training_sets
 from april_rl.config.store import ConfigError, compose_overrides
 from april_rl.config.task import EvaluationSetConfig
 from april_rl.errors import RunError
-from april_rl.supervision.interrupts import EXIT_STATUS, Interrupts
+from april_rl.supervision.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from april_rl.data.sets import PromptSets
@@ -46,35 +44,20 @@ machine, by the simulator. Settings are those of training.
   python -m april_rl profile +recipe=tiny_cpu
   python -m april_rl profile +recipe=qwen3_4b_dapo --prompts 128 --alpha 1.5 2 3
 """
-_OUTPUT = "output="
 FILE_NAME = "profile.json"
 _NUM_STEPS, _WARMUP_STEPS = 12, 6  # counted simulated steps, and steps before them
 _ALL = "training"  # name of the set when the data is not a mixture
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Profile as the command line asks, print the figures and return the exit status.
-
-    A mistake ends in one message and status 1, or in SystemExit(2).
-    """
+    """Profile as the command line asks, print the figures and return the exit status."""
     options = _parser().parse_intermixed_args(arguments)
-    folder = _folder(options.settings)
-    try:
-        config = _configure(options.settings)
+    with output_folder(options.settings, default="outputs/profile") as (folder, overrides):
+        config = _configure(overrides)
         if (folder / FILE_NAME).exists():
-            raise ConfigError(f"{_OUTPUT}{folder} already holds a profile; give another folder")
+            raise ConfigError(f"{OUTPUT}{folder} already holds a profile; give another folder")
         _profile(config, folder, num_prompts=options.prompts, factors=sorted(set(options.alpha)))
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        status = 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        status = EXIT_STATUS
-    else:
-        return 0
-    with suppress(OSError):
-        folder.rmdir()  # fails if the folder is not empty, which is fine
-    return status
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -111,14 +94,8 @@ def _at_least(least: int, kind: type[int] | type[float], text: str) -> int | flo
     raise argparse.ArgumentTypeError(f"must be a number >= {least}, got {text}")
 
 
-def _folder(settings: Sequence[str]) -> Path:
-    given = [value.removeprefix(_OUTPUT) for value in settings if value.startswith(_OUTPUT)]
-    return Path(given[-1] if given else time.strftime("outputs/profile/%Y-%m-%d_%H-%M-%S"))
-
-
-def _configure(settings: Sequence[str]) -> TrainConfig:
+def _configure(overrides: Sequence[str]) -> TrainConfig:
     """Return the checked settings of training, with the training data in place of held-out sets."""
-    overrides = [given for given in settings if not given.startswith(_OUTPUT)]
     config = check_early(to_config(compose_overrides(overrides)), evaluates=False)
     sets = {
         name or _ALL: EvaluationSetConfig(path=chosen.path)
@@ -261,5 +238,5 @@ def _write(
     try:
         path.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; see {_OUTPUT}") from error
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; see {OUTPUT}") from error
     print(f"written: {path}, samples in {path.parent / 'samples'}")

@@ -4,7 +4,6 @@ machine.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -35,23 +34,9 @@ accept=one_update."""
 
 def main(arguments: Sequence[str]) -> int:
     """Rehearse the recipe that `arguments` compose and return the exit status."""
-
     if not arguments or {"-h", "--help"} & set(arguments):
         print(_USAGE)
         return 0
-    from april_rl.errors import RunError
-
-    try:
-        return _rehearse(arguments)
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        return 130
-
-
-def _rehearse(arguments: Sequence[str]) -> int:
     from april_rl.commands.early_checks import check_early
     from april_rl.config import TrainConfig
     from april_rl.config.store import ConfigError, compose_overrides, to_config

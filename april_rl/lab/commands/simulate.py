@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,6 @@ from april_rl.lab.simulator.presets import PRESETS
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.simulator.tables import comparison_table, paper_table
 from april_rl.lab.simulator.turns import Turns
-from april_rl.supervision.interrupts import EXIT_STATUS
 
 # Options that replace a field of the scenario: its name, type and meaning.
 _FIELDS: tuple[tuple[str, type, str], ...] = (
@@ -65,19 +63,14 @@ class Source:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Simulate what the command line asks for, print the table and return the exit status; a
-    mistake ends in one message and status 1, or in SystemExit(2).
-    """
+    """Simulate what the command line asks for, print the table and return the exit status."""
     options = _parser().parse_args(arguments)
     try:
         found = _paper() if options.paper else _compare(_source(options), options)
         if options.json is not None:
             _write(options.json, found)
-    except (RunError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
-    except KeyboardInterrupt:
-        return EXIT_STATUS
+    except ValueError as error:
+        raise SimulationError(str(error)) from error
     return 0
 
 

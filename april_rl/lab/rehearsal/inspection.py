@@ -28,7 +28,6 @@ class FormsTried:
     asked: str | None  # the form that the prompts ask for
     right: Mapping[str, float]  # mean reward of the right answer in each form
     wrong: float  # largest mean reward of a wrong answer in any form
-    wrong_form: str  # which one that was
 
     @property
     def span(self) -> float:
@@ -59,17 +58,15 @@ def try_forms(prompts: Sequence[Prompt], rate: Rate) -> FormsTried | None:
     right = {
         form: _mean(rate, chosen, [state_answer(p.answer, form) for p in chosen]) for form in FORMS
     }
-    wrong = {
-        form: _mean(rate, chosen, [state_answer(another_answer(p.answer), form) for p in chosen])
+    wrong = (
+        _mean(rate, chosen, [state_answer(another_answer(p.answer), form) for p in chosen])
         for form in FORMS
-    }
+    )
     asked = {asked_form(prompt.text) for prompt in chosen}
-    worst = max(wrong, key=lambda form: wrong[form])
     return FormsTried(
         asked=asked.pop() if len(asked) == 1 else None,
         right=right,
-        wrong=wrong[worst],
-        wrong_form=worst,
+        wrong=max(wrong),
     )
 
 

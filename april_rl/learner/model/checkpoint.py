@@ -13,12 +13,11 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from april_rl.checkpointing.exports import INDEX, SINGLE_FILE
 from april_rl.errors import RunError
 from april_rl.learner.model.names import Part, TextPrefixes
 from april_rl.learner.model.shards import local_shard, overlap, within
 
-INDEX = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 NUM_NAMED = 3  # names an error message lists of each kind
 
 # Name endings of rope frequencies, which older checkpoints store although the model computes them.

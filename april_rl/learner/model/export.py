@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig
 
+from april_rl.checkpointing.exports import INDEX, SINGLE_FILE
 from april_rl.checkpointing.file_mode import mode_of_new_files
 from april_rl.errors import ExportError
-from april_rl.learner.model.checkpoint import INDEX, SINGLE_FILE
 from april_rl.learner.model.sizes import SHARD_BYTES
 
 # Files to copy: tokenizer and generation settings. Files about the weights are written again.
