@@ -13,7 +13,7 @@ from april_rl.supervision.interrupts import EXIT_STATUS
 
 _TRAIN, _VERSION = "train", "--version"
 _USAGE = "usage: python -m april_rl COMMAND [--help] ..."
-_TRAINING = "train with a recipe: python -m april_rl train +recipe=tiny_cpu"
+_TRAINING = "train with a recipe: python -m april_rl.train +recipe=tiny_cpu"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

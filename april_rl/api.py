@@ -53,7 +53,7 @@ _NOT_SETTINGS = {  # how to pass a value that is not a setting, by argument
 
 
 @runtime_checkable
-class Table(Protocol):
+class WritesParquet(Protocol):
     """Rows with columns: a datasets.Dataset, or a pandas.DataFrame."""
 
     def to_parquet(self, path: Path) -> object:
@@ -62,7 +62,9 @@ class Table(Protocol):
 
 # An argument that is named like a section also takes the settings of that section.
 Section = Mapping[str, object]
-Rows = Table | Sequence[Mapping[str, object]] | str | Path  # in memory, or the path of a file
+Rows = (
+    WritesParquet | Sequence[Mapping[str, object]] | str | Path
+)  # in memory, or the path of a file
 Reward = Callable[..., list[float]] | str  # a function, or the text of reward.function
 Override = str | Mapping[str, object]  # key=value, or settings nested as in a recipe
 
@@ -245,7 +247,7 @@ def _file_of(rows: Rows, argument: str, folder: Path) -> str | Path:
     if isinstance(rows, str | Path):
         return rows
     folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(rows, Table):
+    if isinstance(rows, WritesParquet):
         from april_rl.data.sources import quiet
 
         path = folder / f"{argument}.parquet"

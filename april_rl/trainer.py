@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from april_rl.algorithm.advantages import Floats, penalized_rewards
-from april_rl.assembly.run import Parts, assemble
+from april_rl.algorithm.advantages import Floats64, penalized_rewards
+from april_rl.assembly.run import RunParts, assemble
 from april_rl.checkpointing.checkpointer import LEARNER
 from april_rl.checkpointing.exports import export_path
 from april_rl.checkpointing.resume import Resumed
@@ -29,7 +29,7 @@ from april_rl.runtime.profiling.step_profiler import StepProfiler
 from april_rl.supervision.interrupts import Interrupts
 from april_rl.supervision.memory_usage import controller_memory
 from april_rl.tracking.samples_file import records_of
-from april_rl.tracking.terminal import Phase, View
+from april_rl.tracking.terminal import ProgressPhase, View
 from april_rl.tracking.tracker import RunDirectoryError
 from april_rl.types import OnStep, ScoredGroup
 from april_rl.updates import Updates
@@ -68,7 +68,7 @@ class Progress:
         )
 
 
-class StepResult(NamedTuple):
+class TrainedStep(NamedTuple):
     """The outcome of a step that trained."""
 
     metrics: Metrics
@@ -86,7 +86,7 @@ class Trainer:
         plain_config: Mapping[str, object],
         interrupts: Interrupts,
         resumed: Resumed | None = None,
-        build: Callable[..., Parts] = assemble,
+        build: Callable[..., RunParts] = assemble,
         on_step: OnStep | None = None,
     ) -> None:
         """Check everything that can be checked, load the model, and take over the run directory.
@@ -207,7 +207,7 @@ class Trainer:
         if self._progress.evaluated != self._progress.version:
             self._tracker.amend(self._progress.version, self._evaluate())
 
-    def step(self) -> StepResult | None:
+    def step(self) -> TrainedStep | None:
         """Make one policy version; return None when no group was left to collect."""
         collection = self._collect()
         for note in collection.notes:
@@ -255,7 +255,7 @@ class Trainer:
                 **controller_memory(),
             }
         )
-        return StepResult(metrics, batch.num_response_tokens)
+        return TrainedStep(metrics, batch.num_response_tokens)
 
     def _collect(self) -> Collection:
         trainer = self._config.trainer
@@ -267,7 +267,7 @@ class Trainer:
                 on_progress=partial(self._show, phase),
             )
 
-    def _advantages(self, collection: Collection) -> Sequence[Sequence[float | Floats]]:
+    def _advantages(self, collection: Collection) -> Sequence[Sequence[float | Floats64]]:
         """Return the advantages of each group [G], from its rewards minus the overlong penalty."""
         rewards = penalized_rewards(
             collection.groups,
@@ -392,8 +392,10 @@ class Trainer:
         self._interrupts.disarm()
         self._exits.__exit__(kind, error, traceback)
 
-    def _show(self, phase: Phase, done: int, tokens_per_s: float | None = None) -> None:
+    def _show(
+        self, phase: ProgressPhase, completed: int, tokens_per_s: float | None = None
+    ) -> None:
         """Show progress; stop here if requested, but a `deterministic` run only between steps."""
         if not self._config.deterministic:
             self._interrupts.check()
-        phase.advance(done, "" if tokens_per_s is None else f"{tokens_per_s:,.0f} tokens/s")
+        phase.advance(completed, "" if tokens_per_s is None else f"{tokens_per_s:,.0f} tokens/s")

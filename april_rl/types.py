@@ -220,7 +220,7 @@ class Sample:
 
     @property
     def is_acting(self) -> bool:
-        """Return whether the environment has not answered the last turn, or has not begun."""
+        """Return whether the environment has not replied to the last turn, or has not begun."""
         if self.is_finished or not self.prompt.has_environment:
             return False
         last = self.spans[-1] if self.spans else None
@@ -251,7 +251,7 @@ class Sample:
 
 
 class Reply(NamedTuple):
-    """The observation with which an environment answers the last turn of a sample."""
+    """The observation with which an environment replies to the last turn of a sample."""
 
     sample_id: SampleId
     start: int  # tokens after the prompt that the sample had when the environment was asked
@@ -314,8 +314,8 @@ def _finish_reason(spans: Sequence[Span], *, has_environment: bool) -> FinishRea
     """Return why a sample of these spans is finished; None while it is unfinished."""
     last = spans[-1] if spans else None
     if isinstance(last, Completion):
-        is_answered = has_environment and not last.is_failed
-        return None if is_answered else last.finish_reason
+        has_reply = has_environment and not last.is_failed
+        return None if has_reply else last.finish_reason
     if last is None or not last.is_final:
         return None
     if last.failure:

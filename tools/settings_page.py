@@ -131,7 +131,7 @@ def comments(of: type) -> dict[str, str]:
 def _comments_in(source: str) -> Iterator[tuple[str, str]]:
     """Yield every name that is assigned in a class with its comment, empty without one."""
     lines = tokenize.generate_tokens(StringIO(source).readline)
-    told = {token.start[0]: token for token in lines if token.type == tokenize.COMMENT}
+    by_line = {token.start[0]: token for token in lines if token.type == tokenize.COMMENT}
     (body,) = ast.parse(source).body
     assert isinstance(body, ast.ClassDef)
     for node in body.body:
@@ -139,10 +139,12 @@ def _comments_in(source: str) -> Iterator[tuple[str, str]]:
             continue
         target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
         above = node.lineno - 1
-        while above in told and told[above].start[1] == _WIDTH_OF_INDENT:
+        while above in by_line and by_line[above].start[1] == _WIDTH_OF_INDENT:
             above -= 1
         assert node.end_lineno is not None
-        of_node = [told[line] for line in range(above + 1, node.end_lineno + 1) if line in told]
+        of_node = [
+            by_line[line] for line in range(above + 1, node.end_lineno + 1) if line in by_line
+        ]
         yield ast.unparse(target), " ".join(each.string.lstrip("# ") for each in of_node)
 
 

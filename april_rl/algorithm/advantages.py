@@ -17,21 +17,21 @@ from april_rl.types import Observation, Parts, Sample, ScoredGroup, differ
 
 STD_EPS = 1e-6  # keeps a group of almost equal rewards finite
 
-Floats = NDArray[np.float64]
+Floats64 = NDArray[np.float64]
 
 # Maps the rewards of one group [G] to advantages [G].
-GroupAdvantages = Callable[[ArrayLike], Floats]
+GroupAdvantages = Callable[[ArrayLike], Floats64]
 # Maps the rewards and the numbers of response tokens of all groups of a step to advantages, for
 # estimators that need the whole batch.
-BatchAdvantages = Callable[[Sequence[ArrayLike], Sequence[Sequence[int]]], list[Floats]]
+BatchAdvantages = Callable[[Sequence[ArrayLike], Sequence[Sequence[int]]], list[Floats64]]
 # Maps all groups of a step and their rewards minus the overlong penalty [G] to the advantage of
 # every sample, or of each of its tokens [R].
 Advantages = Callable[
-    [Sequence[ScoredGroup], Sequence[ArrayLike]], Sequence[Sequence[float | Floats]]
+    [Sequence[ScoredGroup], Sequence[ArrayLike]], Sequence[Sequence[float | Floats64]]
 ]
 
 
-def grpo(rewards: ArrayLike) -> Floats:
+def grpo(rewards: ArrayLike) -> Floats64:
     """(reward - mean) / (std + 1e-6) [G]; Shao et al. 2024 (DeepSeekMath), section 4.1.2.
 
     The standard deviation is the sample one (divisor G - 1), as in TRL, verl and slime, so learning
@@ -42,7 +42,7 @@ def grpo(rewards: ArrayLike) -> Floats:
     return _scale(_centre(_check(rewards)))
 
 
-def dr_grpo(rewards: ArrayLike) -> Floats:
+def dr_grpo(rewards: ArrayLike) -> Floats64:
     """reward - mean [G]; Liu et al. 2025 (Dr. GRPO), section 3.2.
 
     Without the division, hard and easy prompts keep the weight that their spread gives them. The
@@ -51,7 +51,7 @@ def dr_grpo(rewards: ArrayLike) -> Floats:
     return _centre(_check(rewards))
 
 
-def rloo(rewards: ArrayLike) -> Floats:
+def rloo(rewards: ArrayLike) -> Floats64:
     """reward - mean of the others [G]; Kool et al. 2019; Ahmadian et al. 2024 (RLOO), section 3.2.
 
     A baseline without the sample itself leaves the policy gradient unbiased. It is G / (G - 1)
@@ -66,13 +66,17 @@ def by_group(advantages: GroupAdvantages) -> BatchAdvantages:
     alone.
     """
 
-    def of_batch(groups: Sequence[ArrayLike], _num_tokens: Sequence[Sequence[int]]) -> list[Floats]:
+    def of_batch(
+        groups: Sequence[ArrayLike], _num_tokens: Sequence[Sequence[int]]
+    ) -> list[Floats64]:
         return [advantages(group) for group in groups]
 
     return of_batch
 
 
-def reinforce_pp(groups: Sequence[ArrayLike], num_tokens: Sequence[Sequence[int]]) -> list[Floats]:
+def reinforce_pp(
+    groups: Sequence[ArrayLike], num_tokens: Sequence[Sequence[int]]
+) -> list[Floats64]:
     """(reward - mean) / (std + 1e-6), by group [G], over all response tokens of the batch; Hu et
     al. 2025 (REINFORCE++), the variant without a group baseline.
 
@@ -87,7 +91,7 @@ def reinforce_pp(groups: Sequence[ArrayLike], num_tokens: Sequence[Sequence[int]
 
 def reinforce_pp_baseline(
     groups: Sequence[ArrayLike], num_tokens: Sequence[Sequence[int]]
-) -> list[Floats]:
+) -> list[Floats64]:
     """(c - mean) / (std + 1e-6) with c = reward - group mean, by group [G], over all response
     tokens of the batch; Hu et al. 2025 (REINFORCE++), the variant with baseline.
 
@@ -99,7 +103,7 @@ def reinforce_pp_baseline(
     return _split(_over_tokens(np.concatenate(centred), num_tokens), like=centred)
 
 
-def gdpo(groups: Sequence[Sequence[Parts]], weights: Mapping[str, float]) -> list[Floats]:
+def gdpo(groups: Sequence[Sequence[Parts]], weights: Mapping[str, float]) -> list[Floats64]:
     """(s - mean) / (std + 1e-6), by group [G], over all samples of the batch; s is the sum over the
     reward functions of weight · `grpo` of the function's values; Liu et al. 2026 (GDPO), section
     3.1.
@@ -114,7 +118,7 @@ def gdpo(groups: Sequence[Sequence[Parts]], weights: Mapping[str, float]) -> lis
     return _split(_scale(_centre(np.concatenate(sums))), like=sums)
 
 
-def _sum_of_scaled(group: Sequence[Parts], weights: Mapping[str, float]) -> Floats:
+def _sum_of_scaled(group: Sequence[Parts], weights: Mapping[str, float]) -> Floats64:
     """Return the weighted sum [G] over the functions that have scored every sample of a group."""
     values = [dict(parts) for parts in group]
     total = np.zeros(len(values))
@@ -126,7 +130,7 @@ def _sum_of_scaled(group: Sequence[Parts], weights: Mapping[str, float]) -> Floa
 
 def grpo_by_turn(
     samples: Sequence[Sample], rewards: ArrayLike, *, environment_weight: float
-) -> list[Floats]:
+) -> list[Floats64]:
     """Return the advantages of the tokens of each sample of a group [R], from the rewards of turns.
 
     Rewards are scaled as in `grpo`, over all turns of the group; the advantage of a token is the
@@ -147,7 +151,7 @@ def grpo_by_turn(
     ]
 
 
-def token_rewards(sample: Sample, reward: float, *, environment_weight: float) -> Floats:
+def token_rewards(sample: Sample, reward: float, *, environment_weight: float) -> Floats64:
     """Return the rewards of the tokens of a sample [R], from which a critic makes advantages. The
     last token of a turn has the reward of the turn, as in `grpo_by_turn`; all other tokens have 0.
     """
@@ -181,7 +185,7 @@ def _turns(
     return num_tokens, earned
 
 
-def _check(rewards: ArrayLike) -> Floats:
+def _check(rewards: ArrayLike) -> Floats64:
     values = np.asarray(rewards, dtype=np.float64)
     assert values.ndim == 1, values.shape
     assert values.size > 0, "a group without samples"
@@ -189,35 +193,35 @@ def _check(rewards: ArrayLike) -> Floats:
     return values
 
 
-def _centre(values: Floats) -> Floats:
+def _centre(values: Floats64) -> Floats64:
     """Return values minus their mean; exactly zeros if they differ by no more than rounding."""
     if not differ(float(values.min()), float(values.max())):
         return np.zeros_like(values)
-    centred: Floats = values - values.mean()
+    centred: Floats64 = values - values.mean()
     return centred
 
 
-def _scale(centred: Floats) -> Floats:
+def _scale(centred: Floats64) -> Floats64:
     """Return `centred` divided by its sample standard deviation; zeros stay zeros."""
     if not centred.any():
         return centred
-    scaled: Floats = centred / (float(np.std(centred, ddof=1)) + STD_EPS)
+    scaled: Floats64 = centred / (float(np.std(centred, ddof=1)) + STD_EPS)
     return scaled
 
 
-def _over_tokens(values: Floats, num_tokens: Sequence[Sequence[int]]) -> Floats:
+def _over_tokens(values: Floats64, num_tokens: Sequence[Sequence[int]]) -> Floats64:
     """Return values minus their mean, divided by their sample standard deviation, where each value
     counts as often as its sample has tokens; exactly zeros if the values are equal.
     """
     if not differ(float(values.min()), float(values.max())):
         return np.zeros_like(values)
     counts = np.concatenate(num_tokens)
-    centred: Floats = values - np.average(values, weights=counts)
+    centred: Floats64 = values - np.average(values, weights=counts)
     std = np.sqrt(counts @ centred**2 / (counts.sum() - 1))
     return centred / (float(std) + STD_EPS)
 
 
-def _split(values: Floats, *, like: Sequence[Floats]) -> list[Floats]:
+def _split(values: Floats64, *, like: Sequence[Floats64]) -> list[Floats64]:
     return np.split(values, np.cumsum([len(group) for group in like])[:-1])
 
 
@@ -273,7 +277,7 @@ def advantages_of(choice: str, reward: RewardConfig) -> Advantages:
 
 def penalized_rewards(
     groups: Sequence[ScoredGroup], *, max_response_tokens: int, buffer_frac: float, penalty: float
-) -> list[Floats]:
+) -> list[Floats64]:
     """Return the rewards [G] of each group with `soft_overlong_penalty` added."""
     return [
         np.array(scored.rewards)

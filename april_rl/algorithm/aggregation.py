@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from april_rl.config.choices import Aggregation
 
-Floats = NDArray[np.float32]
+Floats32 = NDArray[np.float32]
 
 # Maps the token weights [R] of each response to its loss weights [R].
-Aggregate = Callable[[Sequence[Floats]], list[Floats]]
+Aggregate = Callable[[Sequence[Floats32]], list[Floats32]]
 
 
 def aggregate(chosen: Aggregation, *, max_response_tokens: int) -> Aggregate:
@@ -33,7 +33,7 @@ def aggregate(chosen: Aggregation, *, max_response_tokens: int) -> Aggregate:
             return partial(constant_length, max_response_tokens=max_response_tokens)
 
 
-def token_mean(token_weights: Sequence[Floats]) -> list[Floats]:
+def token_mean(token_weights: Sequence[Floats32]) -> list[Floats32]:
     """m / Σ m, by response [R]: every token counts the same; Yu et al. 2025 (DAPO), eq. 8.
 
     The weights add up to 1; a long response weighs more than a short one.
@@ -42,7 +42,7 @@ def token_mean(token_weights: Sequence[Floats]) -> list[Floats]:
     return [_divide(weights, total) for weights in token_weights]
 
 
-def sequence_mean(token_weights: Sequence[Floats]) -> list[Floats]:
+def sequence_mean(token_weights: Sequence[Floats32]) -> list[Floats32]:
     """m / (n · Σ over responses of mean m), by response [R], n its tokens with m > 0; Shao et al.
     2024 (GRPO), eq. 3.
 
@@ -58,7 +58,9 @@ def sequence_mean(token_weights: Sequence[Floats]) -> list[Floats]:
     return token_mean(shares)
 
 
-def constant_length(token_weights: Sequence[Floats], *, max_response_tokens: int) -> list[Floats]:
+def constant_length(
+    token_weights: Sequence[Floats32], *, max_response_tokens: int
+) -> list[Floats32]:
     """m / (max_response_tokens · responses with any m > 0), by response [R]; Liu et al. 2025 (Dr.
     GRPO), section 3.2.
 
@@ -71,7 +73,7 @@ def constant_length(token_weights: Sequence[Floats], *, max_response_tokens: int
     return [_divide(weights, total) for weights in token_weights]
 
 
-def _divide(weights: Floats, total: float) -> Floats:
+def _divide(weights: Floats32, total: float) -> Floats32:
     """Return `weights` / `total`, or zeros if the total is zero."""
     if not total:
         return np.zeros_like(weights)

@@ -44,7 +44,7 @@ class RewardsAndEnvironments:
         self._rewards.submit(sample, group_size=group_size)
 
     def act(self, sample: Sample) -> None:
-        """Let the environment of a sample answer its last turn, or let the episode begin."""
+        """Let the environment of a sample reply to its last turn, or let the episode begin."""
         self._environments.act(sample)
 
     def collect(self, timeout_s: float | None) -> list[Score | Reply]:
@@ -56,7 +56,7 @@ class RewardsAndEnvironments:
         self._environments.notes.on_save()
         return self._rewards.save()
 
-    def evaluated(self) -> None:
+    def on_evaluation_end(self) -> None:
         """Note that an evaluation of all sets has ended."""
         self._environments.notes.on_evaluation_end()
 

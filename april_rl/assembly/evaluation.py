@@ -17,9 +17,6 @@ from april_rl.rewards.extraction import extract_answer, normalise
 from april_rl.rewards.functions import RewardFunction, reward_functions
 from april_rl.rollout.ports import Engines
 
-# Built-in reward functions that extract an answer, which majority voting needs.
-_READ_ANSWERS = ("math_verify", "exact", "last_number", "reasoning_gym")
-
 
 class Load(Protocol):
     """Function that reads the prompts of a set."""
@@ -91,7 +88,7 @@ def _answer_reader(function: RewardFunction, how: str) -> AnswerOf | None:
     do not.
     """
     is_own = ":" in function.function
-    if not is_own and function.function not in _READ_ANSWERS:
+    if not is_own and not function.extracts_answer:
         return None
     wants_number = function.function == "last_number"
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class RunSite:
     """Where a run is built: its settings, its folder, its terminal, and what is closed with it."""
 
     config: TrainConfig
@@ -45,7 +45,7 @@ class Inputs:
     sets: PromptSets  # reads prompts with the columns that the rewards and the environment use
 
 
-def read_inputs(site: Site, *, states: Mapping[str, str] | None = None) -> Inputs:
+def read_inputs(site: RunSite, *, states: Mapping[str, str] | None = None) -> Inputs:
     """Load tokenizer, rewards and the description of the environment; rewards with a state continue
     from `states`. Raise RunError when one cannot be loaded.
     """
@@ -72,7 +72,7 @@ def read_inputs(site: Site, *, states: Mapping[str, str] | None = None) -> Input
     return Inputs(tokenizer=tokenizer, rewards=rewards, description=description, sets=sets)
 
 
-def teacher_server(site: Site, inputs: Inputs, example: Prompt) -> TeacherServer | None:
+def teacher_server(site: RunSite, inputs: Inputs, example: Prompt) -> TeacherServer | None:
     """Return the server at teacher.base_url after trying it on a prompt, or None if there is none.
     Raise RunError when it cannot score what the policy samples.
     """
@@ -88,7 +88,7 @@ def teacher_server(site: Site, inputs: Inputs, example: Prompt) -> TeacherServer
 
 
 def try_outside(
-    site: Site,
+    site: RunSite,
     inputs: Inputs,
     training: Sequence[Sequence[Prompt]],
     *,

@@ -12,7 +12,7 @@ from april_rl.algorithm.advantages import Advantages, advantages_of
 from april_rl.assembly.collector import build_collector
 from april_rl.assembly.environments import RewardsAndEnvironments, open_files_line
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
-from april_rl.assembly.inputs import Inputs, Site, read_inputs, teacher_server, try_outside
+from april_rl.assembly.inputs import Inputs, RunSite, read_inputs, teacher_server, try_outside
 from april_rl.assembly.own_functions import try_on_groups, try_own_functions
 from april_rl.assembly.packer import build_packer
 from april_rl.assembly.resume_checks import check_resume, model_identity
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class RunParts:
     """Parts of a run that the trainer uses."""
 
     view: View
@@ -77,7 +77,7 @@ def assemble(
     stack: ExitStack,
     resumed: Resumed | None,
     labels: RunLabels | None = None,
-) -> Parts:
+) -> RunParts:
     """Start the parts of a run; closing `stack` ends them. Raise RunError if one fails.
 
     Prompts continue from `resumed`; the caller restores the rest. `run_dir` is not changed.
@@ -85,13 +85,13 @@ def assemble(
     stack.callback(stop_ray)
     drafted = draft(config, machine_of(config))
     config, layout = drafted.config, drafted.layout
-    directory = RunDirectory(run_dir, config, layout.shown_in(plain), resumed, labels)
+    directory = RunDirectory(run_dir, config, layout.with_num_workers(plain), resumed, labels)
     packer = build_packer(
         config, num_ranks=layout.num_workers, hidden_size=drafted.model.hidden_size
     )
     try_own_functions(config.algorithm)
     view = _opened_view(config, stack)
-    site = Site(config=config, folder=run_dir.resolve(), view=view, stack=stack)
+    site = RunSite(config=config, folder=run_dir.resolve(), view=view, stack=stack)
     _show(drafted.lines, view)
     inputs = read_inputs(site, states=resumed.state.get("rewards", {}) if resumed else None)
     prompts, training, held_out = _read_prompts(site, inputs, resumed)
@@ -105,7 +105,7 @@ def assemble(
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
     engines, planned, kv_tokens = _start(workers, drafted, view)
-    return Parts(
+    return RunParts(
         view=view,
         directory=directory,
         tokenizer=inputs.tokenizer,
@@ -144,7 +144,7 @@ def _opened_view(config: TrainConfig, stack: ExitStack) -> View:
 
 
 def _read_prompts(
-    site: Site, inputs: Inputs, resumed: Resumed | None
+    site: RunSite, inputs: Inputs, resumed: Resumed | None
 ) -> tuple[PromptStream | MixedStream, list[PromptTable], dict[str, HeldOut]]:
     """Return the stream of training prompts, continued where the checkpoint left it, its tables,
     and the held-out sets.

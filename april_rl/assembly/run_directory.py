@@ -86,8 +86,8 @@ def _changes(
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             yield from _changes(old, new, f"{key}.")
         elif old != new and old != "auto" and key not in _UNTOLD:
-            yield f"{key} from {_shown(old)} to {_shown(new)}"
+            yield f"{key} from {_text_of(old)} to {_text_of(new)}"
 
 
-def _shown(value: object) -> str:
+def _text_of(value: object) -> str:
     return "null" if value is None else str(value)

@@ -33,7 +33,7 @@ from april_rl.types import Completion, Sample, SampleId, ScoredGroup
 # The dummy row of a rank that has no samples left: all ranks make the same number of passes.
 _DUMMY_TOKENS = 2
 
-Floats = NDArray[np.float32]
+Floats32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +82,8 @@ class _Row:
     advantage: float | NDArray[np.float64]  # of the sample, or of each response token [R]
     ages: NDArray[np.int32]  # [R]
     comparable: NDArray[np.bool_]  # [R]
-    age_weights: Floats  # [R], 0 above the staleness cap
-    teacher_logprobs: Floats | None = None  # [R]
+    age_weights: Floats32  # [R], 0 above the staleness cap
+    teacher_logprobs: Floats32 | None = None  # [R]
 
     @property
     def num_tokens(self) -> int:
@@ -94,7 +94,7 @@ class _Weighed(NamedTuple):
     """A sample with the loss weight of each token."""
 
     row: _Row
-    loss_weights: Floats  # [R]
+    loss_weights: Floats32  # [R]
 
 
 class Packer:
@@ -108,8 +108,8 @@ class Packer:
         num_minibatches: int,
         max_staleness: int,
         max_response_tokens: int,
-        age_weights: Callable[[NDArray[np.int32]], Floats],
-        aggregation: Callable[[Sequence[Floats]], list[Floats]],
+        age_weights: Callable[[NDArray[np.int32]], Floats32],
+        aggregation: Callable[[Sequence[Floats32]], list[Floats32]],
         hidden_size: int,
         mask_truncated: bool = False,
     ) -> None:
@@ -136,7 +136,7 @@ class Packer:
         *,
         policy_version: int,
         probes: Sequence[Sample] = (),
-        teacher_logprobs: Mapping[SampleId, Floats] | None = None,
+        teacher_logprobs: Mapping[SampleId, Floats32] | None = None,
     ) -> Batch:
         """Return the batch that advances the policy from `policy_version`.
 
@@ -215,7 +215,7 @@ class Packer:
         loss_weights = self._aggregation([self._token_weights(row) for row in rows])
         return [_Weighed(row, weights) for row, weights in zip(rows, loss_weights, strict=True)]
 
-    def _token_weights(self, row: _Row) -> Floats:
+    def _token_weights(self, row: _Row) -> Floats32:
         is_masked = self._mask_truncated and row.sample.finish_reason == "length"
         return np.zeros_like(row.age_weights) if is_masked else row.age_weights
 

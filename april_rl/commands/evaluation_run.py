@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from april_rl.assembly.evaluation import build_evaluator, held_out_sets
-from april_rl.assembly.inputs import Site, read_inputs, try_outside
+from april_rl.assembly.inputs import RunSite, read_inputs, try_outside
 from april_rl.assembly.workers import build_workers, machine_of
 from april_rl.config import TrainConfig
 from april_rl.data.sets import PromptSets
 from april_rl.errors import RunError
-from april_rl.evaluation.evaluate import Evaluated, evaluate
+from april_rl.evaluation.evaluate import EvaluatedSet, evaluate
 from april_rl.evaluation.held_out import HeldOut
 from april_rl.evaluation.report import SetReport, set_report
 from april_rl.planning.model import without_network_go_offline
@@ -25,7 +25,7 @@ from april_rl.rollout.ticks import TickWork
 from april_rl.runtime.cluster import stop_ray
 from april_rl.supervision.interrupts import Interrupts
 from april_rl.tracking.samples_file import write_evaluation
-from april_rl.tracking.terminal import Phase
+from april_rl.tracking.terminal import ProgressPhase
 from april_rl.tracking.tracker import open_view
 
 
@@ -60,7 +60,7 @@ class EvaluationRun:
         self._view = open_view(title=f"evaluating {config.model.path}", num_steps=num_sets)
         stack.callback(self._view.close)
         self._view.message(str(drafted.layout))
-        site = Site(config=config, folder=folder, view=self._view, stack=stack)
+        site = RunSite(config=config, folder=folder, view=self._view, stack=stack)
         inputs = read_inputs(site)
         self._tokenizer = inputs.tokenizer
         with self._view.phase("reading the data"):
@@ -100,16 +100,16 @@ class EvaluationRun:
             for name, evaluated in self.evaluate_sets()
         }
 
-    def evaluate_sets(self) -> Iterator[tuple[str, Evaluated]]:
+    def evaluate_sets(self) -> Iterator[tuple[str, EvaluatedSet]]:
         """Evaluate the sets in order; write the samples of each to samples/eval_NAME.jsonl."""
-        for num_done, (name, held_out) in enumerate(self._sets.items(), start=1):
+        for num_completed, (name, held_out) in enumerate(self._sets.items(), start=1):
             evaluated = self._evaluate(held_out)
             _write_samples(evaluated, self._folder / "samples" / f"eval_{name}.jsonl")
-            self._view.evaluation(num_done, evaluated.figures.metrics(name).read())
+            self._view.evaluation(num_completed, evaluated.figures.metrics(name).read())
             yield name, evaluated
         self._evaluator.end()
 
-    def _evaluate(self, held_out: HeldOut) -> Evaluated:
+    def _evaluate(self, held_out: HeldOut) -> EvaluatedSet:
         with self._view.phase(f"evaluating {held_out.name}", held_out.num_responses) as phase:
             return evaluate(
                 held_out,
@@ -118,9 +118,9 @@ class EvaluationRun:
                 on_progress=partial(self._progress, phase),
             )
 
-    def _progress(self, phase: Phase, done: int) -> None:
+    def _progress(self, phase: ProgressPhase, completed: int) -> None:
         self._interrupts.check()
-        phase.advance(done)
+        phase.advance(completed)
 
 
 def _make(folder: Path) -> None:
@@ -130,7 +130,7 @@ def _make(folder: Path) -> None:
         raise RunError(f"output={folder} cannot be made: {error.strerror}") from error
 
 
-def _write_samples(evaluated: Evaluated, path: Path) -> None:
+def _write_samples(evaluated: EvaluatedSet, path: Path) -> None:
     try:
         write_evaluation(path, evaluated.records)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Settings of environments, which answer the turns of a sample."""
+"""Settings of environments, which reply to the turns of a sample."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def is_name(key: str) -> bool:
     return any(_as_key(name) == key for _, name, _ in _all_names())
 
 
-def called_here(key: str) -> str:
+def translate_name(key: str) -> str:
     """Return our name for a setting of another trainer, given its name with or without its
     sections; empty if no other trainer has it.
     """

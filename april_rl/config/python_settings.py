@@ -42,10 +42,10 @@ def _overrides(settings: Mapping[str, object], prefix: str) -> Iterator[str]:
         if isinstance(value, Mapping) and key in _SECTIONS:
             yield from _overrides(value, f"{key}.")
         else:
-            yield f"{key}={_written(value, key)}"
+            yield f"{key}={_write_value(value, key)}"
 
 
-def _written(value: object, key: str) -> str:
+def _write_value(value: object, key: str) -> str:
     """Return a value in the grammar of Hydra's overrides; `key` is used in errors."""
     match value:
         case None:
@@ -57,15 +57,15 @@ def _written(value: object, key: str) -> str:
         case Real():
             return repr(float(value))
         case Enum():
-            return _written(value.value, key)
+            return _write_value(value.value, key)
         case str() | Path():
             text = str(value)
             is_plain = _NEEDS_NO_QUOTES.fullmatch(text)
             return text if is_plain else QuotedString(text, Quote.single).with_quotes()
         case list() | tuple():
-            return f"[{','.join(_written(each, key) for each in value)}]"
+            return f"[{','.join(_write_value(each, key) for each in value)}]"
         case Mapping():
-            pairs = (f"{name}: {_written(each, key)}" for name, each in value.items())
+            pairs = (f"{name}: {_write_value(each, key)}" for name, each in value.items())
             return f"{{{', '.join(pairs)}}}"
     raise ConfigError(
         f"{key} is a {type(value).__name__}; a setting is text, a number, True, False, None, or a "

@@ -70,11 +70,11 @@ def with_references(plain: Any) -> Any:  # noqa: ANN401
 def without_absent(plain: Any) -> Any:  # noqa: ANN401
     """Return settings in which a reference to a variable that this machine lacks is literal."""
 
-    def shown(text: str) -> str:
+    def escape_absent(text: str) -> str:
         is_absent = any(name not in os.environ for name in _REFERENCE.findall(text))
         return _literal(text) if is_absent else text
 
-    return in_texts(plain, shown)
+    return in_texts(plain, escape_absent)
 
 
 def in_texts(plain: Any, changed: Callable[[str], str]) -> Any:  # noqa: ANN401

@@ -63,7 +63,7 @@ class PromptSetConfig:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     # settings of a reasoning_gym task, such as {max_digits: 1}; size is the number of rows
     args: dict[str, Any] = field(default_factory=dict)
-    environment: bool = False  # the environment answers the turns; else a response is one turn
+    environment: bool = False  # the environment replies to the turns; else a response is one turn
 
 
 @dataclass(slots=True, kw_only=True)

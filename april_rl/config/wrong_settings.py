@@ -20,7 +20,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from april_rl.config.other_trainers import called_here, is_name
+from april_rl.config.other_trainers import is_name, translate_name
 
 _WORDS: dict[object, str] = {
     int: "a whole number",
@@ -86,7 +86,7 @@ def _wrong_setting(error: OmegaConfBaseException, schema: type, overrides: Seque
     key = str(error.full_key)
     given = _override_of(key, overrides)
     if isinstance(error, InterpolationResolutionError | GrammarParseError):
-        return f"{key} refers to {_unresolved(_first_line(error))}"
+        return f"{key} refers to {_missing_name(_first_line(error))}"
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         return unknown_setting(given.partition("=")[0].lstrip("+~") or key, schema)
     line = _first_line(error)
@@ -99,7 +99,7 @@ def _wrong_setting(error: OmegaConfBaseException, schema: type, overrides: Seque
     return f"{key} must be {expected_value(key, schema)}{got}"
 
 
-def _unresolved(line: str) -> str:
+def _missing_name(line: str) -> str:
     """Return the missing name in a reference ${...}, read from the error of OmegaConf."""
     if name := re.match(r"Interpolation key '(.*)' not found", line):
         return f"{name[1]}, which is not a setting"
@@ -133,7 +133,7 @@ def unknown_setting(key: str, schema: type) -> str:
     likely = [f"{section}.{one}".lstrip(".") for one in near]
     if not is_name(key):
         likely = likely or [one for one in known if one.endswith(f".{name}")]
-    if not likely and (here := called_here(key)):
+    if not likely and (here := translate_name(key)):
         return f"{key} is not a setting; {here}"
     likely = likely or [f"{section}.{one}" for one in get_close_matches(name, beside, n=1)]
     if not likely and section and beside:
@@ -254,7 +254,7 @@ def _unreadable(override: str, schema: type) -> str:
     if not has_value and name in keys(schema):
         return f"{name} has no value: write {name}=VALUE"
     if not has_value:
-        return f"{override} is not key=value; {_meant_by_path(override) or _HELP}"
+        return f"{override} is not key=value; {_settings_for_path(override) or _HELP}"
     if name not in keys(schema) and "." in name and not name.startswith("hydra."):
         return unknown_setting(name, schema)
     escaped = value.replace('"', r"\"")
@@ -264,7 +264,7 @@ def _unreadable(override: str, schema: type) -> str:
     )
 
 
-def _meant_by_path(word: str) -> str:
+def _settings_for_path(word: str) -> str:
     """Return the settings that the path of a file or folder may be meant for."""
     path = Path(word)
     if is_yaml(word):

@@ -46,8 +46,8 @@ class PromptSets:
         """Return the prompts of the set that the setting `key` names; raises DataError."""
         columns = self._columns.get(dataset, ())
         if self._tools and chosen.environment:
-            told = {**chosen.chat_template_kwargs, "tools": self._tools}
-            chosen = replace(chosen, chat_template_kwargs=told)
+            variables = {**chosen.chat_template_kwargs, "tools": self._tools}
+            chosen = replace(chosen, chat_template_kwargs=variables)
         table = self._load(chosen, key=key, dataset=dataset, columns=columns)
         self._tell(table.summary)
         for note in table.notes:

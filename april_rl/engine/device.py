@@ -19,7 +19,7 @@ from april_rl.engine.cpu.sampler import SAMPLING, SEED, install_counter_sampler
 from april_rl.rollout.requests import Request
 
 
-class Device(Protocol):
+class EngineDevice(Protocol):
     """The device-dependent part of `VllmEngine`."""
 
     keeps_kv_cache: bool  # whether the KV cache survives `sleep`
@@ -122,7 +122,7 @@ class AcceleratorDevice:
             core.wake_up([tag])
 
 
-def this_device(config: EngineConfig, *, sleeps: bool) -> Device:
+def this_device(config: EngineConfig, *, sleeps: bool) -> EngineDevice:
     """Return the device that the installed vLLM is built for; on CPU nothing sleeps."""
     if current_platform.is_cpu():
         return CpuDevice(config)

@@ -10,7 +10,7 @@ from vllm.config.lora import MaxLoRARanks
 from april_rl.config.choices import ComputeDtype, Speculation
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
-from april_rl.engine.device import Device
+from april_rl.engine.device import EngineDevice
 from april_rl.engine.tensor_parallel import parallel_args
 
 _NGRAM_TOKENS = (1, 4)  # shortest and longest n-gram to look up
@@ -19,7 +19,7 @@ _GUESSED_TOKENS = 4  # tokens guessed at a time
 
 def engine_args(
     config: EngineConfig,
-    device: Device,
+    device: EngineDevice,
     *,
     model_path: str,
     seed: int,

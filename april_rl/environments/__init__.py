@@ -1,1 +1,1 @@
-"""Environments: user code that answers the turns of a sample, in processes of its own."""
+"""Environments: user code that replies to the turns of a sample, in processes of its own."""

@@ -153,6 +153,6 @@ class SkyRLEnvironment:
         return list(messages[len(prompt) :])
 
     async def step(self, turn: Turn) -> StepResult:
-        """Make the instance answer a turn."""
+        """Make the instance reply to a turn."""
         result = await call(self._instance.step, turn.text)
         return StepResult(result["observations"], result["reward"], result["done"])

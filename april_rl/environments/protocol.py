@@ -52,11 +52,11 @@ class Turn(NamedTuple):
     num_context: int = 0  # the tokens that it read before
     tokens: tuple[str, ...] = ()  # each of the `num_tokens` as text; for agents only
     logprobs: tuple[float, ...] = ()  # their log-probabilities at the run's temperature, in nats
-    request_key: str = ""  # key of the request that the turn answers; for agents only
+    request_key: str = ""  # key of the request that the turn is the response to; for agents only
 
 
 class StepResult(NamedTuple):
-    """The answer of an environment to a turn."""
+    """The reply of an environment to a turn."""
 
     messages: Messages = ()  # the policy reads them next; not used when the episode is over
     # The reward of this turn; the reward function `environment` adds them up.
@@ -91,7 +91,7 @@ class Environment(Protocol):
         """
 
     def step(self, turn: Turn) -> Any:  # noqa: ANN401
-        """Answer a turn with a `StepResult`."""
+        """Reply to a turn with a `StepResult`."""
 
 
 @runtime_checkable

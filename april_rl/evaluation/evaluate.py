@@ -10,15 +10,15 @@ from functools import partial
 
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.figures import Figures, figures
-from april_rl.evaluation.held_out import HeldOut, Outcome
+from april_rl.evaluation.held_out import HeldOut, ScoredSet
 from april_rl.metrics import Metric, Metrics, Sum
 from april_rl.tracking.samples_file import EvaluationRecord
-from april_rl.tracking.terminal import Phase
+from april_rl.tracking.terminal import ProgressPhase
 from april_rl.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
+class EvaluatedSet:
     """An evaluated set: its figures, and a record of every sample."""
 
     held_out: HeldOut
@@ -32,7 +32,7 @@ def evaluate(
     *,
     decode: Callable[[Sequence[int]], str],
     on_progress: Callable[[int], None],
-) -> Evaluated:
+) -> EvaluatedSet:
     """Sample, score and estimate a held-out set; call `on_progress` with the number of finished
     samples.
 
@@ -43,7 +43,7 @@ def evaluate(
     responses = [decode(sample.token_ids) for sample in outcome.samples]
     read = held_out.answer_of
     answers = None if read is None else [read(response) for response in responses]
-    return Evaluated(
+    return EvaluatedSet(
         held_out=held_out,
         figures=figures(outcome, answers),
         records=tuple(_records(outcome, responses, answers)),
@@ -57,7 +57,7 @@ def evaluate_all(
     decode: Callable[[Sequence[int]], str],
     tracker: Tracker,
     policy_version: int,
-    show: Callable[[Phase, int], None],
+    show: Callable[[ProgressPhase, int], None],
 ) -> Metrics:
     """Evaluate every set, save its samples with `tracker`, and return `eval/*` and the time.
 
@@ -78,7 +78,7 @@ def evaluate_all(
 
 
 def _records(
-    outcome: Outcome, responses: Sequence[str], answers: Sequence[str | None] | None
+    outcome: ScoredSet, responses: Sequence[str], answers: Sequence[str | None] | None
 ) -> list[EvaluationRecord]:
     found = []
     rewards = outcome.rewards.ravel().tolist()

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from april_rl.evaluation.held_out import EvaluationError, HeldOut, Outcome
+from april_rl.evaluation.held_out import EvaluationError, HeldOut, ScoredSet
 from april_rl.metrics import Metrics
 from april_rl.rollout.buffer import Buffer
 from april_rl.rollout.dispatch import Dispatch, ExpectedLength, RequestRules
@@ -29,7 +29,7 @@ class CountingOutside(Outside, Protocol):
     def metrics(self) -> Metrics:
         """Return `reward/*`, counted since the last call."""
 
-    def evaluated(self) -> None:
+    def on_evaluation_end(self) -> None:
         """Record that an evaluation of all sets has ended."""
 
 
@@ -62,7 +62,7 @@ class Evaluator:
         self._seed = seed
         self.work: list[TickWork] = []  # work of every tick so far
 
-    def run(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> Outcome:
+    def run(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> ScoredSet:
         """Return every response with its reward; call `on_progress` with the number of samples of
         complete and scored groups.
 
@@ -74,14 +74,14 @@ class Evaluator:
         self._outside.metrics()  # discarded, so that they do not count in the next step
         _check_whole(held_out, groups)
         rewards = [_deciding_rewards(scored, held_out.function) for scored in groups]
-        return Outcome(
+        return ScoredSet(
             held_out=held_out,
             samples=tuple(sample for scored in groups for sample in scored.group.samples),
             rewards=np.array(rewards).reshape(-1, held_out.sampling.num_samples),
         )
 
     def end(self) -> None:
-        self._outside.evaluated()
+        self._outside.on_evaluation_end()
 
     def _groups(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> list[ScoredGroup]:
         """Return a group for each prompt, in the order of the set."""

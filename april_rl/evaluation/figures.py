@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from april_rl.evaluation.estimators import averages, majorities, passes
-from april_rl.evaluation.held_out import EvaluationError, Outcome
+from april_rl.evaluation.held_out import EvaluationError, ScoredSet
 from april_rl.evaluation.intervals import Estimate, estimate
 from april_rl.metrics import Metrics
 from april_rl.types import Observation, Sample
@@ -61,7 +61,7 @@ class Figures:
         return Metrics({f"eval/{name}/{key}": value for key, value in found.items()})
 
 
-def figures(outcome: Outcome, answers: Sequence[str | None] | None) -> Figures:
+def figures(outcome: ScoredSet, answers: Sequence[str | None] | None) -> Figures:
     """Return the figures of a set.
 
     `answers` [P · k] are read from the responses; None if no function reads them. Raises

@@ -35,7 +35,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ScoredSet:
     """Every response to a held-out set with its reward."""
 
     held_out: HeldOut

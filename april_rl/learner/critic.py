@@ -102,7 +102,7 @@ class Critic:
             )
             targets.append([Targets(v, _gae(row, v, config.value_lambda) + v) for row, v in pairs])
         metrics = _quality(rows, targets, device=self._device)
-        return Judged(_standardised(judged, device=self._device), targets, metrics)
+        return Judged(_standardise(judged, device=self._device), targets, metrics)
 
     def step(self, rows: Sequence[PackedRow], targets: Sequence[Targets]) -> Metrics:
         """Take one optimizer step on the rows of a minibatch. A collective. Raise NonFiniteError,
@@ -134,7 +134,7 @@ def _gae(row: PackedRow, values: Tensor, decay: float) -> Tensor:
     return gae(row.advantages, values, row.responses, decay=decay)
 
 
-def _standardised(
+def _standardise(
     rows: Sequence[Sequence[PackedRow]], *, device: torch.device
 ) -> list[list[PackedRow]]:
     """Return the rows with advantages shifted to mean 0 and scaled to standard deviation 1."""

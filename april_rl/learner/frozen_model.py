@@ -1,5 +1,6 @@
-"""Frozen models beside the policy: the reference, which is the checkpoint a run started from, and
-a teacher. Each is a sharded model; with LoRA the reference is the policy without its adapters.
+"""Frozen models beside the policy: the reference, which is the checkpoint a run started from or
+the policy that last replaced it (`algorithm.reference_every`), and a teacher. Each is a sharded
+model; with LoRA the reference is the policy without its adapters.
 
 Legend: [N] response tokens of a row.
 """

@@ -76,7 +76,7 @@ class Learner:
         num_passes: int = 1,
         on_forward: Callable[[], None] | None = None,
     ) -> None:
-        """Load this rank's shard; a collective. Raise CheckpointError if a model cannot be loaded.
+        """Load this rank's shard; a collective. Raise ModelFolderError if a model cannot be loaded.
 
         `temperature` is the sampling temperature; `seed` initialises adapters. A run has
         `num_optimizer_steps`; the first `num_critic_only_steps` train the critic alone. With
@@ -179,10 +179,10 @@ class Learner:
         try:
             for part, part_anchors in self._num_passes * [*zip(rows, anchors, strict=True)]:
                 self._optimizer.zero_grad()
-                done = self._accumulate(part, part_anchors, statistics)
+                accumulated = self._accumulate(part, part_anchors, statistics)
                 if not steps:
-                    self._check_mismatch(part, part_anchors, done.logprobs, mismatch)
-                steps.append(self._step(done.loss))
+                    self._check_mismatch(part, part_anchors, accumulated.logprobs, mismatch)
+                steps.append(self._step(accumulated.loss))
         except NonFiniteError as error:
             raise error.after(len(steps), num_minibatches=len(rows)) from error
         finally:

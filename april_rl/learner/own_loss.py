@@ -19,7 +19,7 @@ def load_loss(config: AlgorithmConfig) -> LossFunction | None:
         return None
     loss = load_own(config, "loss", config.loss)
 
-    def checked(inputs: LossInputs) -> TokenLoss:
+    def call_and_check(inputs: LossInputs) -> TokenLoss:
         returned = loss(inputs)
         if isinstance(returned, Tensor):
             returned = TokenLoss(returned, torch.zeros_like(returned, dtype=torch.bool))
@@ -31,7 +31,7 @@ def load_loss(config: AlgorithmConfig) -> LossFunction | None:
         _check(returned, inputs, setting=f"algorithm.loss={config.loss}")
         return returned
 
-    return checked
+    return call_and_check
 
 
 def _check(returned: TokenLoss, inputs: LossInputs, *, setting: str) -> None:

@@ -82,10 +82,10 @@ class Policy(nn.Module):
 
     def forward(self, row: PackedRow) -> tuple[Tensor, Tensor]:
         """Return log-probabilities [N], with gradient, and entropy [N], without; nats, float32."""
-        logprobs, entropy = self.lm_head(self.hidden(row), row.labels)
+        logprobs, entropy = self.lm_head(self.hidden_states(row), row.labels)
         return logprobs, entropy
 
-    def hidden(self, row: PackedRow) -> Tensor:
+    def hidden_states(self, row: PackedRow) -> Tensor:
         """Return the last hidden state [N, H] at the positions that predict a response token.
 
         `use_cache` must be off: with a cache, transformers may take the row for a single sequence,
@@ -137,7 +137,7 @@ class Policy(nn.Module):
         the output of their attention. With `fused` some functions are compiled (`model.fused`).
 
         Raises UnsupportedModelError, before loading anything, when the learner would compute
-        something other than the model; CheckpointError or UnknownLayoutError when the folder does
+        something other than the model; ModelFolderError or UnknownLayoutError when the folder does
         not match a model that the learner can hold; and LoraError when the model lacks the layers
         that `lora` names. Raises CompilerError when `fused` is set and torch cannot compile here.
         """
@@ -263,7 +263,7 @@ class Policy(nn.Module):
         """Return the parameters that the optimizer updates: the adapters if any, else all."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
-    def trained_by_name(self, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
+    def named_trained_parameters(self, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
         """Yield name, after `prefix`, and shard of every parameter that the optimizer updates."""
         for name, parameter in self.named_parameters():
             if parameter.requires_grad:

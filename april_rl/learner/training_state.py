@@ -133,7 +133,7 @@ class TrainingState:
             wanted: dict[str, list[int]] = {}
             for prefix, trained in self._models.items():
                 kinds = ("master", *(Moments._fields if num_steps[prefix] else ()))
-                named = [*trained.model.trained_by_name(prefix)]
+                named = [*trained.model.named_trained_parameters(prefix)]
                 wanted |= {f"{k}.{name}": list(p.shape) for name, p in named for k in kinds}
             wanted |= {name: list(p.shape) for name, p in self._of_reference()}
             saved.check(wanted)
@@ -149,7 +149,7 @@ class TrainingState:
     def _copies(self) -> Iterator[tuple[str, Shard]]:
         """Yield the name and a host copy of each shard of master weights and moments."""
         for prefix, trained in self._models.items():
-            for name, parameter in trained.model.trained_by_name(prefix):
+            for name, parameter in trained.model.named_trained_parameters(prefix):
                 box, shape = local_shard(parameter)[1], parameter.shape
                 yield f"master.{name}", Shard(trained.masters.host_copy(parameter), box, shape)
                 moments = trained.optimizer.host_copy(parameter)
@@ -167,7 +167,7 @@ def _num_steps(prefix: str) -> str:
 
 def _load(trained: TrainedModel, saved: _Saved, *, prefix: str, num_steps: int) -> None:
     """Fill weights and moments of a model."""
-    names = {parameter: name for name, parameter in trained.model.trained_by_name(prefix)}
+    names = {parameter: name for name, parameter in trained.model.named_trained_parameters(prefix)}
     for parameter, name in names.items():
         saved.fill(f"master.{name}", parameter)
 

@@ -42,7 +42,7 @@ class ValueModel(Policy):
 
     def forward(self, row: PackedRow) -> Tensor:  # type: ignore[override]
         """Return values [N], float32, with gradient."""
-        values: Tensor = self.lm_head(self.hidden(row))
+        values: Tensor = self.lm_head(self.hidden_states(row))
         return values.float().sum(dim=1)  # there is one column; FSDP2 cannot take a view
 
     def fuse(self) -> None:

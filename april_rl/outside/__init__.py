@@ -1,1 +1,3 @@
-"""Supervised processes that answer from outside the controller: rewards and environments."""
+"""What replies from outside the controller: supervised processes of rewards and environments, the
+user's own functions, and a teacher's server.
+"""

@@ -33,7 +33,7 @@ def lifeline() -> Connection:
 
 
 def die_with_controller(lifeline: Connection, *, with_group: bool = False) -> None:
-    """Have the kernel kill this process when the controller ends for whatever reason; optionally
+    """Have the kernel kill this process when the controller ends for any reason; optionally
     with its process group, which it must lead.
 
     The hang-up of `lifeline` sends SIGKILL. A thread would not work, because this process may spend

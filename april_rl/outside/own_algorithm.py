@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from april_rl.algorithm.advantages import Advantages, Floats
+from april_rl.algorithm.advantages import Advantages, Floats64
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Advantage
 from april_rl.errors import RunError
@@ -36,15 +36,15 @@ def load_advantages(config: AlgorithmConfig) -> Advantages | None:
         return None
     estimate = load_own(config, "advantage", config.advantage)
 
-    def checked(
+    def call_and_check(
         groups: Sequence[ScoredGroup], rewards: Sequence[ArrayLike]
-    ) -> Sequence[Sequence[float | Floats]]:
+    ) -> Sequence[Sequence[float | Floats64]]:
         samples = [scored.group.samples for scored in groups]
         with Caught() as caught:
             return _advantages_of(samples, estimate(samples, rewards))
         raise OwnFunctionError(f"algorithm.advantage={config.advantage}: {caught.message}")
 
-    return checked
+    return call_and_check
 
 
 def load_group_filter(config: AlgorithmConfig) -> GroupFilter | None:
@@ -53,7 +53,7 @@ def load_group_filter(config: AlgorithmConfig) -> GroupFilter | None:
         return None
     keep = load_own(config, "group_filter", config.group_filter)
 
-    def checked(scored: ScoredGroup) -> bool:
+    def call_and_check(scored: ScoredGroup) -> bool:
         with Caught() as caught:
             kept = keep(scored)
             if isinstance(kept, bool | np.bool_):
@@ -61,7 +61,7 @@ def load_group_filter(config: AlgorithmConfig) -> GroupFilter | None:
             raise TypeError(f"it returned {kept!r:.80}; return True for a group to train, or False")
         raise OwnFunctionError(f"algorithm.group_filter={config.group_filter}: {caught.message}")
 
-    return checked
+    return call_and_check
 
 
 def load_own(config: AlgorithmConfig, key: str, function: str) -> Callable[..., Any]:
@@ -83,7 +83,7 @@ def keywords(function: Callable[..., Any]) -> set[str]:
 def _advantages_of(
     samples: Sequence[Sequence[Sample]],
     returned: Any,  # noqa: ANN401
-) -> list[list[float | Floats]]:
+) -> list[list[float | Floats64]]:
     """Return what a function returned for groups of samples; raise TypeError for anything but a
     finite number, or one for each response token, for each sample.
     """
@@ -106,7 +106,7 @@ def _advantages_of(
     ]
 
 
-def _advantage_of(sample: Sample, found: NDArray[Any]) -> float | Floats:
+def _advantage_of(sample: Sample, found: NDArray[Any]) -> float | Floats64:
     place = f"a sample of the prompt {sample.prompt.text!r:.80} ({sample.prompt.source})"
     if found.dtype.kind not in "biuf":
         raise TypeError(f"it returned {found.tolist()!r:.80} for {place}; return numbers")

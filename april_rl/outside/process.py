@@ -1,4 +1,4 @@
-"""A child process that answers requests, as the controller sees it."""
+"""A child process that replies to requests, as the controller sees it."""
 
 from __future__ import annotations
 

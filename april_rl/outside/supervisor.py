@@ -1,4 +1,4 @@
-"""Supervises processes that answer questions about subjects, each of which lives in one process.
+"""Supervises processes that reply to questions about subjects, each of which lives in one process.
 
 Invariants, and the tests in tests/environments that hold them:
 
@@ -12,8 +12,10 @@ Invariants, and the tests in tests/environments that hold them:
 - quarantine: questions that were open in a process that died are asked one at a time, in a process
   where no other one begins, so that the one that ends processes takes no other along
   (test_an_episode_that_ends_its_process_does_not_fail_others);
-- an end: when processes keep ending without a reply in between, the run ends
-  (test_a_class_that_cannot_be_used_ends_the_run_before_it_starts);
+- an end: when more than MAX_RESTARTS * num_processes processes end, and no reply came and no
+  question was given up in between, the run ends
+  (test_processes_that_keep_ending_without_a_reply_end_the_run); questions that end their processes
+  are given up one by one, so they do not (test_turns_that_end_their_processes_do_not_end_the_run);
 - order: replies are taken in the order of the questions
   (test_replies_are_taken_in_the_order_of_the_requests).
 """
@@ -30,7 +32,7 @@ from typing import Any, NamedTuple
 from april_rl.outside.process import Process
 
 MAX_ATTEMPTS = 2
-MAX_RESTARTS = 3  # restarts for each process without a reply in between
+MAX_RESTARTS = 3  # for each process, without a reply or a question given up in between
 MAX_HUNG = 64  # calls of a process that hang, each of which occupies a thread
 
 
@@ -73,7 +75,7 @@ class Supervisor(ABC):
         self._waiting: deque[Question] = deque()  # questions for quarantine
         self._quarantine: Process | None = None
         self._alone: Question | None = None  # the open question in quarantine
-        self._num_deaths = 0  # deaths since the last reply
+        self._num_deaths = 0  # deaths since the last reply or the last question given up
         self._known: dict[int, Any] = {}  # by number
         self._counts: Counter[str] = Counter()  # deaths, retries, and the counts of the subclass
 

@@ -20,7 +20,7 @@ from april_rl.errors import RunError
 from april_rl.metrics import Metrics, Sum
 from april_rl.types import Sample, SampleId, ScoredGroup
 
-Floats = NDArray[np.float32]
+Floats32 = NDArray[np.float32]
 
 _MAX_TRIED = 64  # tokens of the prompt that is compared with the server's tokenizer
 
@@ -28,7 +28,7 @@ _MAX_TRIED = 64  # tokens of the prompt that is compared with the server's token
 class TeacherReply(NamedTuple):
     """The log-probabilities that a teacher gives to the samples of a step."""
 
-    logprobs: Mapping[SampleId, Floats]  # [R], nats
+    logprobs: Mapping[SampleId, Floats32]  # [R], nats
     metrics: Metrics
 
 
@@ -103,7 +103,7 @@ class TeacherServer:
                     return most if isinstance(most, int) else None
         return None
 
-    def _of_context(self, token_ids: Sequence[int]) -> Floats:
+    def _of_context(self, token_ids: Sequence[int]) -> Floats32:
         """Return the log-probability of every token; 0 for the first one, which has none."""
         found = self._ask(token_ids)["token_logprobs"][: len(token_ids)]
         numbers = [each if isinstance(each, int | float) else np.nan for each in found[1:]]

@@ -89,7 +89,7 @@ def _largest_shares(model: ModelSizes, inputs: MemoryInputs, room: Room) -> tupl
     in_update = max(map(_of_learner, updates))
     awake = (room.free - in_update) / room.device - MARGIN_FRAC
     asleep = (room.usable - _of_learner(rollout)) / room.device
-    return _rounded(awake), _rounded(asleep)
+    return _round_down(awake), _round_down(asleep)
 
 
 def _of_learner(phase: Phase) -> float:
@@ -97,7 +97,7 @@ def _of_learner(phase: Phase) -> float:
     return phase.total - sum(phase.items[name] for name in ENGINE_ITEMS)
 
 
-def _rounded(share: float) -> float:
+def _round_down(share: float) -> float:
     """Return the share rounded down to hundredths, within the range that vLLM accepts."""
     return min(_MOST, max(0.01, math.floor(100 * share) / 100))
 

@@ -32,7 +32,7 @@ class Layout:
         """Return how many engines sample independently of each other."""
         return self.num_workers // self.tensor_parallel_size
 
-    def shown_in(self, plain: Mapping[str, object]) -> dict[str, object]:
+    def with_num_workers(self, plain: Mapping[str, object]) -> dict[str, object]:
         """Return the configuration as a run shows it, with the actual number of workers."""
         section = plain.get("runtime")
         runtime = section if isinstance(section, Mapping) else {}

@@ -101,7 +101,7 @@ def plan_memory(
     )
 
 
-def kept_asleep(inputs: MemoryInputs) -> float:
+def bytes_kept_asleep(inputs: MemoryInputs) -> float:
     """Return the bytes of CUDA graphs and of NCCL's buffers, which sleep does not free."""
     graphs = inputs.graph_bytes if inputs.engine.cuda_graphs else 0.0
     return graphs + (_NCCL_BYTES if inputs.layout.tensor_parallel_size > 1 else 0.0)
@@ -109,7 +109,7 @@ def kept_asleep(inputs: MemoryInputs) -> float:
 
 def engine_workspace(inputs: MemoryInputs) -> float:
     """Return the bytes of an engine's share that are neither weights nor KV cache."""
-    return kept_asleep(inputs) + _STEP_BYTES
+    return bytes_kept_asleep(inputs) + _STEP_BYTES
 
 
 class _Sizes:
@@ -322,7 +322,7 @@ class _Sizes:
         """
         if not self._inputs.engine_sleeps:
             return self._awake()
-        return {"kept by a sleeping engine": kept_asleep(self._inputs)}
+        return {"kept by a sleeping engine": bytes_kept_asleep(self._inputs)}
 
     def _collectives(self) -> dict[str, float]:
         """Return the buffers of the learner's collectives, which stay from the first update on."""

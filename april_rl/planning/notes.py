@@ -42,10 +42,12 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
             "learner.activation_checkpointing=false, where layers keep all that they compute; "
             "remove it"
         )
-    yield from _ignored_on_cpu(config) if device == "cpu" else _ignored_on_gpu(config)
+    yield from (
+        _ignored_settings_on_cpu(config) if device == "cpu" else _ignored_settings_on_gpu(config)
+    )
 
 
-def _ignored_on_cpu(config: TrainConfig) -> Iterator[str]:
+def _ignored_settings_on_cpu(config: TrainConfig) -> Iterator[str]:
     engine, offload = config.engine, config.learner.offload
     if engine.sleep is Sleep.always:
         yield "engine.sleep=always has no effect on CPU, where no engine sleeps; remove it"
@@ -61,7 +63,7 @@ def _ignored_on_cpu(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _ignored_on_gpu(config: TrainConfig) -> Iterator[str]:
+def _ignored_settings_on_gpu(config: TrainConfig) -> Iterator[str]:
     cache_gib = config.engine.kv_cache_gib
     if cache_gib != EngineConfig().kv_cache_gib:
         yield (

@@ -38,7 +38,7 @@ def settle_recomputation(model: ModelSizes, inputs: MemoryInputs, *, room: Room)
         phase = _backward(model, chosen, room)
         if phase.total <= usable:
             break
-    decided = _decided(model, inputs, chosen, fits=phase.total <= usable)
+    decided = _describe_choice(model, inputs, chosen, fits=phase.total <= usable)
     owner = "a worker" if inputs.is_on_cpu else "a GPU"
     needs = f"{phase.name} needs {phase.total / GIB:.1f} of {owner}'s {room.free / GIB:.1f} GiB"
     return Recomputation(chosen, f"{decided}: {needs}" if decided else "")
@@ -59,7 +59,9 @@ def _choices(model: ModelSizes, inputs: MemoryInputs) -> Iterator[MemoryInputs]:
         yield replace(inputs, learner=chosen)
 
 
-def _decided(model: ModelSizes, inputs: MemoryInputs, chosen: MemoryInputs, *, fits: bool) -> str:
+def _describe_choice(
+    model: ModelSizes, inputs: MemoryInputs, chosen: MemoryInputs, *, fits: bool
+) -> str:
     """Return what was decided, for the user; empty when there was nothing to decide."""
     asked, share = inputs.learner, chosen.recomputed_share
     decided = []

@@ -28,7 +28,7 @@ def check_installed(requirements: Iterable[str]) -> None:
     """Raise PreflightError for installed versions that these requirements do not allow."""
     wrong = set()
     for needed in map(Requirement, requirements):
-        found = _installed(needed.name)
+        found = _installed_version(needed.name)
         # ROCm builds and builds from source have versions such as 2.13.0a0+git1234.
         if found and not needed.specifier.contains(Version(found).base_version):
             wrong.add(f"{needed.name} {found} is installed, but {needed.specifier} is needed")
@@ -38,7 +38,7 @@ def check_installed(requirements: Iterable[str]) -> None:
         )
 
 
-def _installed(name: str) -> str:
+def _installed_version(name: str) -> str:
     """Return the installed version of Python or a checked package; empty if there is none."""
     if name == "python":
         return platform.python_version()

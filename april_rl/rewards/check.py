@@ -39,7 +39,7 @@ def check_reward(
                 f"{example.answer!r:.60} in the form reward.extract={reward.extract.value} "
                 f"({example.source}): no response to this prompt can be right"
                 for name, value in score.parts
-                if functions[name].function in _READ_ANSWERS and value < 1
+                if functions[name].extracts_answer and value < 1
             ]
     return tuple(notes)
 
@@ -63,7 +63,7 @@ def check_tests(pool: RewardPool, prompts: Sequence[Prompt], *, most: int | None
 
 def reads_answers(pool: RewardPool, dataset: str) -> bool:
     """Return whether a function that scores a data set may read the answer in a response."""
-    return any(f.scores(dataset) and f.function not in _READ_NO_REPLYS for f in pool.functions)
+    return any(f.scores(dataset) and f.may_read_answer for f in pool.functions)
 
 
 def _faults(pool: RewardPool, prompts: Sequence[Prompt]) -> Iterator[str]:
@@ -86,6 +86,4 @@ def gold_response(answer: str, how: Extract) -> str:
     return f"It is \\boxed{{{answer}}}."
 
 
-_READ_NO_REPLYS = ("code", "environment", "format", "length")
 _NUM_SHOWN = 3
-_READ_ANSWERS = ("math_verify", "exact", "last_number", "reasoning_gym")

@@ -11,6 +11,8 @@ MATH_VERIFY = "math_verify"
 
 # Built-ins that are faster with a whole group in one call. A user's function always gets a group.
 _SCORE_GROUPS = {"judge", "reward_model"}
+_EXTRACT_ANSWERS = {"math_verify", "exact", "last_number", "reasoning_gym"}
+_IGNORE_ANSWERS = {"code", "environment", "format", "length"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,15 @@ class RewardFunction:
     def wants_group(self) -> bool:
         """Return whether it is called once for a whole finished group, not for each sample."""
         return self.function not in BUILTIN_REWARDS or self.function in _SCORE_GROUPS
+
+    @property
+    def extracts_answer(self) -> bool:
+        """Return whether it is a built-in that compares the answer that a response states."""
+        return self.function in _EXTRACT_ANSWERS
+
+    @property
+    def may_read_answer(self) -> bool:
+        return self.function not in _IGNORE_ANSWERS
 
     def scores(self, dataset: str) -> bool:
         return self.datasets is None or dataset in self.datasets

@@ -32,7 +32,7 @@ RESERVED = ("num_tokens", "truncated", "datasets", "environment_rewards")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class RewardContext:
     """Facts of the run that a reward may need in addition to its own arguments."""
 
     extract: str  # reward.extract
@@ -43,15 +43,15 @@ class Context:
 
 
 @runtime_checkable
-class Loads(Protocol):
+class LoadingReward(Protocol):
     """A reward that prepares itself, once in each process."""
 
-    def load(self, context: Context) -> None:
+    def load(self, context: RewardContext) -> None:
         """Prepare for the first call."""
 
 
 @runtime_checkable
-class Saves(Protocol):
+class SavingReward(Protocol):
     """A reward with a state."""
 
     def save(self) -> object:
@@ -59,7 +59,7 @@ class Saves(Protocol):
 
 
 @runtime_checkable
-class Restores(Protocol):
+class RestoringReward(Protocol):
     """A reward that continues from a state."""
 
     def restore(self, state: Any) -> None:  # noqa: ANN401
@@ -99,13 +99,13 @@ class Reward:
         self._names = (*self.columns, *further)
         self.columns = tuple(name for name in self._names if name not in RESERVED)
 
-    def load(self, context: Context, state: str | None) -> None:
+    def load(self, context: RewardContext, state: str | None) -> None:
         """Prepare the reward, from `state` if given. Raise TypeError if it cannot be kept."""
-        if isinstance(self.call, Loads):
+        if isinstance(self.call, LoadingReward):
             self.call.load(context)
-        if isinstance(self.call, Saves) != isinstance(self.call, Restores):
+        if isinstance(self.call, SavingReward) != isinstance(self.call, RestoringReward):
             raise TypeError("has one of save and restore; it needs both, or neither")
-        if isinstance(self.call, Saves) and context.num_processes > 1:
+        if isinstance(self.call, SavingReward) and context.num_processes > 1:
             raise TypeError(
                 "has a state to save, which one process must keep: set reward.num_processes=1, "
                 f"it is {context.num_processes}"
@@ -116,7 +116,7 @@ class Reward:
 
     def restore(self, state: str) -> None:
         """Continue from a state."""
-        if isinstance(self.call, Restores):
+        if isinstance(self.call, RestoringReward):
             self.call.restore(json.loads(state))
             self.state = state
 
@@ -138,7 +138,7 @@ class Reward:
         return [self._score(function, sample_id, value) for sample_id, value in pairs]
 
     def _save(self) -> None:
-        if isinstance(self.call, Saves):
+        if isinstance(self.call, SavingReward):
             self.state = json.dumps(self.call.save())
 
     def _call(self, job: DecodedJob) -> object:
@@ -175,7 +175,9 @@ def each_response(score: Callable[[str, str], float]) -> Reward:
     return Reward(call=scores)
 
 
-def load_reward(settings: RewardFunction, context: Context, *, state: str | None = None) -> Reward:
+def load_reward(
+    settings: RewardFunction, context: RewardContext, *, state: str | None = None
+) -> Reward:
     """Import a reward function, construct a reward object, or build a built-in.
 
     `state` is the one to continue from. Raise TypeError when it does not accept the arguments in

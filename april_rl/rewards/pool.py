@@ -111,7 +111,7 @@ class RewardPool:
             self._pending[number] = unit
             self._schedule(number)
 
-    def evaluated(self) -> None:
+    def on_evaluation_end(self) -> None:
         """Do nothing: rewards keep nothing of an evaluation."""
 
     def act(self, sample: Sample) -> None:
@@ -230,7 +230,7 @@ class RewardPool:
             return
         unit.future = future
         future.add_done_callback(
-            lambda ended: self.mailbox.put(partial(self._settle, number, ended))
+            lambda ended: self.mailbox.put(partial(self._on_ended, number, ended))
         )
 
     def _restart(self, reason: str) -> None:
@@ -261,7 +261,7 @@ class RewardPool:
                 f"reward.start_timeout_s={start_s:g} for the start of a process"
             )
 
-    def _settle(self, number: int, future: Future[Result]) -> None:
+    def _on_ended(self, number: int, future: Future[Result]) -> None:
         unit = self._pending.get(number)
         if unit is None or unit.future is not future:
             return  # the reply belongs to a pool that was replaced
@@ -273,14 +273,14 @@ class RewardPool:
             raise error
         self._last_ended_s = time.monotonic()
         if error is not None:
-            self._settle_scores(number, self._failure_scores(unit, error))
+            self._record_scores(number, self._failure_scores(unit, error))
             return
         self._restarts = 0
         result = future.result()
         self._states.update(result.states)
-        self._settle_scores(number, result.scores)
+        self._record_scores(number, result.scores)
 
-    def _settle_scores(self, number: int, scores: list[list[Score]]) -> None:
+    def _record_scores(self, number: int, scores: list[list[Score]]) -> None:
         unit = self._pending[number]
         failed = next((score for score in chain.from_iterable(scores) if score.value is None), None)
         if failed is not None:
@@ -291,7 +291,7 @@ class RewardPool:
                 self._schedule(number)
                 return
         del self._pending[number]
-        self._counts.update(score.outcome for score in self._book.settle(unit, scores))
+        self._counts.update(score.outcome for score in self._book.record(unit, scores))
 
     def _failure_scores(self, unit: Unit, error: BaseException) -> list[list[Score]]:
         outcome: ScoreOutcome = "crash"

@@ -88,9 +88,9 @@ class Scorebook:
                 del self._groups[sample.prompt.id]
         return units
 
-    def settle(self, unit: Unit, scores: Sequence[Sequence[Score]]) -> list[Score]:
+    def record(self, unit: Unit, scores: Sequence[Sequence[Score]]) -> list[Score]:
         """Record the scores of a unit's samples by its functions; return complete totals."""
-        settled = []
+        complete = []
         for position, of_sample in zip(unit.positions, scores, strict=True):
             sample = self._open[position]
             sample.scores += of_sample
@@ -100,10 +100,10 @@ class Scorebook:
                     self._incomplete.add(unit.job.sample_ids[0].prompt_id)
             else:
                 score = total(self._functions, sample.scores)
-                settled.append(score)
+                complete.append(score)
                 del self._open[position]
                 self._make_known(position, score, sample.group)
-        return settled
+        return complete
 
     def take(self) -> list[Score]:
         """Return the scores that have become known, in the order of submission."""

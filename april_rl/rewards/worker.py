@@ -13,7 +13,7 @@ from april_rl.outside.process import Limits, prepare
 from april_rl.outside.user_code import Caught, memory_gib
 from april_rl.rewards.functions import RewardFunction, keys_of, reward_functions
 from april_rl.rewards.jobs import About, DecodedJob, Job, Result, RewardError
-from april_rl.rewards.loading import Context, Reward, load_reward
+from april_rl.rewards.loading import Reward, RewardContext, load_reward
 from april_rl.types import Score
 
 Decode = Callable[[Sequence[int]], str]
@@ -45,7 +45,7 @@ def prepare_process(
     global loaded
     functions = reward_functions(reward)
     prepare(lifeline, Limits(reward.memory_gib, {*reward.secrets, *keys_of(functions)}))
-    context = Context(
+    context = RewardContext(
         extract=reward.extract.value,
         soft_timeout_s=reward.soft_timeout_s,
         hard_timeout_s=reward.hard_timeout_s,
@@ -102,7 +102,7 @@ def about_rewards() -> dict[str, About]:
 
 def load(
     functions: tuple[RewardFunction, ...],
-    context: Context,
+    context: RewardContext,
     *,
     decoder: bytes,
     states: Mapping[str, str],

@@ -151,7 +151,7 @@ class Buffer:
         return sum(sum(group.lengths) for group in self._open.values())
 
     @property
-    def has_unanswered(self) -> bool:
+    def has_missing_replies(self) -> bool:
         """Return whether a complete group waits for scores, or a sample for its environment."""
         return any(
             group.is_complete or SampleState.acting in group.states for group in self._open.values()

@@ -106,7 +106,7 @@ class Collector:
         Returns N ready groups; it returns fewer only when `may_open` is false and nothing is left
         to finish, or when the bound on rejected groups was reached. Every group not returned is
         parked or ready, with all its tokens. Raises RunError when that bound was reached with no
-        group ready, EngineStalledError when an engine does not answer, and any RunError of engines
+        group ready, EngineStalledError when an engine does not return, and any RunError of engines
         and scorer; after an error, and after KeyboardInterrupt from `on_progress`, only the tokens
         that a stalled engine sampled in this step are lost.
         """

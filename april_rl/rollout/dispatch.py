@@ -228,7 +228,7 @@ class Dispatch:
             self._expected.observe(group.turn_tokens(index))
 
     def abort(self, timeout_s: float) -> tuple[Sequence[Completion], list[int]]:
-        """Stop all engines; return what they give back, and the engines that did not answer.
+        """Stop all engines; return what they give back, and the engines that did not return.
         Samples that were assigned but not launched (a launch failed) are parked, as no engine
         has them.
         """

@@ -76,7 +76,7 @@ class Groups:
 
         Late completions are ignored: they have an earlier version than the step's, do not start
         where their sample ends, or come from another engine than the one that has the sample (with
-        `engine` None, any engine may have it). Then call `send`: environments answer ended turns,
+        `engine` None, any engine may have it). Then call `send`: environments reply to ended turns,
         and finished samples are scored.
         """
         expected = []

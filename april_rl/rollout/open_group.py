@@ -47,7 +47,7 @@ class SampleState(Enum):
 
     waiting = "waiting"  # it needs tokens, and no engine has it
     running = "running"  # an engine computes it or has it in its queue
-    acting = "acting"  # its environment answers its last turn, or begins
+    acting = "acting"  # its environment replies to its last turn, or begins
     parked = "parked"  # unfinished, between two steps
     finished = "finished"  # the response has ended and is not scored yet
     scored = "scored"  # its score is known, or its reward failed
@@ -137,7 +137,7 @@ class OpenGroup:
         return tokens
 
     def expects(self, completion: Completion, *, engine: int | None) -> bool:
-        """Return whether a completion answers the sample's current request: it comes from the
+        """Return whether a completion belongs to the sample's current request: it comes from the
         engine that has the sample (from any, if None) and starts where the sample ends.
         """
         index = completion.sample_id.index
@@ -148,7 +148,7 @@ class OpenGroup:
         )
 
     def expects_reply(self, reply: Reply) -> bool:
-        """Return whether a reply answers the sample's last turn."""
+        """Return whether a reply is to the sample's last turn."""
         index = reply.sample_id.index
         return self.states[index] is SampleState.acting and reply.start == self.ends[index]
 

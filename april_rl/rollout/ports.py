@@ -12,7 +12,7 @@ from april_rl.types import Completion, Prompt, Reply, Sample, Score
 
 
 class EngineStalledError(RunError):
-    """An engine did not answer within the deadline."""
+    """An engine did not return within the deadline."""
 
 
 class Engines(Protocol):
@@ -41,7 +41,7 @@ class Engines(Protocol):
 
         Finished requests of ticks under way have a finish_reason, unfinished ones have None, and
         requests that never had a slot have no tokens. Takes at most `timeout_s`: an engine that has
-        not answered by then is in the second list and gives no completions. A later `wait` never
+        not returned by then is in the second list and gives no completions. A later `wait` never
         reports what was launched before.
         """
 
@@ -55,7 +55,7 @@ class Outside(Protocol):
         """
 
     def act(self, sample: Sample) -> None:
-        """Let the environment of an unfinished sample answer its last turn, or begin if there is
+        """Let the environment of an unfinished sample reply to its last turn, or begin if there is
         none; return at once. It gets one reply, which may say that the environment has failed.
         """
 

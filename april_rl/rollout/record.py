@@ -68,7 +68,7 @@ class Returned(NamedTuple):
     finish_reason: FinishReason | None  # None: aborted
     is_resumed: bool  # whether the request continues in the middle of a turn
     is_kept: bool  # whether it continued with its old KV cache
-    is_acting: bool  # whether its environment answers its turn
+    is_acting: bool  # whether its environment is to reply
 
     @property
     def is_finished(self) -> bool:
@@ -155,7 +155,7 @@ class StepRecord:
         self._asked_s |= dict.fromkeys(sample_ids, self.now_s)
 
     def observe(self, reply: Reply) -> None:
-        """Record that the environment of a sample has answered."""
+        """Record that the environment of a sample has replied."""
         sample_id, said = reply.sample_id, reply.observation
         is_finished = said.is_final and not said.failure
         self.acted.append(Acted(sample_id, self._asked_s.pop(sample_id), self.now_s, is_finished))

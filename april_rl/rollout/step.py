@@ -198,7 +198,7 @@ class Step:
 
     def _await_replies(self) -> bool:
         """Wait for scores and replies; return False if none is missing."""
-        if not self._buffer.has_unanswered:
+        if not self._buffer.has_missing_replies:
             return False
         with self._record.waiting("scores"):
             self._take_replies(wait_s=1.0)
@@ -215,12 +215,12 @@ class Step:
         all replies to everything that was sent, and to everything that is sent because of them.
         """
         if not self._rules.deterministic:
-            self._settle(self._outside.collect(wait_s))
+            self._take_in(self._outside.collect(wait_s))
             return
         while replies := self._outside.collect(None):
-            self._settle(replies)
+            self._take_in(replies)
 
-    def _settle(self, known: Sequence[Score | Reply]) -> None:
+    def _take_in(self, known: Sequence[Score | Reply]) -> None:
         """Take in scores, which settle groups, and replies, whose samples finish or continue."""
         scores = [each for each in known if isinstance(each, Score)]
         self._allowance += self._rules.group_size * self._groups.take_scores(scores)

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from april_rl.errors import RunError
 from april_rl.planning.sizes import TOKEN_BYTES
 from april_rl.runtime.process_setup import start_advice
-from april_rl.supervision.interrupts import blocked_for_children
+from april_rl.supervision.interrupts import block_signals
 
 _MIB = 1 << 20
 # Batches and completions pass through the object store; weights never do.
@@ -76,7 +76,7 @@ def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -
     # because the workers have environments of their own.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     try:
-        with blocked_for_children():
+        with block_signals():
             _init_here(num_workers=num_workers, batch_tokens=batch_tokens)
     except Exception as error:  # Ray raises only this type when its processes start too slowly
         reason = " ".join(str(error).split())

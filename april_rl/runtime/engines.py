@@ -75,7 +75,7 @@ class RayEngines:
         self._deterministic = deterministic
         self._ticks: list[deque[_Call]] = [deque() for _ in self._engines]
         # Results of the oldest tick of every engine: the awaited ones with their engine, and the
-        # ones that arrived before other ranks answered. They are kept up to date at each tick, so
+        # ones that arrived before other ranks returned. They are kept up to date at each tick, so
         # that the cost does not grow with the number of engines.
         self._awaited: dict[ray.ObjectRef[Any], int] = {}
         self._results: dict[ray.ObjectRef[Any], Any] = {}

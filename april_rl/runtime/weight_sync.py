@@ -28,14 +28,14 @@ def send_weights(
     """Load the weights into the engine, adapters merged or left out; return their bytes."""
     num_bytes = 0
 
-    def counted() -> Iterator[tuple[str, Tensor]]:
+    def count_weights() -> Iterator[tuple[str, Tensor]]:
         nonlocal num_bytes
         for name, tensor in learner.weights(merged=merged):
             beat.beat()
             num_bytes += tensor.nbytes
             yield name, tensor
 
-    engine.load_weights(counted(), policy_version=version)
+    engine.load_weights(count_weights(), policy_version=version)
     return num_bytes
 
 

@@ -87,7 +87,7 @@ class ClusterMonitor:
 
 
 class _RemoteNode:
-    """The monitor of another node, which may answer late or never."""
+    """The monitor of another node, which may reply late or never."""
 
     def __init__(self, node_id: str, processes: dict[int, WorkerProcess]) -> None:
         self.ranks = list(processes)
@@ -99,7 +99,7 @@ class _RemoteNode:
         )
         self._actor: Any = actor.remote(list(processes.values()))
         self._latest = [_UNKNOWN_STATUS] * len(processes)
-        self._answered_at = time.monotonic()
+        self._replied_at = time.monotonic()
         self._request = self.call("statuses")
 
     def statuses(self) -> list[ProcessStatus]:
@@ -107,9 +107,9 @@ class _RemoteNode:
         if ray.wait([self._request], timeout=0)[0]:
             statuses: list[ProcessStatus] | None = _reply(self._request)
             if statuses:
-                self._latest, self._answered_at = statuses, time.monotonic()
+                self._latest, self._replied_at = statuses, time.monotonic()
             self._request = self.call("statuses")
-        if time.monotonic() - self._answered_at <= _NODE_REPLIES_S:
+        if time.monotonic() - self._replied_at <= _NODE_REPLIES_S:
             return self._latest
         return [
             replace(status, state=NO_REPLY, node_memory=_UNKNOWN_MEMORY) for status in self._latest
@@ -124,7 +124,7 @@ class _RemoteNode:
 
 
 def _replies(calls: Sequence[ray.ObjectRef[Any]], wait_s: float = 0.0) -> list[Any]:
-    """Return the result of each call within one time limit; None for a node without answer."""
+    """Return the result of each call within one time limit; None for a node without a reply."""
     if calls:
         ray.wait(list(calls), num_returns=len(calls), timeout=wait_s + _NODE_REPLIES_S)
     return [_reply(call) for call in calls]

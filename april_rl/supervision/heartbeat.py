@@ -29,7 +29,7 @@ R = TypeVar("R")
 # Beats of all calls; of the current call its beats, its start, whether it is running, its name.
 _RECORD = struct.Struct("<QQd?32s")
 _SIZE = mmap.PAGESIZE
-# Ray, vLLM, torch and pebble do not use this signal. Its handler is C code, so it also answers
+# Ray, vLLM, torch and pebble do not use this signal. Its handler is C code, so it also runs
 # while the process is inside native code.
 STACKS_SIGNAL = signal.SIGUSR2
 

@@ -114,7 +114,7 @@ class Interrupts:
 
 
 @contextmanager
-def blocked_for_children() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """Start processes within this context with SIGNALS blocked; they inherit the mask.
 
     A scheduler sends its signal to every process of a job. Ray's processes would end, and no

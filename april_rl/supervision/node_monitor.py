@@ -27,7 +27,7 @@ _WORKERS_END_S = 0.5
 _CHILDREN_END_S = 1.0
 _POLL_S = 0.05
 _DEAD, _STOPPED = "ZX", "T"  # states in /proc/<pid>/stat
-NO_REPLY = "?"  # state of a process on a node that does not answer
+NO_REPLY = "?"  # state of a process on a node that does not reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class WorkerTrace:
 
 
 class NodeMonitor:
-    """Watches workers on its own machine; needs no answer from them."""
+    """Watches workers on its own machine; needs no reply from them."""
 
     def __init__(self, processes: Sequence[WorkerProcess]) -> None:
         """Watch `processes`, all on this machine; every result is in their order."""

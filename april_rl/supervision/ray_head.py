@@ -33,7 +33,7 @@ class RayHead:
 
     def __init__(self, find_address: Callable[[], str] = _ray_address) -> None:
         self._find_address = find_address
-        self._has_answered = False  # a refusal counts only if something listened before
+        self._has_listened = False  # a refusal counts only if something listened before
         self._num_refusals = 0  # consecutive
 
     @property
@@ -47,8 +47,8 @@ class RayHead:
     def check(self) -> None:
         """Try to connect once; takes a tenth of a second at most."""
         results = self._connect()
-        self._has_answered |= 0 in results
-        is_refused = results == {errno.ECONNREFUSED} and self._has_answered
+        self._has_listened |= 0 in results
+        is_refused = results == {errno.ECONNREFUSED} and self._has_listened
         self._num_refusals = self._num_refusals + 1 if is_refused else 0
 
     def is_listening(self) -> bool:

@@ -48,7 +48,7 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
-class Column(NamedTuple):
+class LineColumn(NamedTuple):
     """A metric in the line of a step."""
 
     key: str
@@ -58,13 +58,13 @@ class Column(NamedTuple):
 
 
 _COLUMNS = (
-    Column("reward/mean", "reward", 8, decimals(3)),
-    Column("rollout/response_tokens_mean", "length", 8, compact),
-    Column("staleness/age_mean", "age", 7, decimals(2)),
-    Column("staleness/off_policy_token_frac", "off-policy", 12, percent),
-    Column("mismatch/logprob_abs_mean", "mismatch", 10, nats),
-    Column("rollout/generated_tokens_per_s", "tokens/s", 10, compact),
-    Column("time/step_s", "step s", 8, decimals(1)),
+    LineColumn("reward/mean", "reward", 8, decimals(3)),
+    LineColumn("rollout/response_tokens_mean", "length", 8, compact),
+    LineColumn("staleness/age_mean", "age", 7, decimals(2)),
+    LineColumn("staleness/off_policy_token_frac", "off-policy", 12, percent),
+    LineColumn("mismatch/logprob_abs_mean", "mismatch", 10, nats),
+    LineColumn("rollout/generated_tokens_per_s", "tokens/s", 10, compact),
+    LineColumn("time/step_s", "step s", 8, decimals(1)),
 )
 HEADING = f"{'step':>6}{''.join(f'{c.heading:>{c.width}}' for c in _COLUMNS)}{'left':>8}"
 LEGEND = (

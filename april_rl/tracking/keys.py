@@ -86,7 +86,7 @@ environment
     turns_mean | turns | mean turns of the trained samples that have an environment
     contexts_mean | contexts | mean contexts of these samples; 1 if no sample begins a new one
     observation_tokens_mean | tokens | mean tokens that environments added to these samples
-    step_s | s | mean time that an environment took to answer
+    step_s | s | mean time that an environment took to reply
     empty_slots_frac | share | empty slots that samples waiting for their environment could \
 fill, averaged over the rollout
     calls | calls | calls that environments made by Context.once

@@ -38,7 +38,7 @@ def run_labels(name: str, *, overrides: Sequence[str], seed: int, sweep: str = "
     overrides = mask(list(overrides))
     settings = [each for override in overrides for each in _settings(override)]
     keys = [setting.key for setting in settings]
-    shown = [setting.shown_among(keys) for setting in settings]
+    shown = [setting.shorten_among(keys) for setting in settings]
     without_seed = [text for text, key in zip(shown, keys, strict=True) if key != _SEED]
     tags = [name, f"{_SEED}={seed}", *([f"sweep={sweep}"] if sweep else [])]
     return RunLabels(
@@ -56,7 +56,7 @@ class _Setting(NamedTuple):
     value: str
     is_removed: bool
 
-    def shown_among(self, keys: Sequence[str]) -> str:
+    def shorten_among(self, keys: Sequence[str]) -> str:
         """Return the setting with the fewest parts of its key that no other of `keys` has."""
         parts = self.key.split(".")
         names = [".".join(parts[-number:]) for number in range(1, len(parts) + 1)]

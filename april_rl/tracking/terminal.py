@@ -43,18 +43,18 @@ def can_redraw(console: Console) -> bool:
 
 
 @dataclass(slots=True)
-class Phase:
+class ProgressPhase:
     """A part of the run that takes time, such as a rollout; `total` None: its end is unknown."""
 
     name: str
     total: int | None = None
-    done: int = 0
+    completed: int = 0
     note: str = ""
     started_s: float = field(default_factory=time.monotonic)
 
-    def advance(self, done: int, note: str = "") -> None:
-        """Show that `done` of `total` are complete, with `note` next to it."""
-        self.done = done
+    def advance(self, completed: int, note: str = "") -> None:
+        """Show that `completed` of `total` are complete, with `note` next to it."""
+        self.completed = completed
         self.note = note
 
     @property
@@ -84,10 +84,10 @@ class View:
         self._terminal = terminal
         self._patience_s = patience_s
         self._clock, self._started_s = clock, clock()
-        self._done, self._num_lines = 0, 0
+        self._completed, self._num_lines = 0, 0
         self._times: deque[tuple[int, float]] = deque(maxlen=_PACE_STEPS + 1)  # (step, seconds)
         self._ends_s: float | None = None  # expected end, by `clock`
-        self._phases: list[Phase] = []
+        self._phases: list[ProgressPhase] = []
         self._courses: defaultdict[str, list[float]] = defaultdict(list)
         self._live: Live | None = None
         if terminal is None:
@@ -97,9 +97,9 @@ class View:
             self._live.start()
 
     @contextmanager
-    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+    def phase(self, name: str, total: int | None = None) -> Iterator[ProgressPhase]:
         """Show the phase while the context is open; the panel shows the innermost phase."""
-        phase, is_over = Phase(name, total), threading.Event()
+        phase, is_over = ProgressPhase(name, total), threading.Event()
         self._phases.append(phase)
         if self._live is None:
             threading.Thread(target=self._repeat, args=(phase, is_over), daemon=True).start()
@@ -123,9 +123,9 @@ class View:
         for line in figures.evaluation_lines(values):
             self._print(f"{step:>6}  {line}", style="green")
 
-    def evaluation(self, num_done: int, values: Mapping[str, float]) -> None:
-        """Print a line for each set evaluated outside training; `num_done` are complete."""
-        self._remember(num_done, values)
+    def evaluation(self, num_completed: int, values: Mapping[str, float]) -> None:
+        """Print a line for each set evaluated outside training; `num_completed` are complete."""
+        self._remember(num_completed, values)
         for line in figures.evaluation_lines(values):
             self._print(line, style="green")
 
@@ -162,16 +162,16 @@ class View:
         else:
             self._terminal.print(Text(text, style=style))
 
-    def _repeat(self, phase: Phase, is_over: threading.Event) -> None:
+    def _repeat(self, phase: ProgressPhase, is_over: threading.Event) -> None:
         """Print a line for the phase now and then, until it is over."""
         wait_s = self._patience_s
         while not is_over.wait(wait_s):
-            count = "" if phase.total is None else f"{phase.done} of {phase.total}, "
+            count = "" if phase.total is None else f"{phase.completed} of {phase.total}, "
             self._print(f"        {phase.name}: {count}{phase.time} so far")
             wait_s = _REPEAT * self._patience_s
 
-    def _remember(self, done: int, values: Mapping[str, float]) -> None:
-        self._done = done
+    def _remember(self, completed: int, values: Mapping[str, float]) -> None:
+        self._completed = completed
         for label, value in figures.courses(values).items():
             self._courses[label].append(value)
 
@@ -186,18 +186,18 @@ class View:
 
     def _rows(self) -> Iterator[tuple[RenderableType, ...]]:
         for phase in self._phases[-1:]:
-            yield Text(phase.name, style="bold"), *_bar(phase.done, phase.total), phase.time
+            yield Text(phase.name, style="bold"), *_bar(phase.completed, phase.total), phase.time
         now_s = self._clock()
         left = "" if self._ends_s is None else f", {duration(max(0, self._ends_s - now_s))} left"
         time_s = duration(now_s - self._started_s)
-        yield "run", *_bar(self._done, self._num_steps), f"{time_s}{left}"
+        yield "run", *_bar(self._completed, self._num_steps), f"{time_s}{left}"
         for label, course in self._courses.items():
             yield Text(label), _Sparkline(course), f"{course[-1]:.3f}"
 
 
-def _bar(done: int, total: int | None) -> tuple[ProgressBar, str]:
-    bar = ProgressBar(total=total, completed=done, pulse=total is None)
-    return bar, "" if total is None else f"{done}/{total}"
+def _bar(completed: int, total: int | None) -> tuple[ProgressBar, str]:
+    bar = ProgressBar(total=total, completed=completed, pulse=total is None)
+    return bar, "" if total is None else f"{completed}/{total}"
 
 
 class _Sparkline(NamedTuple):

@@ -29,7 +29,7 @@ from april_rl.tracking.samples_file import (
     write_samples,
 )
 from april_rl.tracking.signal_watch import NUM_SILENT, SignalWatch
-from april_rl.tracking.terminal import Phase, View, can_redraw
+from april_rl.tracking.terminal import ProgressPhase, View, can_redraw
 
 METRICS_FILE = "metrics.jsonl"
 _SHOW_SAMPLES_EVERY = 20  # steps
@@ -89,7 +89,7 @@ class Tracker:
             (run_dir / "config.yaml").write_text(config_text(config), encoding="utf-8")
         self._has_begun = True
         self._axes = Axes(self._metrics_file.last_row)
-        self._signal, self._is_silence_told = SignalWatch(advantage), False
+        self._signal, self._has_told_silence = SignalWatch(advantage), False
         self._view = view
         view.message(f"run directory: {run_dir}")
         settings = BackendSettings(
@@ -107,7 +107,7 @@ class Tracker:
         return self._backends.wandb_id
 
     @contextmanager
-    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+    def phase(self, name: str, total: int | None = None) -> Iterator[ProgressPhase]:
         """Show the phase while the context is open; `total` None: its end is unknown."""
         began_ns = time.time_ns()
         with self._view.phase(name, total) as phase:
@@ -136,8 +136,8 @@ class Tracker:
         if no_signal_frac is None:
             return
         self._signal.add(step, no_signal_frac)
-        if self._signal.num_steps == NUM_SILENT and not self._is_silence_told:
-            self._is_silence_told = True
+        if self._signal.num_steps == NUM_SILENT and not self._has_told_silence:
+            self._has_told_silence = True
             self._view.message(self._signal.advice)
 
     def amend(self, step: int, metrics: Metrics) -> None:

@@ -13,7 +13,7 @@ from april_rl.tracking.backend import SAMPLE_COLUMNS, BackendSettings
 from april_rl.tracking.keys import RUN_TIME, TRAINED_TOKENS
 from april_rl.tracking.labels import versions
 
-_INIT_TIMEOUT_S = 20.0  # how long a server may take to answer at the start
+_INIT_TIMEOUT_S = 20.0  # how long a server may take to respond at the start
 _FINISH_TIMEOUT_S = 20.0  # how long uploads may take at the end; what is left can be synced later
 _FLUSH_S = 1.0  # what an offline run may lose by kill -9; W&B's default is 15
 _FINISHED, _FAILED, _KILLED = 0, 1, 255  # the exit codes that W&B shows as these states

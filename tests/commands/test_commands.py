@@ -36,7 +36,7 @@ def test_without_a_command_each_one_is_listed_with_one_line() -> None:
         assert command.summary in done.stdout
         assert "\n" not in command.summary
     assert (
-        "  train       train with a recipe: python -m april_rl train +recipe=tiny_cpu"
+        "  train       train with a recipe: python -m april_rl.train +recipe=tiny_cpu"
         in done.stdout
     )
 

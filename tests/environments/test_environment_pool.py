@@ -11,6 +11,7 @@ from own_process import is_running, wait_until
 from april_rl.config.choices import OnRestart
 from april_rl.environments.check import check_environment
 from april_rl.environments.protocol import EnvironmentFailedError
+from april_rl.outside.supervisor import MAX_RESTARTS
 from april_rl.types import Observation
 
 
@@ -148,6 +149,31 @@ def test_an_episode_that_ends_its_process_does_not_fail_others():
         assert failed == [2]
         assert len(replies) == 6
         assert counts(environments)["deaths"] == 3
+
+
+def test_turns_that_end_their_processes_do_not_end_the_run():
+    """Also when more processes end than may be restarted, and no other episode gets a reply."""
+    with pool() as environments:
+        samples = [hear(environments, fresh(n)) for n in range(2)]
+        replies = answers(environments, *(say(sample, "die") for sample in samples))
+        failures = [reply.observation.failure.partition(": ")[2] for reply in replies]
+        assert failures == [FAILURES["die"][1]] * 2
+        assert counts(environments)["deaths"] > MAX_RESTARTS
+
+
+def test_processes_that_keep_ending_without_a_reply_end_the_run():
+    """Fails when deaths that are the fault of no question are not counted."""
+    with pool() as environments:
+
+        def end_the_process_of_two(number):
+            for sample in (fresh(number), fresh(-number)):
+                environments.act(sample)
+            environments._on_end(environments._process_of[fresh(number).id], "was killed")
+
+        for number in range(1, MAX_RESTARTS + 1):
+            end_the_process_of_two(number)
+        with pytest.raises(EnvironmentFailedError, match="keep ending, the last one was killed"):
+            end_the_process_of_two(MAX_RESTARTS + 1)
 
 
 def test_programs_of_a_process_that_dies_end_with_it():

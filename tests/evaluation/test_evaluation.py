@@ -27,7 +27,7 @@ from april_rl.errors import RunError
 from april_rl.evaluation.evaluate import evaluate
 from april_rl.evaluation.evaluator import Evaluator
 from april_rl.evaluation.figures import figures
-from april_rl.evaluation.held_out import EvaluationError, HeldOut, Outcome
+from april_rl.evaluation.held_out import EvaluationError, HeldOut, ScoredSet
 from april_rl.evaluation.settings import SetSampling, longest_response, set_sampling
 from april_rl.planning.sizes import context_length
 from april_rl.rollout.requests import Sampling, request_seed
@@ -190,7 +190,7 @@ def test_an_evaluation_quotes_the_error_of_a_failed_environment() -> None:
     end = Observation((), is_final=True, failure="KeyError: 'a column'")
     samples = (Sample(replace(HELD_OUT.prompts[0], has_environment=True), 0, (end,)),)
     rewards = np.full((1, 1), np.nan)
-    outcome = Outcome(held_out=HELD_OUT, samples=samples, rewards=rewards)
+    outcome = ScoredSet(held_out=HELD_OUT, samples=samples, rewards=rewards)
     with pytest.raises(EvaluationError, match=r"1 samples failed.*KeyError: 'a column'"):
         figures(outcome, None)
 

@@ -15,7 +15,7 @@ from report_runs import GROUP_SIZE, NUM_GROUPS, REST_S, make_run
 
 from april_rl.lab.commands.compare import main
 from april_rl.lab.report.compared_run import FIGURES, Figure, evaluations
-from april_rl.lab.report.comparison import SYNCHRONOUS, Comparison, compare
+from april_rl.lab.report.comparison import SYNCHRONOUS, RunComparison, compare
 from april_rl.lab.report.comparison_page import comparison_page, comparison_table
 from april_rl.lab.report.run_files import ReportError
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def comparison(folder: Path) -> Comparison:
+def comparison(folder: Path) -> RunComparison:
     return compare([folder], accuracy=None, evaluation_set=None)
 
 
@@ -43,7 +43,7 @@ def figure(label: str) -> Figure:
 
 
 def test_runs_are_grouped_by_the_settings_in_which_they_differ(
-    comparison: Comparison, tmp_path: Path
+    comparison: RunComparison, tmp_path: Path
 ) -> None:
     """Seeds do not create a variant, and the synchronous loop is the baseline."""
     assert list(comparison.variants) == [SYNCHRONOUS, "α = 2.0"]
@@ -76,7 +76,7 @@ def test_runs_that_differ_in_much_get_a_short_heading(tmp_path: Path, is_named: 
         assert written.count("a_model_with_a_long_name_0") == 1
 
 
-def test_runs_are_compared_at_an_accuracy_that_all_of_them_reach(comparison: Comparison) -> None:
+def test_runs_are_compared_at_an_accuracy_that_all_of_them_reach(comparison: RunComparison) -> None:
     runs = [run for runs in comparison.variants.values() for run in runs]
     budget = comparison.budget
     assert budget.samples == STEPS * NUM_GROUPS * GROUP_SIZE
@@ -84,7 +84,7 @@ def test_runs_are_compared_at_an_accuracy_that_all_of_them_reach(comparison: Com
     assert budget.accuracy == 0.7, "the best accuracy of the worst run"
 
 
-def test_time_to_an_accuracy_is_interpolated_between_evaluations(comparison: Comparison) -> None:
+def test_time_to_an_accuracy_is_interpolated_between_evaluations(comparison: RunComparison) -> None:
     """Accuracy rises by equal amounts per step, so 0.6 is reached after half of the steps, and
     0.625 half a step before 0.6333.
     """
@@ -102,7 +102,7 @@ def test_time_to_an_accuracy_is_interpolated_between_evaluations(comparison: Com
 
 
 def test_accuracy_after_equal_time_differs_from_that_after_equal_samples(
-    comparison: Comparison,
+    comparison: RunComparison,
 ) -> None:
     """Fails when a faster run is compared at the time of the slower one."""
     april = comparison.variants["α = 2.0"][1]
@@ -114,7 +114,7 @@ def test_accuracy_after_equal_time_differs_from_that_after_equal_samples(
     assert figure("accuracy after equal samples").value(april, budget) == pytest.approx(0.7)
 
 
-def test_ratios_are_paired_by_seed_and_have_students_t_interval(comparison: Comparison) -> None:
+def test_ratios_are_paired_by_seed_and_have_students_t_interval(comparison: RunComparison) -> None:
     rate = figure("trained samples/s")
     ratios = []
     for mine, base in zip(*reversed(comparison.variants.values()), strict=True):
@@ -199,7 +199,7 @@ def test_only_a_factor_of_one_without_refill_is_called_synchronous(tmp_path: Pat
     assert SYNCHRONOUS not in page
 
 
-def test_runs_of_one_seed_are_averaged(comparison: Comparison) -> None:
+def test_runs_of_one_seed_are_averaged(comparison: RunComparison) -> None:
     """Fails when the last run of a seed represents all of them, or the others count as missing."""
     runs = comparison.variants[SYNCHRONOUS][:1]
     slow = replace(
@@ -215,7 +215,7 @@ def test_runs_of_one_seed_are_averaged(comparison: Comparison) -> None:
     assert twice.pair(median, "α = 2.0") == (pytest.approx(ratio), math.inf)
 
 
-def test_memory_is_the_largest_of_a_run(comparison: Comparison) -> None:
+def test_memory_is_the_largest_of_a_run(comparison: RunComparison) -> None:
     run = comparison.variants["α = 2.0"][0]
     rows = [
         {**row, "memory/worker_rss_bytes": (3 - n % 2) * 2**30, "memory/gpu_used_frac": 0.1 * n}
@@ -227,7 +227,7 @@ def test_memory_is_the_largest_of_a_run(comparison: Comparison) -> None:
     assert figure("fullest GPU").value(run, comparison.budget) is None
 
 
-def test_shares_are_compared_by_difference(comparison: Comparison) -> None:
+def test_shares_are_compared_by_difference(comparison: RunComparison) -> None:
     off_policy = figure("off-policy tokens")
     assert comparison.mean(off_policy, SYNCHRONOUS) == 0.0
     share = comparison.mean(off_policy, "α = 2.0")
@@ -239,7 +239,7 @@ def test_shares_are_compared_by_difference(comparison: Comparison) -> None:
     assert comparison.mean(waiting, SYNCHRONOUS) > 2 * comparison.mean(waiting, "α = 2.0") > 0
 
 
-def test_a_slow_reward_shows_as_idle_slots(comparison: Comparison) -> None:
+def test_a_slow_reward_shows_as_idle_slots(comparison: RunComparison) -> None:
     """The engines of a run compute for half of each rollout, which then waits for rewards. Fails
     when only the time in which engines compute is compared.
     """
@@ -273,7 +273,7 @@ def test_runs_that_never_reach_the_accuracy_are_counted(folder: Path) -> None:
     assert "(2 without)" in table
 
 
-def test_the_page_has_the_table_and_its_charts_are_valid(comparison: Comparison) -> None:
+def test_the_page_has_the_table_and_its_charts_are_valid(comparison: RunComparison) -> None:
     page = Page(comparison_page(comparison))
     assert "<h1>synchronous against α = 2.0</h1>" in comparison_page(comparison)
     assert page.specs.keys() == {"accuracy-seconds", "accuracy-samples", "step-seconds"}

@@ -48,8 +48,8 @@ class MemoryTraffic(TorchDispatchMode):
             self.num_bytes += _bytes((args, kwargs, result))
         return result
 
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Replace `learner.model.fused.compiled`."""
+    def compile_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Replace `learner.model.fused.compile_function`."""
         backend = aot_autograd(
             fw_compiler=self._compile,
             bw_compiler=self._compile,

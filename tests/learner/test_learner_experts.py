@@ -29,7 +29,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from april_rl.config.choices import ComputeDtype
 from april_rl.learner.mesh import build_mesh
-from april_rl.learner.model.checkpoint import CheckpointError
+from april_rl.learner.model.checkpoint import ModelFolderError
 from april_rl.learner.model.export import export
 from april_rl.learner.model.names import StoredNames, UnknownLayoutError
 from april_rl.learner.policy import Policy
@@ -236,7 +236,7 @@ def rewrite(path: str, target: Path, **changes: torch.Tensor | None) -> str:
 @in_a_group
 def test_a_missing_expert_is_named(path, tmp_path):
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
-    with pytest.raises(CheckpointError, match=r"1 \(model\.layers\.0\.mlp\.experts\.3\.up_proj"):
+    with pytest.raises(ModelFolderError, match=r"1 \(model\.layers\.0\.mlp\.experts\.3\.up_proj"):
         make_learner(rewrite(path, tmp_path, **{name: None}))
 
 
@@ -244,5 +244,5 @@ def test_a_missing_expert_is_named(path, tmp_path):
 def test_an_expert_of_another_width_is_named(path, tmp_path):
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
     changes = {name: torch.ones(7, 64)}
-    with pytest.raises(CheckpointError, match=r"experts\.3\.up_proj\.weight has shape \[7, 64\]"):
+    with pytest.raises(ModelFolderError, match=r"experts\.3\.up_proj\.weight has shape \[7, 64\]"):
         make_learner(rewrite(path, tmp_path, **changes))

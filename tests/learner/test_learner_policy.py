@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from april_rl.config.choices import ComputeDtype
-from april_rl.learner.model.checkpoint import CheckpointError
+from april_rl.learner.model.checkpoint import ModelFolderError
 from april_rl.learner.model.export import export, plan_shards
 from april_rl.learner.policy import Policy
 from april_rl.learner.row import PackedRow
@@ -209,13 +209,15 @@ def rewrite(path: str, target: Path, **changes: torch.Tensor | None) -> str:
 
 def test_missing_and_unknown_tensors_are_named(either_path, tmp_path):
     changes = {"model.norm.weight": None, "model.norm.scale": torch.ones(3)}
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight\) missing.*norm\.scale\) unkn"):
+    with pytest.raises(
+        ModelFolderError, match=r"model\.norm\.weight\) missing.*norm\.scale\) unkn"
+    ):
         make_learner(rewrite(either_path, tmp_path, **changes))
 
 
 def test_a_tensor_with_the_wrong_shape_is_named(path, tmp_path):
     changes = {"model.norm.weight": torch.ones(3)}
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight has shape \[3\]"):
+    with pytest.raises(ModelFolderError, match=r"model\.norm\.weight has shape \[3\]"):
         make_learner(rewrite(path, tmp_path, **changes))
 
 
@@ -236,11 +238,11 @@ def in_files(path: str, target: Path) -> list[Path]:
 def test_missing_files_of_an_index_are_named(path, tmp_path):
     first, *others = in_files(path, tmp_path)
     first.unlink()
-    with pytest.raises(CheckpointError, match=rf"are missing: 1 \({first.name}\)"):
+    with pytest.raises(ModelFolderError, match=rf"are missing: 1 \({first.name}\)"):
         make_learner(str(tmp_path))
     for other in others:
         other.unlink()
-    with pytest.raises(CheckpointError, match=rf"are missing: {1 + len(others)} \({first.name}, "):
+    with pytest.raises(ModelFolderError, match=rf"are missing: {1 + len(others)} \({first.name}, "):
         make_learner(str(tmp_path))
 
 
@@ -250,12 +252,12 @@ def test_a_truncated_file_is_named(path, tmp_path):
     """
     last = in_files(path, tmp_path)[-1]
     last.write_bytes(last.read_bytes()[:-7])
-    with pytest.raises(CheckpointError, match=rf"model\.path=.*: {last.name} cannot be read"):
+    with pytest.raises(ModelFolderError, match=rf"model\.path=.*: {last.name} cannot be read"):
         make_learner(str(tmp_path))
     (tmp_path / "single").mkdir()
     single = Path(rewrite(path, tmp_path / "single"), "model.safetensors")
     single.write_bytes(single.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r": model\.safetensors cannot be read"):
+    with pytest.raises(ModelFolderError, match=r": model\.safetensors cannot be read"):
         make_learner(str(single.parent))
 
 
@@ -263,7 +265,7 @@ def test_a_truncated_file_is_named(path, tmp_path):
 def test_an_index_file_with_other_contents_is_named(path, tmp_path, text):
     in_files(path, tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json cannot be read"):
+    with pytest.raises(ModelFolderError, match=r"model\.safetensors\.index\.json cannot be read"):
         make_learner(str(tmp_path))
 
 
@@ -274,18 +276,18 @@ def test_a_tensor_missing_from_its_file_gives_an_error_that_names_both(path, tmp
     name = next(name for name, of in index["weight_map"].items() if of == first)
     index["weight_map"][name] = last
     file.write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=rf"{last} cannot be read .*{name}"):
+    with pytest.raises(ModelFolderError, match=rf"{last} cannot be read .*{name}"):
         make_learner(str(tmp_path))
 
 
 def test_a_folder_without_safetensors_is_refused(path, tmp_path):
     (tmp_path / "config.json").write_text(Path(path, "config.json").read_text())
-    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
+    with pytest.raises(ModelFolderError, match=r"neither model\.safetensors nor"):
         make_learner(str(tmp_path))
 
 
 def test_a_path_without_a_model_is_refused_by_its_key():
-    with pytest.raises(CheckpointError, match=r"model\.path=no/such/folder is neither"):
+    with pytest.raises(ModelFolderError, match=r"model\.path=no/such/folder is neither"):
         make_learner("no/such/folder")
 
 

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from april_rl.config.choices import ComputeDtype
 from april_rl.config.lora import LoraConfig
-from april_rl.learner.model.checkpoint import CheckpointError
+from april_rl.learner.model.checkpoint import ModelFolderError
 from april_rl.learner.model.model_sizes import model_sizes
 from april_rl.planning.model import read_model
 
@@ -117,5 +117,5 @@ def test_a_tensor_that_belongs_to_no_module_is_refused(tmp_path):
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / FILE) | {"vision_tower.weight": torch.ones(2)}
     save_file(tensors, tmp_path / FILE)
-    with pytest.raises(CheckpointError, match=r"1 \(vision_tower\.weight\) unknown"):
+    with pytest.raises(ModelFolderError, match=r"1 \(vision_tower\.weight\) unknown"):
         make_learner(str(tmp_path))

@@ -50,7 +50,7 @@ def update_bytes(name: str, *, is_fused: bool, monkeypatch: pytest.MonkeyPatch) 
     config = Qwen3Config(num_hidden_layers=1, **widths, **HEADS)
     traffic = MemoryTraffic()
     for module in (fused, logprobs):
-        monkeypatch.setattr(module, "compiled", traffic.compiled)
+        monkeypatch.setattr(module, "compile_function", traffic.compile_function)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16, attn_implementation="counted"

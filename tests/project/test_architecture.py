@@ -71,6 +71,12 @@ OWNERS = {
 HEAVY = ["torch", "vllm", "transformers", "ray", "datasets", "wandb", "trackio"]
 SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "manager", "managers", "misc"}
 SAYS_NOTHING_IN_A_NAME = {"utils", "helper", "helpers", "manager", "do", "handle"}
+# Verbs whose participle equals the infinitive (read, set, run) are missing; so are seed and need.
+PARTICIPLE = re.compile(
+    r"\w+(?<!e)ed|built|chosen|done|drawn|found|given|gone|held|hidden|kept|known|left|lost|made"
+    r"|meant|met|paid|said|seen|sent|shown|spent|taken|thrown|told|worn|written"
+)
+PREPOSITIONS = {"among", "as", "at", "by", "for", "from", "here", "in", "of", "on", "to", "with"}
 DICTATED = {"forward", "packed_attention"}  # torch and transformers define these signatures
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_POSITIONAL, MAX_NESTING = 400, 60, 3, 3
 PATH = ("rollout", "batch", "algorithm", "learner", "engine", "runtime")
@@ -327,6 +333,26 @@ def test_names_have_a_meaning() -> None:
         if SAYS_NOTHING_IN_A_NAME & set(node.name.lower().strip("_").split("_"))
     ]
     assert names == []
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    found: dict[str, list[str]] = {}
+    for path in package_files():
+        for name, node in definitions(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and is_public(name):
+                found.setdefault(node.name, []).append(where(path, node.lineno))
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+def test_no_function_has_a_past_participle_as_its_name() -> None:
+    """Functions are verbs. Before a noun a participle is an adjective, as in `trained_units`."""
+    paths = package_files() + sorted((ROOT / "tools").rglob("*.py"))
+    wrong = []
+    for path, name, node in functions(paths):
+        first, *others = node.name.strip("_").split("_")
+        if PARTICIPLE.fullmatch(first) and (not others or others[0] in PREPOSITIONS):
+            wrong.append(where(path, node.lineno, name))
+    assert wrong == []
 
 
 def test_the_packages_of_setup_cfg_are_the_folders_on_disk() -> None:

@@ -12,10 +12,10 @@ from april_rl.rewards.builtin.last_number import score_last_number
 from april_rl.rewards.builtin.length import build as build_length
 from april_rl.rewards.functions import RewardFunction
 from april_rl.rewards.jobs import DecodedJob
-from april_rl.rewards.loading import Context, load_reward
+from april_rl.rewards.loading import RewardContext, load_reward
 from april_rl.types import Prompt, SampleId
 
-CONTEXT = Context(
+CONTEXT = RewardContext(
     extract="auto", soft_timeout_s=3.0, hard_timeout_s=10.0, num_processes=1, folder=None
 )
 

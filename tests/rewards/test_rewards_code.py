@@ -19,7 +19,7 @@ from april_rl.rewards.code.blocks import last_block
 from april_rl.rewards.code.cases import Case
 from april_rl.rewards.code.sandbox import Finished, Sandbox, SandboxError
 from april_rl.rewards.code.task_tests import read_tests
-from april_rl.rewards.loading import Context, Reward
+from april_rl.rewards.loading import Reward, RewardContext
 from april_rl.rewards.pool import RewardPool
 from april_rl.types import Prompt
 
@@ -30,7 +30,7 @@ ASSERTS = "import math\nassert double(2) == 4\nassert double(3) == 6\n"
 CASES = [{"input": "2\n", "output": "4\n"}, {"input": "3", "output": "6"}]
 
 
-CONTEXT = Context(
+CONTEXT = RewardContext(
     extract="auto", soft_timeout_s=3.0, hard_timeout_s=20.0, num_processes=1, folder=None
 )
 

@@ -14,9 +14,9 @@ from source_tree import ROOT
 
 from april_rl.rewards.builtin.judge import CACHE, Judge, build
 from april_rl.rewards.builtin.judge_cache import JudgeCache, request_key
-from april_rl.rewards.loading import Context
+from april_rl.rewards.loading import RewardContext
 
-CONTEXT = Context(
+CONTEXT = RewardContext(
     extract="auto", soft_timeout_s=3.0, hard_timeout_s=50.0, num_processes=1, folder=None
 )
 YES, NO = "Verdict: yes", "Verdict: no"

@@ -10,7 +10,7 @@ from tiny_models import EOS_ID, PAD_ID, VOCABULARY, character_tokenizer, write_t
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from april_rl.rewards.builtin.reward_model import RewardModel, build, load_reward_model
-from april_rl.rewards.loading import Context
+from april_rl.rewards.loading import RewardContext
 
 CHAT_TEMPLATE = "{% for m in messages %}<bos>{{ m.role }}: {{ m.content }}<eos>{% endfor %}"
 RESPONSES = ["It is 2.", "It is certainly 3, because of what I said before.", "2"]
@@ -181,7 +181,7 @@ def test_a_logit_that_is_not_finite_gives_no_score(folder: Path) -> None:
 
 
 def test_a_reward_process_gets_the_model_and_a_column(folder: Path) -> None:
-    context = Context(
+    context = RewardContext(
         extract="auto", soft_timeout_s=3.0, hard_timeout_s=10.0, num_processes=1, folder=None
     )
     built = build(context, path=str(folder), prompt_column="problem", max_tokens=50)

@@ -152,7 +152,7 @@ class CountingScorer(FakeScorer):
     def metrics(self) -> Metrics:
         return Metrics({"reward/retries": Sum(7)})
 
-    def evaluated(self) -> None:
+    def on_evaluation_end(self) -> None:
         pass
 
     def collect(self, timeout_s: float | None) -> list[Score | Reply]:

@@ -22,7 +22,7 @@ SPOKEN = replace(PROMPT, has_environment=True)
 HEARD = Observation(array("i", [7]), stop=("END",))
 
 
-def sample_of(num_turns, *, is_answered=True):
+def sample_of(num_turns, *, has_reply=True):
     """Return an episode with turns of three tokens, each after an observation of one token."""
     spans: list[Span] = []
     for turn in range(num_turns):
@@ -36,7 +36,7 @@ def sample_of(num_turns, *, is_answered=True):
             finish_reason="stop",
         )
         spans += [HEARD, said]
-    return Sample(SPOKEN, 0, (*spans, HEARD) if is_answered else tuple(spans))
+    return Sample(SPOKEN, 0, (*spans, HEARD) if has_reply else tuple(spans))
 
 
 def check(sample, *, budget):
@@ -65,7 +65,7 @@ def test_the_budget_must_leave_room_only_for_a_sample_that_needs_tokens():
     check(sample_of(5), budget=16)
     with pytest.raises(RunError, match=r"max_response_tokens=15, .* has 15 tokens already"):
         check(sample_of(5), budget=15)
-    check(sample_of(5, is_answered=False), budget=1)
+    check(sample_of(5, has_reply=False), budget=1)
 
 
 @pytest.mark.parametrize(("limit", "is_refused"), [(4, False), (3, True)])
@@ -74,7 +74,7 @@ def test_a_sample_with_too_many_observation_tokens_is_refused(limit, is_refused)
     worker.
     """
     begun = replace(sample_of(4).spans[1], finish_reason=None)
-    sample = Sample(SPOKEN, 0, (*sample_of(4, is_answered=False).spans[:-1], begun))
+    sample = Sample(SPOKEN, 0, (*sample_of(4, has_reply=False).spans[:-1], begun))
     group = {"prompt": save_prompt(SPOKEN), "samples": [save_sample(sample)]}
     state = {"buffer": {"open": [group]}}
     if not is_refused:

@@ -219,4 +219,4 @@ def test_scores_can_be_settled_before_the_first_step_and_between_steps():
     for _ in range(4):
         run.step()
         run.collector.settle_scores()
-        assert not run.buffer.has_unanswered
+        assert not run.buffer.has_missing_replies

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from april_rl.supervision.interrupts import SIGNALS, Interrupts, blocked_for_children
+from april_rl.supervision.interrupts import SIGNALS, Interrupts, block_signals
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_second_signal_ends_the_program_and_its_children_at_once():
 
 def test_processes_started_in_the_meantime_do_not_get_the_signals():
     """Fails when a scheduler's signal to every process of a job reaches Ray's processes."""
-    with blocked_for_children():
+    with block_signals():
         child = subprocess.Popen(["sleep", "600"])
     for which in SIGNALS:
         child.send_signal(which)
@@ -116,5 +116,5 @@ def test_processes_started_in_the_meantime_do_not_get_the_signals():
 
 def test_a_signal_that_reaches_rays_handler_is_a_normal_stop():
     """Ray's handler exits with the signal's number. Fails when a run ends without a message."""
-    with pytest.raises(KeyboardInterrupt), blocked_for_children():
+    with pytest.raises(KeyboardInterrupt), block_signals():
         sys.exit(signal.SIGTERM)

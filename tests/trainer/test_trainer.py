@@ -19,7 +19,7 @@ from april_rl.algorithm.advantages import Advantages, advantages_of, grpo
 from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import token_mean
 from april_rl.assembly.collector import build_collector
-from april_rl.assembly.run import Parts
+from april_rl.assembly.run import RunParts
 from april_rl.assembly.run_directory import RunDirectory
 from april_rl.batch.packing import Packer
 from april_rl.checkpointing.checkpointer import Checkpointer
@@ -86,7 +86,7 @@ class CountingScorer(FakeScorer):
     def save(self) -> dict[str, str]:
         return {"counter": "[1]"}
 
-    def evaluated(self) -> None:
+    def on_evaluation_end(self) -> None:
         pass
 
     def metrics(self) -> Metrics:
@@ -125,13 +125,13 @@ def run(
     scorer = scorer or CountingScorer()
     workers = workers_type(engines, run_dir)
 
-    def build(config, *, run_dir, plain, stack, resumed) -> Parts:
+    def build(config, *, run_dir, plain, stack, resumed) -> RunParts:
         view = View(title="", num_steps=1)
         quiet = replace(config.tracking, backends=[])
         prompts = PromptStream([PROMPT], seed=0, new_sampler=new_sampler)
         if resumed is not None:
             prompts.restore(resumed.state["prompts"])
-        return Parts(
+        return RunParts(
             view=view,
             directory=RunDirectory(
                 path=run_dir, config=replace(config, tracking=quiet), shown=plain, resumed=resumed

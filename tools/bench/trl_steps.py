@@ -48,14 +48,14 @@ class Steps(TrainerCallback):
     ) -> Callable[..., tuple[list[list[int]], Any]]:
         """Return `generate` with its seconds and tokens counted."""
 
-        def timed(*args: object, **kwargs: object) -> tuple[list[list[int]], Any]:
+        def time_generate(*args: object, **kwargs: object) -> tuple[list[list[int]], Any]:
             began = time.perf_counter()
             returned = generate(*args, **kwargs)
             self.rollout_s += time.perf_counter() - began
             self.num_tokens += sum(map(len, returned[0]))
             return returned
 
-        return timed
+        return time_generate
 
 
 def main(settings: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from april_rl.supervision.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from april_rl.data.sets import PromptSets
-    from april_rl.evaluation.evaluate import Evaluated
+    from april_rl.evaluation.evaluate import EvaluatedSet
     from april_rl.evaluation.held_out import HeldOut
     from april_rl.lab.simulator.profile import Profile
     from april_rl.rollout.ticks import TickWork
@@ -161,7 +161,7 @@ def _training_prompts(
 
 def _show(
     config: TrainConfig,
-    evaluated: Sequence[Evaluated],
+    evaluated: Sequence[EvaluatedSet],
     work: Sequence[TickWork],
     *,
     num_engines: int,
@@ -209,7 +209,7 @@ def _show(
     _write(folder / FILE_NAME, profile, [each.figures() for each in predictions], lines)
 
 
-def _profile_of(evaluated: Sequence[Evaluated]) -> Profile:
+def _profile_of(evaluated: Sequence[EvaluatedSet]) -> Profile:
     from april_rl.lab.simulator.profile import Profile
 
     groups: dict[tuple[str, int], list[EvaluationRecord]] = {}

@@ -12,7 +12,7 @@ import numpy as np
 from april_rl.lab.report.run_files import RunFiles
 
 
-class Evaluated(NamedTuple):
+class AccuracyPoint(NamedTuple):
     """A held-out accuracy, and the cost of training up to it."""
 
     samples: int  # trained
@@ -41,13 +41,13 @@ class Figure(NamedTuple):
     is_to_accuracy: bool = False  # a cost until the accuracy is reached
 
 
-def evaluations(run: RunFiles, name: str) -> list[Evaluated]:
+def evaluations(run: RunFiles, name: str) -> list[AccuracyPoint]:
     """Return every accuracy of a held-out set, in order."""
     seconds = accumulate(row.get("time/step_s") or 0.0 for row in run.rows)
     trained = accumulate(run.trained_samples)
     key = f"eval/{name}/avg_at_k"
     return [
-        Evaluated(samples, spent_s, accuracy, row.get(f"{key}_high") or accuracy)
+        AccuracyPoint(samples, spent_s, accuracy, row.get(f"{key}_high") or accuracy)
         for row, samples, spent_s in zip(run.rows, trained, seconds, strict=True)
         if (accuracy := row.get(key)) is not None
     ]
@@ -67,7 +67,7 @@ def begins_within(run: RunFiles, budget: Budget) -> bool:
 
 
 def _first_time_to(
-    run: RunFiles, budget: Budget, cost: Callable[[Evaluated], float]
+    run: RunFiles, budget: Budget, cost: Callable[[AccuracyPoint], float]
 ) -> float | None:
     """Return the cost until the run first reached the accuracy, interpolated between two
     evaluations; None if it never did.

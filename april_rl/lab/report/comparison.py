@@ -37,7 +37,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """The variants by name, the baseline first, and the budget at which they are compared."""
 
     variants: Mapping[str, Sequence[RunFiles]]
@@ -144,7 +144,7 @@ class Comparison:
 
 def compare(
     paths: Sequence[Path], *, accuracy: float | None, evaluation_set: str | None
-) -> Comparison:
+) -> RunComparison:
     """Return the comparison of run directories, or of folders that contain some. The default of
     `accuracy` is the highest one that all of them reach.
 
@@ -167,7 +167,7 @@ def compare(
     )
     by_settings = _variants(runs)
     heads = _heads(by_settings)
-    return Comparison(
+    return RunComparison(
         variants=dict(zip(heads, by_settings.values(), strict=True)),
         budget=budget,
         differences={h: text for h, text in zip(heads, by_settings, strict=True) if h != text},

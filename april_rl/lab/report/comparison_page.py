@@ -7,11 +7,11 @@ from html import escape
 
 from april_rl.lab.report import html
 from april_rl.lab.report.compared_run import evaluations
-from april_rl.lab.report.comparison import Cell, Comparison
+from april_rl.lab.report.comparison import Cell, RunComparison
 from april_rl.lab.report.vega import Chart, Spec, axis, base, legend
 
 
-def comparison_table(comparison: Comparison) -> str:
+def comparison_table(comparison: RunComparison) -> str:
     """Return the comparison as text in columns."""
     rows = [("", list(comparison.variants))]
     for label, cells in comparison.rows():
@@ -22,12 +22,12 @@ def comparison_table(comparison: Comparison) -> str:
         f"{label:<{first}}" + "".join(f"  {c:>{w}}" for c, w in zip(cells, widths, strict=True))
         for label, cells in rows
     ]
-    told = [f"{head}: {text}" for head, text in comparison.differences.items()]
-    notes = (*told, _explanation(comparison), *_omission_note(comparison))
+    differences = [f"{head}: {text}" for head, text in comparison.differences.items()]
+    notes = (*differences, _explanation(comparison), *_omission_note(comparison))
     return "\n".join((*lines, "", *notes))
 
 
-def _explanation(comparison: Comparison) -> str:
+def _explanation(comparison: RunComparison) -> str:
     budget = comparison.budget
     return (
         f"The accuracy is {budget.accuracy:.2f} on {budget.evaluation_set or 'no held-out set'}. "
@@ -38,7 +38,7 @@ def _explanation(comparison: Comparison) -> str:
     )
 
 
-def _omission_note(comparison: Comparison) -> list[str]:
+def _omission_note(comparison: RunComparison) -> list[str]:
     """Return the sentence that explains why ratios are omitted, if some are."""
     doubts = comparison.doubts()
     if not doubts:
@@ -50,12 +50,12 @@ def _omission_note(comparison: Comparison) -> list[str]:
     ]
 
 
-def comparison_page(comparison: Comparison) -> str:
+def comparison_page(comparison: RunComparison) -> str:
     """Return the page."""
-    return html.page("Comparison of runs", _body(comparison))
+    return html.page("RunComparison of runs", _body(comparison))
 
 
-def _body(comparison: Comparison) -> Iterator[str]:
+def _body(comparison: RunComparison) -> Iterator[str]:
     others = [variant for variant in comparison.variants if variant != comparison.baseline]
     title = " against ".join(filter(None, (comparison.baseline, ", ".join(others))))
     yield f"<header><h1>{escape(title)}</h1>"
@@ -74,7 +74,7 @@ def _body(comparison: Comparison) -> Iterator[str]:
     yield "</ul></section></main>"
 
 
-def _table(comparison: Comparison) -> str:
+def _table(comparison: RunComparison) -> str:
     head = "".join(f"<th>{escape(variant)}</th>" for variant in comparison.variants)
     rows = "".join(
         f"<tr><td>{escape(label)}</td>{''.join(map(_cell, cells))}</tr>"
@@ -88,7 +88,7 @@ def _cell(cell: Cell) -> str:
     return f"<td>{escape(cell.mean)}{versus}</td>"
 
 
-def _charts(comparison: Comparison) -> Iterator[Chart]:
+def _charts(comparison: RunComparison) -> Iterator[Chart]:
     values: list[Spec] = [
         {
             "variant": variant,
@@ -118,7 +118,7 @@ def _charts(comparison: Comparison) -> Iterator[Chart]:
     )
 
 
-def _curves(values: list[Spec], field: str, title: str, comparison: Comparison) -> Spec:
+def _curves(values: list[Spec], field: str, title: str, comparison: RunComparison) -> Spec:
     y = axis("accuracy", "avg@k", scale={"zero": False})
     colour = axis("variant", "", "nominal", sort=list(comparison.variants), legend=legend())
     target = {"accuracy": comparison.budget.accuracy}
@@ -144,7 +144,7 @@ def _curves(values: list[Spec], field: str, title: str, comparison: Comparison) 
     )
 
 
-def _step_seconds(comparison: Comparison) -> Spec:
+def _step_seconds(comparison: RunComparison) -> Spec:
     values: list[Spec] = [
         {"variant": variant, "seconds": seconds}
         for variant, runs in comparison.variants.items()

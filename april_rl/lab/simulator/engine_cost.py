@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from april_rl.rollout.ticks import TickWork
 
-Floats = NDArray[np.float64]
+Floats64 = NDArray[np.float64]
 
 MIN_TICKS = 8  # twice as many equations as unknowns
 TUKEY_CUTOFF = 4.685  # residuals of more standard deviations get no weight
@@ -80,7 +80,7 @@ def fit_cost(ticks: Sequence[TickWork]) -> EngineCost:
     )
 
 
-def _non_negative_fit(work: Floats, elapsed: Floats, weights: Floats) -> Floats:
+def _non_negative_fit(work: Floats64, elapsed: Floats64, weights: Floats64) -> Floats64:
     """Return the exact weighted least-squares solution with non-negative coefficients [4] for work
     [n, 4].
 
@@ -116,7 +116,7 @@ def _subsets(columns: Sequence[int]) -> Iterator[list[int]]:
         yield from (list(chosen) for chosen in combinations(columns, count))
 
 
-def _biweight(residuals: Floats) -> Floats:
+def _biweight(residuals: Floats64) -> Floats64:
     """Return weights in [0, 1] for relative residuals [n]; all are one where most points fit
     exactly.
     """

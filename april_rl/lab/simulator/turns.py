@@ -66,7 +66,7 @@ class Episodes:
         return Observation((0,) * self.turns.observation_tokens)
 
     def seconds(self, sample: Sample, observation: Observation) -> float:
-        """Return how long the tool takes to answer with `observation`. It depends only on the
+        """Return how long the tool takes to reply with `observation`. It depends only on the
         sample, the turn and the seed.
         """
         if not sample.spans or observation.is_final or not self.turns.tool_s:

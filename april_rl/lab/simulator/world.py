@@ -97,11 +97,11 @@ class ParallelEngines:
     def _begin(self, engine: int) -> None:
         """Compute the oldest launched tick."""
         tick = self._launched[engine].popleft()
-        done = self._engines[engine].advance(
+        result = self._engines[engine].advance(
             tick.submit.each(), slots=tick.slots, max_steps=tick.max_steps
         )
-        end_s = self._free_s[engine] = max(tick.at_s, self._free_s[engine]) + done.elapsed_s
-        self._begun[engine] = (end_s, done)
+        end_s = self._free_s[engine] = max(tick.at_s, self._free_s[engine]) + result.elapsed_s
+        self._begun[engine] = (end_s, result)
 
     def _end(self, engine: int) -> Completions:
         """Wait for the running tick, and return what it finished."""

@@ -224,16 +224,16 @@ def _logits_of(causal_lm: PreTrainedModel, products: Tensor) -> Tensor:
     output = _BackboneOutput(last_hidden_state=products[None, None])  # type: ignore[arg-type]
     token = torch.zeros(1, 1, dtype=torch.int64)
     with (
-        _answering(backbone, lambda *_, **__: output),
-        _answering(causal_lm.get_decoder(), lambda *_, **__: output),  # type: ignore[no-untyped-call]
-        _answering(causal_lm.get_output_embeddings(), lambda hidden: hidden),  # type: ignore[no-untyped-call]
+        _replace_forward(backbone, lambda *_, **__: output),
+        _replace_forward(causal_lm.get_decoder(), lambda *_, **__: output),  # type: ignore[no-untyped-call]
+        _replace_forward(causal_lm.get_output_embeddings(), lambda hidden: hidden),  # type: ignore[no-untyped-call]
     ):
         logits: Tensor = causal_lm(input_ids=token, use_cache=False).logits
     return logits.reshape(products.shape)
 
 
 @contextmanager
-def _answering(module: nn.Module, forward: Callable[..., object]) -> Iterator[None]:
+def _replace_forward(module: nn.Module, forward: Callable[..., object]) -> Iterator[None]:
     """Replace a module's forward function inside a `with` block."""
     own = vars(module).get("forward")
     vars(module)["forward"] = forward

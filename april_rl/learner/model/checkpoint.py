@@ -27,21 +27,21 @@ _COMPUTED = (".rotary_emb.inv_freq",)
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
-class CheckpointError(RunError):
+class ModelFolderError(RunError):
     """The learner cannot load the folder in model.path."""
 
 
 def local_folder(model_path: str) -> Path:
     """Return the folder of a model: `model_path` itself, or the downloaded snapshot of that hub id.
 
-    Raises CheckpointError when `model_path` is neither.
+    Raises ModelFolderError when `model_path` is neither.
     """
     if Path(model_path).is_dir():
         return Path(model_path)
     try:
         return Path(snapshot_download(model_path, allow_patterns=list(_HUB_FILES)))
     except (OSError, ValueError) as error:
-        raise CheckpointError(
+        raise ModelFolderError(
             f"model.path={model_path} is neither a folder nor a model that can be downloaded from "
             f"the Hugging Face hub: {error}"
         ) from error
@@ -51,7 +51,7 @@ class Checkpoint:
     """Tensors of a checkpoint folder, by name."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the tensor names; raise CheckpointError when safetensors files are missing."""
+        """Read the tensor names; raise ModelFolderError when safetensors files are missing."""
         self._folder = folder
         self._files = _files_of_tensors(folder)  # file of each tensor name
 
@@ -64,7 +64,7 @@ class Checkpoint:
         self, names: Iterable[str], *, optional: Iterable[str], ignored: Sequence[str]
     ) -> list[str]:
         """Return the names of the tensors that are neither in `names` nor in `optional`. Raise
-        CheckpointError if the folder lacks one of `names`, or if a returned name matches none of
+        ModelFolderError if the folder lacks one of `names`, or if a returned name matches none of
         the regular expressions in `ignored`.
 
         Tensors in `optional` may exist but are not needed, such as the output layer of a model with
@@ -73,18 +73,18 @@ class Checkpoint:
         missing = sorted(set(names) - set(self._files))
         unknown = set(self._files) - set(names) - set(optional)
         others = sorted(name for name in unknown if not name.endswith(_COMPUTED))
-        surplus = [name for name in others if not any(re.search(e, name) for e in ignored)]
-        if not missing and not surplus:
+        unexpected = [name for name in others if not any(re.search(e, name) for e in ignored)]
+        if not missing and not unexpected:
             return others
-        raise CheckpointError(
+        raise ModelFolderError(
             f"model.path={self._folder}: the tensors of the checkpoint do not match the model in "
-            f"its config.json: {_first(missing)} missing, {_first(surplus)} unknown. Quantised "
+            f"its config.json: {_first(missing)} missing, {_first(unexpected)} unknown. Quantised "
             "checkpoints are not supported, and experts must have the names that transformers "
             "saves them with"
         )
 
     def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield these tensors as they are; raise CheckpointError when a file cannot be read."""
+        """Yield these tensors as they are; raise ModelFolderError when a file cannot be read."""
         for name in names:
             path = self._folder / self._files[name]
             with _open(path) as file, _readable(path):
@@ -93,7 +93,7 @@ class Checkpoint:
     def load_into(self, parts: Iterable[tuple[Part, Tensor]]) -> None:
         """Fill each parameter's local shard with its slices of the stored parts, cast to its dtype.
 
-        Reads only those slices. Raises CheckpointError when a shape differs or a file cannot be
+        Reads only those slices. Raises ModelFolderError when a shape differs or a file cannot be
         read.
         """
         with ExitStack() as stack, torch.no_grad():
@@ -106,7 +106,7 @@ class Checkpoint:
                 with _readable(self._folder / file):
                     source = opened[file].get_slice(part.name)  # type: ignore[no-untyped-call]
                 if tuple(source.get_shape()) != tuple(part.shape):
-                    raise CheckpointError(
+                    raise ModelFolderError(
                         f"model.path={self._folder}: {part.name} has shape {source.get_shape()}, "
                         f"but its config.json implies {list(part.shape)}; use a config.json and "
                         "weights that belong together"
@@ -123,7 +123,7 @@ def _files_of_tensors(folder: Path) -> dict[str, str]:
     if (folder / INDEX).exists():
         return _read_index(folder)
     if not (folder / SINGLE_FILE).exists():
-        raise CheckpointError(
+        raise ModelFolderError(
             f"model.path={folder} has neither {SINGLE_FILE} nor {INDEX}: "
             "save the model with save_pretrained(), which writes safetensors"
         )
@@ -132,16 +132,16 @@ def _files_of_tensors(folder: Path) -> dict[str, str]:
 
 
 def _read_index(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor; raise CheckpointError when the index or a file is missing."""
+    """Return the file of each tensor; raise ModelFolderError if the index or a file is missing."""
     try:
         files: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
     except (ValueError, KeyError) as error:
-        raise CheckpointError(
+        raise ModelFolderError(
             f"model.path={folder}: {INDEX} cannot be read ({error!r}); download it again"
         ) from error
     absent = sorted(file for file in set(files.values()) if not (folder / file).exists())
     if absent:
-        raise CheckpointError(
+        raise ModelFolderError(
             f"model.path={folder}: files listed in {INDEX} are missing: {_first(absent)}; download "
             "them again"
         )
@@ -150,7 +150,7 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[safe_open]:
-    """Open a safetensors file; raise CheckpointError when it is invalid or cut short."""
+    """Open a safetensors file; raise ModelFolderError when it is invalid or cut short."""
     with ExitStack() as stack:
         with _readable(path):
             file = stack.enter_context(safe_open(path, framework="pt"))
@@ -159,11 +159,11 @@ def _open(path: Path) -> Iterator[safe_open]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn a safetensors error into a CheckpointError that names the file."""
+    """Turn a safetensors error into a ModelFolderError that names the file."""
     try:
         yield
     except SafetensorError as error:
-        raise CheckpointError(
+        raise ModelFolderError(
             f"model.path={path.parent}: {path.name} cannot be read ({error}); the download may "
             "have been interrupted: download the file again"
         ) from error

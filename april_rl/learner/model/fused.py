@@ -30,7 +30,7 @@ class CompilerError(RunError):
 
 
 @cache
-def compiled(function: _Function) -> _Function:
+def compile_function(function: _Function) -> _Function:
     """Return `function` compiled for any number of tokens; compiled once per process."""
     return torch.compile(function, dynamic=True, options={"emulate_precision_casts": True})
 
@@ -43,7 +43,7 @@ def fuse(model: nn.Module) -> None:
     for module in model.modules():
         kind, forward = type(module), type(module).forward
         if "RMSNorm" in kind.__name__ or kind.__name__.endswith("MLP"):
-            vars(module)["forward"] = MethodType(compiled(forward), module)
+            vars(module)["forward"] = MethodType(compile_function(forward), module)
         elif isinstance(forward, FunctionType) and _ROTARY in _global_names(forward):
             vars(module)["forward"] = MethodType(_with_rotary_compiled(forward), module)
 
@@ -58,7 +58,7 @@ def _with_rotary_compiled(function: FunctionType) -> FunctionType:
     where the function itself calls the one that its Python module defines.
     """
     names = function.__globals__
-    names = {**names, _ROTARY: compiled(names[_ROTARY])}
+    names = {**names, _ROTARY: compile_function(names[_ROTARY])}
     copy = FunctionType(
         function.__code__, names, closure=function.__closure__, argdefs=function.__defaults__
     )
@@ -70,7 +70,7 @@ def check_compiler(device: torch.device) -> None:
     """Raise CompilerError, with the remedy, if a small function cannot be compiled."""
     values = torch.ones(4, device=device, requires_grad=True)
     try:
-        compiled(_probe)(values).sum().backward()
+        compile_function(_probe)(values).sum().backward()
     except (ImportError, OSError, RuntimeError) as error:
         raise CompilerError(
             f"learner.fused: torch cannot compile for {device.type} here, which needs a C compiler "

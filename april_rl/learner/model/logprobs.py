@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from april_rl.learner.model.fused import compiled
+from april_rl.learner.model.fused import compile_function
 from april_rl.learner.model.sizes import (
     BLOCK_BYTES,
     BLOCK_MULTIPLE,
@@ -134,7 +134,7 @@ class _TokenLogprobs(Function):
         lowest = torch.finfo(torch.float32).min
         top = hidden.new_full((len(labels),), lowest, dtype=torch.float32)
         sums = _Sums(top, *(torch.zeros_like(top) for _ in range(3)))
-        add = compiled(_add_block) if is_fused else _add_block
+        add = compile_function(_add_block) if is_fused else _add_block
         for start, rows in _blocks(weight, block):
             sums = add(sums, hidden, rows, labels - start, shape)
         log_normaliser = sums.top + sums.total.log()
@@ -159,7 +159,7 @@ class _TokenLogprobs(Function):
         is_trained = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
         grad_weight = torch.empty_like(weight) if is_trained else None
         scaled = grad * shape.scale  # [N]
-        slope_of = compiled(_slope) if ctx.is_fused else _slope  # type: ignore[attr-defined]
+        slope_of = compile_function(_slope) if ctx.is_fused else _slope  # type: ignore[attr-defined]
         for start, rows in _blocks(weight, block):
             slope = slope_of(hidden, rows, labels - start, log_normaliser, scaled, shape)
             grad_hidden += slope @ rows

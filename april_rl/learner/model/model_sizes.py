@@ -69,7 +69,7 @@ def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
         layer_parameters=max(map(_count, layers)),
         root_parameters=num_parameters - in_layers - own_unit,
         embedding_unit=own_unit,
-        largest_unit=max(_trained_by_unit(causal_lm, layers)),
+        largest_unit=max(_count_trained_by_unit(causal_lm, layers)),
         kv_numbers=kept.kv_numbers,
         activation_bytes=activations / _TOKENS,
         checkpointed_bytes=inputs / _TOKENS,
@@ -155,7 +155,7 @@ def _count_trained(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
-def _trained_by_unit(causal_lm: PreTrainedModel, layers: Sequence[nn.Module]) -> list[int]:
+def _count_trained_by_unit(causal_lm: PreTrainedModel, layers: Sequence[nn.Module]) -> list[int]:
     """Return the number of trained parameters of each FSDP unit: layers, embedding, root."""
     embedding: nn.Module = causal_lm.get_input_embeddings()
     units = list(map(_count_trained, layers))

@@ -109,7 +109,7 @@ class _Router:
 
 
 class _Topk(TorchFunctionMode):
-    """Watches the calls of topk in a block, and may answer one of them with given indices."""
+    """Watches the calls of topk in a block, and may replace the indices of one."""
 
     def __init__(self, number: int, repeated: Tensor | None) -> None:
         super().__init__()

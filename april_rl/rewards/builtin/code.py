@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from april_rl.rewards.code.blocks import last_block
-from april_rl.rewards.code.cases import Call, Case, calling
+from april_rl.rewards.code.cases import Case, FunctionCall, calling
 from april_rl.rewards.code.probe import Isolation, check_isolation, probe
 from april_rl.rewards.code.sandbox import Check, Level, Sandbox, SandboxError
 from april_rl.rewards.code.task_tests import IDLE_PROGRAMS, read_tests
-from april_rl.rewards.loading import Context, Reward
+from april_rl.rewards.loading import Reward, RewardContext
 
 WALL_PER_CPU = 2.0  # wall time that a run may take, per second of its CPU time limit
 SLACK_S = 1.0  # time between the limit of a response here and the end of its reward process
@@ -22,7 +22,7 @@ Value = Literal["share", "all"]
 
 
 def build(
-    context: Context,
+    context: RewardContext,
     *,
     column: str = "tests",
     entry_column: str | None = None,
@@ -101,7 +101,7 @@ class Code:
         program = last_block(response)
         if program is None:
             return 0.0
-        passed: Sequence[Check | Case | Call]
+        passed: Sequence[Check | Case | FunctionCall]
         try:
             if cases:
                 passed = self._passed_cases(program, cases)
@@ -124,7 +124,9 @@ class Code:
             finished = opened.run(wall_s=self.timeout_s * WALL_PER_CPU)
         return [checks[number] for number in finished.passed]
 
-    def _passed_cases(self, program: str, cases: Sequence[Case | Call]) -> list[Case | Call]:
+    def _passed_cases(
+        self, program: str, cases: Sequence[Case | FunctionCall]
+    ) -> list[Case | FunctionCall]:
         """Return the cases for which a program ends without an error and gives what they expect.
 
         When the response's limit ends before the cases do, and the program itself used most of it,
@@ -134,7 +136,7 @@ class Code:
         end_s = time.monotonic() + self.limit_s
         whole_s = self.timeout_s * WALL_PER_CPU
         passed, used_s = [], 0.0
-        code = calling(program) if isinstance(cases[0], Call) else program
+        code = calling(program) if isinstance(cases[0], FunctionCall) else program
         with self.sandbox.start(code, timeout_s=self.timeout_s) as opened:
             for number, case in enumerate(cases):
                 wall_s = min(whole_s, end_s - time.monotonic())

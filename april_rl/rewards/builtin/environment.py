@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from april_rl.rewards.loading import Context, Reward
+from april_rl.rewards.loading import Reward, RewardContext
 
 
-def build(context: Context) -> Reward:  # noqa: ARG001
+def build(context: RewardContext) -> Reward:  # noqa: ARG001
     """Return the function; it takes no arguments."""
 
     def environment(

@@ -10,10 +10,10 @@ from __future__ import annotations
 from functools import partial
 
 from april_rl.rewards.extraction import gold_answer, normalise, stated_answers
-from april_rl.rewards.loading import Context, Reward, each_response
+from april_rl.rewards.loading import Reward, RewardContext, each_response
 
 
-def build(context: Context) -> Reward:
+def build(context: RewardContext) -> Reward:
     """Return the function; it takes no arguments."""
     return each_response(partial(score_exact, how=context.extract))
 

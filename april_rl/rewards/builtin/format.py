@@ -8,10 +8,10 @@ not. With `thinking: false` there must be an answer and no such tag. It never fa
 from __future__ import annotations
 
 from april_rl.rewards.extraction import THINK_END, THINK_START, extract_answer
-from april_rl.rewards.loading import Context, Reward, each_response
+from april_rl.rewards.loading import Reward, RewardContext, each_response
 
 
-def build(context: Context, *, thinking: bool = True) -> Reward:
+def build(context: RewardContext, *, thinking: bool = True) -> Reward:
     """Return the function; `thinking` says whether the form includes thinking."""
     return each_response(
         lambda response, _: float(has_form(response, how=context.extract, thinking=thinking))

@@ -23,7 +23,7 @@ from openai import (
 from april_rl.rewards.builtin.judge_cache import JudgeCache, request_key
 from april_rl.rewards.builtin.questions import text_of, with_question
 from april_rl.rewards.extraction import THINK_END, after_thinking
-from april_rl.rewards.loading import Context, Reward
+from april_rl.rewards.loading import Reward, RewardContext
 
 TEMPLATE = """You grade a response to a question against a reference answer.
 
@@ -55,7 +55,7 @@ CACHE = "judge_replies.sqlite"  # file in the run directory
 
 
 def build(
-    context: Context,
+    context: RewardContext,
     *,
     base_url: str,
     model: str,

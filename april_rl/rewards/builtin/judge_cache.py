@@ -30,8 +30,8 @@ class JudgeCache:
 
     def get(self, request: str) -> str | None:
         """Return the reply to a request; None when there is none."""
-        query = "SELECT reply FROM replies WHERE request = ?"
-        row = self._connection.execute(query, (request,)).fetchone()
+        statement = "SELECT reply FROM replies WHERE request = ?"
+        row = self._connection.execute(statement, (request,)).fetchone()
         return None if row is None else str(row[0])
 
     def put(self, request: str, reply: str) -> None:

@@ -14,13 +14,13 @@ from fractions import Fraction
 from functools import partial
 
 from april_rl.rewards.extraction import extract_answer, stated_answers
-from april_rl.rewards.loading import Context, Reward, each_response
+from april_rl.rewards.loading import Reward, RewardContext, each_response
 
 _MOST_DIGITS = 60
 _LARGEST_EXPONENT = 60
 
 
-def build(context: Context) -> Reward:
+def build(context: RewardContext) -> Reward:
     """Return the function; it takes no arguments."""
     return each_response(partial(score_last_number, how=context.extract))
 

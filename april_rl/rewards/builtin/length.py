@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 
-from april_rl.rewards.loading import Context, Reward
+from april_rl.rewards.loading import Reward, RewardContext
 
 SHAPES = ("linear", "cosine")
 
 
 def build(
-    context: Context,  # noqa: ARG001
+    context: RewardContext,  # noqa: ARG001
     *,
     start_tokens: int,
     end_tokens: int,

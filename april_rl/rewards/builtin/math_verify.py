@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from april_rl.rewards.extraction import gold_answer, normalise, stated_answers
-from april_rl.rewards.loading import Context, Reward, SoftTimeout, each_response
+from april_rl.rewards.loading import Reward, RewardContext, SoftTimeout, each_response
 from april_rl.rewards.maths.compare import are_equal_answers
 
 START_S = 30.0  # limit of the first call
@@ -27,7 +27,7 @@ class SoftTimeoutError(BaseException):
     """The time limit has passed. Not an Exception, which math-verify and sympy would catch."""
 
 
-def build(context: Context) -> Reward:
+def build(context: RewardContext) -> Reward:
     """Return the function; it takes no arguments."""
     # math-verify loads libraries at its first call; that must not count against a response.
     score_math(r"\boxed{1}", "1", soft_timeout_s=START_S)

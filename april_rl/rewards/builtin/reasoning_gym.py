@@ -17,10 +17,10 @@ from typing import Any
 
 from april_rl.outside.user_code import Caught
 from april_rl.rewards.extraction import normalise, stated_answers
-from april_rl.rewards.loading import Context, Reward
+from april_rl.rewards.loading import Reward, RewardContext
 
 
-def build(context: Context) -> Reward:
+def build(context: RewardContext) -> Reward:
     """Return the function; it takes no arguments. Raises ImportError without the package."""
     library: Any = importlib.import_module("reasoning_gym")
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from april_rl.rewards.builtin.questions import messages_of, text_of, with_question
-from april_rl.rewards.loading import Context, Reward
+from april_rl.rewards.loading import Reward, RewardContext
 
 CHAT, CONCAT = "chat", "concat"
 THINK_END = "</think>"
@@ -30,7 +30,7 @@ CONTROL = re.compile(r"<\|[^|\s]+\|>")  # markers of turns in chat templates
 
 
 def build(
-    context: Context,  # noqa: ARG001
+    context: RewardContext,  # noqa: ARG001
     *,
     path: str,
     prompt_column: str | None = None,

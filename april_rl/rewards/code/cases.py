@@ -1,6 +1,6 @@
 """Cases: an input, and an expected output that stays outside the sandbox.
 
-A `Case` is one run of a program; a `Call` is one call of a function in a response.
+A `Case` is one run of a program; a `FunctionCall` is one call of a function in a response.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class FunctionCall:
     """One call of a function of the response: the call as JSON, and the values it may return."""
 
     input: str

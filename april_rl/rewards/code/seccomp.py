@@ -133,7 +133,7 @@ class Instruction(ctypes.Structure):
     )
 
 
-class Program(ctypes.Structure):
+class FilterProgram(ctypes.Structure):
     """The filter as the kernel takes it."""
 
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.POINTER(Instruction)))
@@ -147,7 +147,7 @@ def is_supported() -> bool:
 def deny_escapes() -> None:
     """Make the calls in DENIED and new processes fail with EPERM for good; raise OSError."""
     code = [Instruction(*line) for line in _instructions(platform.machine())]
-    program = Program(len(code), (Instruction * len(code))(*code))
+    program = FilterProgram(len(code), (Instruction * len(code))(*code))
     check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     check_call(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from april_rl.rewards.code.cases import Call, Case
+from april_rl.rewards.code.cases import Case, FunctionCall
 from april_rl.rewards.code.sandbox import Check
 from april_rl.rewards.code.sources import split_source, split_sources
 
@@ -20,7 +20,7 @@ _FORMS = (
 _CALL_TYPES, _PROGRAM_TYPES = ("functional", "function_call"), ("stdin", "stdin_stdout")
 _NAMES = ("fn_name", "func_name")
 
-Tests = Sequence[Check] | Sequence[Case] | Sequence[Call]
+Tests = Sequence[Check] | Sequence[Case] | Sequence[FunctionCall]
 
 
 def read_tests(tests: object, entry: object = None) -> Tests:
@@ -85,7 +85,7 @@ def _of_mapping(item: Mapping[str, object], entry: str) -> Tests:
     raise ValueError(f"the tests of a task must be {_FORMS}; got {dict(item)!r:.80}")
 
 
-def _zip_cases(item: Mapping[str, object]) -> list[Case | Call]:
+def _zip_cases(item: Mapping[str, object]) -> list[Case | FunctionCall]:
     inputs, outputs = _decode(item["inputs"]), _decode(item["outputs"])
     if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
         raise ValueError(
@@ -96,7 +96,7 @@ def _zip_cases(item: Mapping[str, object]) -> list[Case | Call]:
     return [_call(name, *pair) if name else _program(*pair) for pair in pairs]
 
 
-def _case(item: Mapping[str, object], entry: str) -> Case | Call:
+def _case(item: Mapping[str, object], entry: str) -> Case | FunctionCall:
     if not {"input", "output"} <= item.keys():
         raise ValueError(f"a test case must have input and output, got {dict(item)!r:.80}")
     name = _name_in(item) or _name_in(item.get("metadata"))
@@ -118,7 +118,7 @@ def _program(given: object, printed: object) -> Case:
     return Case(input=_join_lines(given), output=_join_lines(printed))
 
 
-def _call(name: str, given: object, returned: object) -> Call:
+def _call(name: str, given: object, returned: object) -> FunctionCall:
     """Return a call with its expected value. Arguments are a list, and the value may stand in a
     list of one; or both are text, with one argument in JSON per line and the value in JSON.
     """
@@ -138,7 +138,7 @@ def _call(name: str, given: object, returned: object) -> Call:
     if not isinstance(arguments, list):
         raise ValueError(f"the arguments of a call must be a list, got {given!r:.80}")
     call = json.dumps([name.rpartition(".")[2], arguments])
-    return Call(input=call, expected=expected)
+    return FunctionCall(input=call, expected=expected)
 
 
 def _join_lines(text: object) -> str:
@@ -153,10 +153,10 @@ def _name_in(value: object) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _of_one_kind(cases: Sequence[Case | Call]) -> Sequence[Case] | Sequence[Call]:
+def _of_one_kind(cases: Sequence[Case | FunctionCall]) -> Sequence[Case] | Sequence[FunctionCall]:
     """Return the cases; raise ValueError when there are none, or programs and calls."""
     programs = [case for case in cases if isinstance(case, Case)]
-    calls = [case for case in cases if isinstance(case, Call)]
+    calls = [case for case in cases if isinstance(case, FunctionCall)]
     if not cases:
         raise ValueError("a task has no tests: its list of cases is empty")
     if programs and calls:

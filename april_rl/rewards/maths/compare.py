@@ -85,11 +85,11 @@ def _are_equal(gold: Answer, other: Answer) -> bool:
             return gold.numbers == other.numbers and not (
                 gold.half and other.half and gold.half != other.half
             )
-        case kinds.Ratio(), (kinds.Ratio() | kinds.Time(half="")):
+        case kinds.Proportion(), (kinds.Proportion() | kinds.Time(half="")):
             return _are_equal_ratios(gold, other)
         case (kinds.Based() | kinds.Time(), _) | (_, kinds.Based() | kinds.Time()):
             return False
-        case (kinds.Ratio(), _) | (_, kinds.Ratio()) if _num_parts(gold, other) > 2:
+        case (kinds.Proportion(), _) | (_, kinds.Proportion()) if _num_parts(gold, other) > 2:
             return False
     return are_equal_formulas(gold.text, other.text)
 
@@ -295,10 +295,10 @@ def _are_equal_choices(gold: kinds.Choice, other: Answer) -> bool:
     return gold.letter == other.letter
 
 
-def _are_equal_ratios(gold: kinds.Ratio, other: kinds.Ratio | kinds.Time) -> bool:
+def _are_equal_ratios(gold: kinds.Proportion, other: kinds.Proportion | kinds.Time) -> bool:
     parts = (
         [part.text for part in other.parts]
-        if isinstance(other, kinds.Ratio)
+        if isinstance(other, kinds.Proportion)
         else list(map(str, other.numbers))
     )
     own = [part.text for part in gold.parts]
@@ -309,7 +309,7 @@ def _are_equal_ratios(gold: kinds.Ratio, other: kinds.Ratio | kinds.Time) -> boo
 
 
 def _num_parts(*answers: Answer) -> int:
-    return max(len(answer.parts) for answer in answers if isinstance(answer, kinds.Ratio))
+    return max(len(answer.parts) for answer in answers if isinstance(answer, kinds.Proportion))
 
 
 def _words(answer: Answer) -> str:

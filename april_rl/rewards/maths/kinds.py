@@ -91,7 +91,7 @@ class Congruence(Answer):
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio(Answer):
+class Proportion(Answer):
     """The parts of a : b."""
 
     parts: tuple[Answer, ...]

@@ -23,8 +23,8 @@ from april_rl.rewards.maths.kinds import (
     Expression,
     Listing,
     Number,
+    Proportion,
     Quantity,
-    Ratio,
     Table,
     Time,
     Verbatim,
@@ -226,7 +226,7 @@ def _ratio(text: str) -> Answer | None:
     parts = split(text, _COLON)
     if len(parts) == 1:
         return None
-    return Ratio(text, tuple(map(read, parts))) if all(parts) else Verbatim(text)
+    return Proportion(text, tuple(map(read, parts))) if all(parts) else Verbatim(text)
 
 
 def _numeral(text: str) -> Answer | None:

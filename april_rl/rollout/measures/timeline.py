@@ -33,7 +33,7 @@ class Stay(NamedTuple):
     start: int  # response tokens the sample already had
     tokens: int  # response tokens generated in this step
     age: int  # steps since the sample's first token
-    outcome: Literal["finished", "acting", "parked"]  # acting: its environment answers the turn
+    outcome: Literal["finished", "acting", "parked"]  # acting: its environment is to reply
     is_resumed: bool  # whether the request continues in the middle of a turn
 
 
@@ -44,7 +44,7 @@ class Act(NamedTuple):
     sample: int  # index in the group
     begun_s: float  # when it began; 0: before the step
     ended_s: float  # when it ended; at the end of the rollout if it still waits
-    is_finished: bool  # whether the answer finished the sample
+    is_finished: bool  # whether the reply finished the sample
 
 
 class GroupLengths(NamedTuple):
