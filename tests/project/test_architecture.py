@@ -80,8 +80,12 @@ PREPOSITIONS = {"among", "as", "at", "by", "for", "from", "here", "in", "of", "o
 DICTATED = {"forward", "packed_attention"}  # torch and transformers define these signatures
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_POSITIONAL, MAX_NESTING = 400, 60, 3, 3
 PATH = ("rollout", "batch", "algorithm", "learner", "engine", "runtime")
-PATH_FILES = ("trainer.py", "updates.py", "types.py", "metrics.py")
-MAX_PATH_LINES, TOLERANCE_K = 10_000, 0.2
+PATH_FILES = (
+    *("trainer.py", "updates.py", "types.py", "metrics.py"),
+    # Every update runs these three of the model's room.
+    *("learner/model/attention.py", "learner/model/logprobs.py", "learner/model/fused.py"),
+)
+MAX_PATH_LINES, TOLERANCE_K = 10_500, 0.2
 MAX_MEDIAN, MAX_P90 = 10, 35
 
 
@@ -309,7 +313,7 @@ def test_hasattr_and_getattr_are_not_used() -> None:
 
 
 def test_the_training_path_is_as_short_as_the_pages_say() -> None:
-    """All that training passes through are six rooms and four files, without subfolders.
+    """All that training passes through are six rooms without subfolders, and seven files.
 
     Fails when something that is not training is added there: give it a subfolder or another room.
     """
