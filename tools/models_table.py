@@ -30,8 +30,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import transformers
-from models_page import Result, Verdict, engine_cells, page, tried_engine
-from tiny_architectures import VOCABULARY, WINDOW, model_types, tiny_config, tiny_model
+from models.page import Result, Verdict, engine_cells, page, tried_engine
+from models.tiny_architectures import VOCABULARY, WINDOW, model_types, tiny_config, tiny_model
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm

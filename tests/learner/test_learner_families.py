@@ -19,8 +19,8 @@ from learner_setup import (
     plain_model,
     plain_update,
 )
+from models.tiny_architectures import tiny_config, tiny_model
 from safetensors.torch import load_file
-from tiny_architectures import tiny_config, tiny_model
 
 from april_rl.config.choices import ComputeDtype
 

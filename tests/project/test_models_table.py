@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 from learner_setup import group_of_one
-from models_page import Result, engine_cells
+from models.page import Result, engine_cells
+from models.tiny_architectures import model_types
 from models_table import PAGE, judge
-from tiny_architectures import model_types
 
 # Each one tests something special; `python tools/models_table.py --check` tries all.
 SAMPLE = {

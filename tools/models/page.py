@@ -16,7 +16,7 @@ from pathlib import Path
 
 import transformers
 
-_CHECK = Path(__file__).with_name("engine_check.py")
+_TOOLS = Path(__file__).parents[1]
 _TOLERANCE = 1e-4  # nats, between engine and learner
 # Parts of the project's own messages, and the words that the page uses.
 _REFUSALS = {
@@ -70,7 +70,8 @@ def _try(model_type: str, what: str) -> str:
     """Check in a process of its own; return the result in a few words."""
     try:
         ended = subprocess.run(
-            [sys.executable, str(_CHECK), model_type, what],
+            [sys.executable, "-m", "models.engine_check", model_type, what],
+            cwd=_TOOLS,
             capture_output=True,
             text=True,
             timeout=300,

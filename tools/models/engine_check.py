@@ -1,6 +1,6 @@
 """Check vLLM's results for an architecture on a CPU.
 
-    python tools/engine_check.py MODEL_TYPE WHAT
+    cd tools; python -m models.engine_check MODEL_TYPE WHAT
 
 WHAT is `weights`: a tiny random model is loaded by the engine and sampled from; then the engine
 gets the weights of a learner with another model and is sampled from again; then it is interrupted
@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 import transformers
 from safetensors.torch import save_file
-from tiny_architectures import VOCABULARY, tiny_config, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -39,6 +38,7 @@ from april_rl.learner.model.lora import write_adapter
 from april_rl.learner.policy import Policy
 from april_rl.rollout.requests import Request
 from april_rl.types import Completion, SampleId
+from models.tiny_architectures import VOCABULARY, tiny_config, tiny_model
 
 TEMPERATURE = 0.8
 NUM_SAMPLES, NUM_PROMPT, NUM_TOKENS, NUM_BEFORE = 4, 5, 16, 6

@@ -1,0 +1,1 @@
+"""The parts of `tools/models_table.py`: tiny models, the check in vLLM, the page."""
