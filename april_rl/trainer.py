@@ -392,10 +392,8 @@ class Trainer:
         self._interrupts.disarm()
         self._exits.__exit__(kind, error, traceback)
 
-    def _show(
-        self, phase: ProgressPhase, completed: int, tokens_per_s: float | None = None
-    ) -> None:
+    def _show(self, phase: ProgressPhase, count: int, tokens_per_s: float | None = None) -> None:
         """Show progress; stop here if requested, but a `deterministic` run only between steps."""
         if not self._config.deterministic:
             self._interrupts.check()
-        phase.advance(completed, "" if tokens_per_s is None else f"{tokens_per_s:,.0f} tokens/s")
+        phase.advance(count, "" if tokens_per_s is None else f"{tokens_per_s:,.0f} tokens/s")

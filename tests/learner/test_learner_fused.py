@@ -154,7 +154,7 @@ def test_the_error_on_a_machine_that_cannot_compile_says_what_to_do(monkeypatch)
     def fail(_: Tensor) -> Tensor:
         raise RuntimeError("no compiler found")
 
-    monkeypatch.setattr(fused, "compiled", lambda _: fail)
+    monkeypatch.setattr(fused, "compile_function", lambda _: fail)
     with pytest.raises(
         CompilerError, match=r"learner\.fused: .* install one, or set learner.fused"
     ):
