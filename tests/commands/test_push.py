@@ -3,25 +3,23 @@ anything.
 """
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from hub_server import TOKEN, Hub, serve
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, constants
 from omegaconf import OmegaConf
 from small_checkpoints import write
-from source_tree import ROOT
 
 from april_rl.__main__ import main
 from april_rl.config import TrainConfig
 from april_rl.config.task import EvaluationSetConfig
 from april_rl.tracking.metrics_file import MetricsFile
 
+Push = Callable[..., CompletedProcess[str]]
 GIVEN = ["+recipe=qwen3_4b_dapo", "optimizer.lr=2e-6", "data.answer_pattern=(a|b)"]
 
 
@@ -55,18 +53,25 @@ def hub() -> Iterator[Hub]:
         yield found
 
 
-def push(hub: Hub, *words: str, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user with `token`, on `hub`."""
-    variables = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": "/nowhere/of/the/hub"}
-    variables |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT)}
-    variables["HF_TOKEN"] = token or ""
-    command = [sys.executable, "-m", "april_rl", "push", *words]
-    return subprocess.run(
-        command, env=variables, capture_output=True, text=True, timeout=120, check=False
-    )
+@pytest.fixture
+def push(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Push:
+    """Return a function that runs the command in this process, as a user with `token`, on a hub."""
+
+    def run(hub: Hub, *words: str, token: str | None = TOKEN) -> CompletedProcess[str]:
+        for name, value in {
+            **{"ENDPOINT": hub.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True},
+            "HF_TOKEN_PATH": "/nowhere/of/the/hub",
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        monkeypatch.setenv("HF_TOKEN", token or "")
+        return CompletedProcess(words, main(["push", *words]), *capsys.readouterr())
+
+    return run
 
 
-def test_the_hub_receives_every_file_and_a_card_in_one_commit(hub: Hub, tmp_path: Path) -> None:
+def test_the_hub_receives_every_file_and_a_card_in_one_commit(
+    push: Push, hub: Hub, tmp_path: Path
+) -> None:
     """Fails when a file is left out, weights arrive damaged, or the card does not tell a stranger
     how good the policy is and how it was trained.
     """
@@ -98,7 +103,9 @@ def test_the_hub_receives_every_file_and_a_card_in_one_commit(hub: Hub, tmp_path
     assert "| loss, advantage | `ppo_clip`, `grpo` |" in card.text
 
 
-def test_only_files_that_an_export_writes_are_published(hub: Hub, tmp_path: Path) -> None:
+def test_only_files_that_an_export_writes_are_published(
+    push: Push, hub: Hub, tmp_path: Path
+) -> None:
     """Not notes, hidden files in folders, targets of links, or secrets in the records."""
     export = make_export(tmp_path / "run")
     (export / "adapter" / ".netrc").write_text("password")
@@ -122,7 +129,9 @@ def test_only_files_that_an_export_writes_are_published(hub: Hub, tmp_path: Path
     assert "name: ${oc.env:HF_TOKEN}" in hub.files["README.md"].decode()
 
 
-def test_a_dry_run_prints_the_card_and_the_files_without_a_token(hub: Hub, tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_card_and_the_files_without_a_token(
+    push: Push, hub: Hub, tmp_path: Path
+) -> None:
     export = make_export(tmp_path / "run", step=10, model=str(tmp_path))
     done = push(hub, str(export), "lab/math-4b", "--dry-run", token=None)
     assert done.returncode == 0, done.stderr
@@ -132,7 +141,7 @@ def test_a_dry_run_prints_the_card_and_the_files_without_a_token(hub: Hub, tmp_p
     assert hub.asked == []
 
 
-def test_a_users_own_card_is_uploaded_unchanged(hub: Hub, tmp_path: Path) -> None:
+def test_a_users_own_card_is_uploaded_unchanged(push: Push, hub: Hub, tmp_path: Path) -> None:
     export = make_export(tmp_path / "run")
     (export / "README.md").write_text("---\nlicense: mit\n---\nmine\n")
     done = push(hub, str(export), "someone/math")
@@ -199,7 +208,7 @@ def test_a_folder_that_is_not_an_export_and_a_bad_name_are_refused(
     ],
 )
 def test_a_refusal_of_the_hub_is_reported_before_the_upload(
-    token: str | None, role: str, name: str, message: str, hub: Hub, tmp_path: Path
+    token: str | None, role: str, name: str, message: str, push: Push, hub: Hub, tmp_path: Path
 ) -> None:
     hub.role, hub.repositories["lab/open"] = role, False
     export = make_export(tmp_path / "run")
@@ -209,7 +218,7 @@ def test_a_refusal_of_the_hub_is_reported_before_the_upload(
     assert (hub.commits, hub.large, hub.repositories) == ([], {}, {"lab/open": False})
 
 
-def test_an_unreachable_hub_gives_one_message(tmp_path: Path) -> None:
+def test_an_unreachable_hub_gives_one_message(push: Push, tmp_path: Path) -> None:
     export = make_export(tmp_path / "run")
     # A port where nothing listens.
     done = push(Hub(url="http://127.0.0.1:9"), str(export), "lab/math")

@@ -12,8 +12,7 @@ from omegaconf import OmegaConf
 from source_tree import PACKAGE, ROOT, package_files, tree_of
 
 from april_rl.config import TrainConfig, config_dir
-from april_rl.config.store import ConfigError, recipes, run_config
-from april_rl.config.task import MISSING
+from april_rl.config.store import ConfigError, run_config
 
 
 def settings() -> dict[str, object]:
@@ -27,13 +26,6 @@ def settings() -> dict[str, object]:
         else:
             defaults[name] = getattr(TrainConfig(), name)
     return defaults
-
-
-@pytest.mark.parametrize("recipe", recipes())
-def test_every_recipe_composes_into_a_checked_configuration(recipe: str) -> None:
-    config = load(f"+recipe={recipe}")
-    assert config.name == recipe
-    assert MISSING not in (config.model.path, config.data.path)
 
 
 def test_a_recipe_selects_its_algorithm_and_the_command_line_takes_precedence() -> None:

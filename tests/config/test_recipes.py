@@ -17,6 +17,7 @@ from april_rl.config import TrainConfig, config_dir, register
 from april_rl.config.choices import Device
 from april_rl.config.run_dir import CheckRunDir
 from april_rl.config.store import recipes
+from april_rl.config.task import MISSING
 from april_rl.planning.engine_sleep import decide_sleep_and_resume
 from april_rl.planning.layout import Layout, settle
 from april_rl.planning.memory_check import Room, check_plan
@@ -108,6 +109,13 @@ def test_a_recipe_evaluates_and_asks_for_answers_in_one_form(name: str) -> None:
         asked.append(config.data.instruction if own is None else own)
     wanted = "Answer: $Answer" if is_dapo else r"\boxed{}"
     assert all(wanted in instruction for instruction in asked)
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_every_recipe_composes_into_a_checked_configuration(name: str) -> None:
+    config = load(f"+recipe={name}")
+    assert config.name == name
+    assert MISSING not in (config.model.path, config.data.path)
 
 
 @pytest.mark.parametrize("name", recipes())

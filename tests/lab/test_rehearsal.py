@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from byte_tokenizer import hf_byte_tokenizer
 
 from april_rl.__main__ import main
 from april_rl.config import to_config
@@ -142,15 +143,30 @@ def test_a_finding_that_is_accepted_by_name_is_shown_and_not_flagged(tmp_path, c
     assert status == 0
 
 
+@pytest.fixture
+def of_bytes(tmp_path: Path) -> str:
+    """Return the override for a model with the sizes of Qwen3-4B and a token for each byte."""
+    published, folder = stand_ins.model_config("Qwen/Qwen3-4B"), tmp_path / "of_bytes"
+    assert published is not None
+    tokenizer = hf_byte_tokenizer()
+    tokenizer.save_pretrained(folder)
+    config = json.loads(Path(published, "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": len(tokenizer)}))
+    (folder / "model.safetensors").touch()  # a rehearsal does not read weights
+    return f"model.path={folder}"
+
+
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_two_steps_go_through_every_stage(tmp_path, capsys):
+@pytest.mark.parametrize("has_stand_in", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_two_steps_go_through_every_stage(tmp_path, capsys, of_bytes, has_stand_in):
     """Rollout, reward, filter, update, weight sync, checkpoint, evaluation; on the real engine, in
-    this process, as on one large GPU.
+    this process, as on one large GPU. The 152k tokens of the stand-in take most of the time.
     """
     folder = tmp_path / "rehearsal"
-    here = ("runtime.num_workers=1", "gpu_gib=160", "runtime.ray=false", "runtime.threads=1")
-    status = main(["rehearse", FLAGSHIP, *here, "accept=kv_cache", f"output={folder}"])
+    here = ["runtime.num_workers=1", "gpu_gib=160", "runtime.ray=false", "runtime.threads=1"]
+    model = [] if has_stand_in else [of_bytes]
+    status = main(["rehearse", FLAGSHIP, *here, *model, "accept=kv_cache", f"output={folder}"])
     printed = capsys.readouterr().out
     assert status == 0, printed
     assert "α = 2" in printed

@@ -1,9 +1,9 @@
 """Files, columns, functions and versions are checked before anything heavy is imported."""
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow
@@ -20,29 +20,50 @@ from april_rl.planning.errors import PreflightError
 from april_rl.planning.model_folder import check_model_folder
 from april_rl.planning.versions import check_installed, check_versions
 
-RUN = """
-import sys
+# Runs each command that it reads in a fork of itself, so that all of them import Hydra once.
+SERVER = """
+import json, os, signal, sys
 from april_rl.__main__ import main
-status = 1
-try:
-    status = main()
-finally:
-    print(sorted({"torch", "ray", "vllm", "datasets", "transformers"} & sys.modules.keys()))
-sys.exit(status)
+from april_rl.config.store import compose_overrides
+import april_rl.command_line
+compose_overrides(["+recipe=tiny_cpu"])
+for line in sys.stdin:
+    if os.fork():
+        print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+        continue
+    signal.alarm(60)
+    folder, *sys.argv[1:] = json.loads(line)
+    os.chdir(folder)
+    sys.path.insert(1, "site")
+    for descriptor, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{folder}.{name}", os.O_WRONLY | os.O_CREAT), descriptor)
+    status = 1
+    try:
+        status = main()
+    finally:
+        print(sorted({"torch", "ray", "vllm", "datasets", "transformers"} & sys.modules.keys()))
+    sys.exit(status)
 """
 COMMANDS = ("train", "evaluate", "profile", "rehearse", "data")
+Start = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def start(command: str, folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    """Return a command that exits before the run starts and prints what it has imported."""
-    return subprocess.run(
-        [sys.executable, "-c", RUN, command, "+recipe=tiny_cpu", *overrides],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder / "site")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+@pytest.fixture(scope="module")
+def start() -> Iterator[Start]:
+    """Return a function that runs a command which exits before the run starts, in `folder`, and
+    that returns its exit status and output; the last line of stdout is what it has imported.
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", SERVER], **pipes) as server:
+
+        def run(command: str, folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+            words = [str(folder), command, "+recipe=tiny_cpu", *overrides]
+            print(json.dumps(words), file=server.stdin, flush=True)
+            status = int(server.stdout.readline())
+            out, err = (Path(f"{folder}.{name}").read_text() for name in ("out", "err"))
+            return subprocess.CompletedProcess(words, status, out, err)
+
+        yield run
 
 
 @pytest.mark.parametrize(
@@ -72,7 +93,9 @@ def start(command: str, folder: Path, *overrides: str) -> subprocess.CompletedPr
         ),
     ],
 )
-def test_settings_are_checked_before_torch_is_imported(tmp_path: Path, override, message) -> None:
+def test_settings_are_checked_before_torch_is_imported(
+    start: Start, tmp_path: Path, override, message
+) -> None:
     (tmp_path / "rows.csv").write_text("prompt,answer\n")
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "bad.jsonl").write_text('{"prompt": "1", "answer": "1"}\n{"prompt": ')
@@ -116,7 +139,7 @@ NOTHING = f"{FINISHED}; nothing to train: set trainer.num_steps higher to contin
     ],
 )
 def test_a_finished_run_is_named_with_its_step_before_torch_is_imported(
-    tmp_path: Path, overrides, status, out, err
+    start: Start, tmp_path: Path, overrides, status, out, err
 ) -> None:
     """Fails when a finished run loads its model, or a new one silently begins."""
     run = tmp_path / "outputs" / "tiny_cpu" / "one"
@@ -133,7 +156,7 @@ def test_a_finished_run_is_named_with_its_step_before_torch_is_imported(
 
 @pytest.mark.parametrize(("is_finished", "has_export"), [(False, True), (True, False)])
 def test_a_run_without_its_last_evaluation_or_export_continues_and_says_so(
-    tmp_path: Path, is_finished: bool, has_export: bool
+    start: Start, tmp_path: Path, is_finished: bool, has_export: bool
 ) -> None:
     """Fails when a run that was stopped before these can never get them."""
     write_checkpoint(tmp_path / "run" / "checkpoints", 8, is_finished=is_finished)
@@ -159,7 +182,7 @@ SENTENCES = {
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("override", SENTENCES)
 def test_every_command_reports_a_mistake_alike_before_torch_is_imported(
-    command: str, override: str, tmp_path: Path
+    start: Start, command: str, override: str, tmp_path: Path
 ) -> None:
     (tmp_path / "rewards.py").write_text("import torch\n\ndef exact(responses): ...\n")
     done = start(command, tmp_path, override)
@@ -171,7 +194,7 @@ def test_every_command_reports_a_mistake_alike_before_torch_is_imported(
 def test_the_installed_command_finds_modules_in_the_current_folder(tmp_path: Path) -> None:
     """Its `sys.path` begins with the folder of the script instead."""
     write(tmp_path, "rewards.py", "def exact(responses): ...\n")
-    script = f"import sys; sys.path[0] = {str(ROOT)!r}\n{RUN}"
+    script = f"import sys; sys.path[0] = {str(ROOT)!r}; from april_rl.__main__ import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", script, "data", "+recipe=tiny_cpu", "reward.function=rewards:exac"],
         cwd=tmp_path,
@@ -248,7 +271,7 @@ def test_a_function_is_found_without_importing_it(tmp_path, monkeypatch, path, m
         check_named(path)
 
 
-def test_a_version_is_checked_before_torch_is_imported(tmp_path: Path) -> None:
+def test_a_version_is_checked_before_torch_is_imported(start: Start, tmp_path: Path) -> None:
     about = tmp_path / "site" / "ray-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 1.0\n")
