@@ -11,7 +11,6 @@ from typing import cast
 
 import torch
 from vllm import SamplingParams
-from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 
@@ -210,9 +209,8 @@ class VllmEngine:
         self._device.wake(self._core, "kv_cache")
 
     def close(self) -> None:
-        """Free all memory and leave the process groups: the process can make another engine."""
+        """Leave the process groups: the process can make another engine."""
         self._core.shutdown()
-        cleanup_dist_env_and_memory()
 
     def _assert_empty(self) -> None:
         assert not self._running, "abort first: the engine has running requests"
