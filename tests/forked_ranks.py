@@ -3,7 +3,10 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import cache
+from multiprocessing import get_context
 from typing import Any
 
 import torch.distributed as dist
@@ -12,11 +15,18 @@ import torch.multiprocessing
 
 def run_ranks(function: Callable[..., None], *args: Any, num_ranks: int) -> None:
     """Run `function(rank, *args)` in a process for each rank; raise when one of them fails."""
-    torch.multiprocessing.spawn(_fork, args=(function, args, num_ranks))
+    _origin().submit(_fork, function, args, num_ranks).result()
 
 
-def _fork(_: int, function: Callable[..., None], args: tuple[Any, ...], num_ranks: int) -> None:
-    """Fork from a process that has imported everything and started no thread."""
+@cache
+def _origin() -> ProcessPoolExecutor:
+    """Start the process that ranks of all tests are forked from: it imports everything once, and
+    starts no thread.
+    """
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+
+def _fork(function: Callable[..., None], args: tuple[Any, ...], num_ranks: int) -> None:
     torch.multiprocessing.start_processes(
         function, args=args, nprocs=num_ranks, start_method="fork"
     )

@@ -88,9 +88,9 @@ def record_gradients(model: nn.Module) -> Iterator[list[dict[str, Tensor]]]:
     registered.remove()
 
 
-def write_model(folder: Path, *, tied: bool = True) -> str:
-    """Write a random Qwen3 of three layers; return the path of its folder."""
-    write_tiny_qwen3(folder, tied=tied, num_layers=3)
+def write_model(folder: Path, *, tied: bool = True, num_layers: int = 3) -> str:
+    """Write a random Qwen3; return the path of its folder."""
+    write_tiny_qwen3(folder, tied=tied, num_layers=num_layers)
     return str(folder)
 
 

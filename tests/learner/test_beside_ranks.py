@@ -78,8 +78,8 @@ def run_rank(rank: int, folder: str) -> None:
 def seen(tmp_path_factory):
     """Return the results of a single rank, and the results of each of two ranks by case."""
     folder = tmp_path_factory.mktemp("ranks")
-    write_model(folder / "model")
-    teacher = plain_model(write_model(folder / "teacher"))
+    write_model(folder / "model", num_layers=2)
+    teacher = plain_model(write_model(folder / "teacher", num_layers=2))
     with torch.no_grad():
         for parameter in teacher.parameters():
             parameter.mul_(1.5)
