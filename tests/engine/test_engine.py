@@ -34,12 +34,8 @@ def build(path: Path) -> VllmEngine:
 
 
 @pytest.fixture(scope="module")
-def learner_group() -> Iterator[None]:
+def learner_group() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
-    cleanup_dist_env_and_memory()
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +53,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def engines(learner_group: None, folders: dict[str, Path]) -> dict[str, VllmEngine]:  # noqa: ARG001
-    """Keep both engines as long as the module, because ending one destroys vLLM's process groups
-    for the other.
-    """
     return {kind: build(folders[kind]) for kind in ("tied", "untied")}
 
 

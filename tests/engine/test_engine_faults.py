@@ -40,12 +40,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(folder) -> Iterator[VllmEngine]:
+def engine(folder) -> VllmEngine:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield small_engine(folder, max_model_len=64, max_num_seqs=16)
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
-    cleanup_dist_env_and_memory()
+    return small_engine(folder, max_model_len=64, max_num_seqs=16)
 
 
 @pytest.fixture

@@ -191,7 +191,7 @@ def test_kept_state_is_freed_when_only_other_samples_are_requested(engine, other
 def test_parked_samples_are_dropped_when_their_memory_is_needed(engine, folders):
     """Fails when running samples wait for blocks that idle samples hold."""
     held: list[Request] = []  # requested at every step, but after the samples that get the slots
-    for base in range(0, 60, 4):
+    for base in range(0, 32, 4):
         prompts = [request(base + i, length=90) for i in range(4)]
         engine.advance([*prompts, *held], slots=4, max_steps=30)
         parts = {c.sample_id.prompt_id: c.token_ids for c in engine.abort() if c.token_ids}

@@ -10,7 +10,6 @@ from tiny_models import write_tiny_qwen3
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from april_rl.config.choices import ComputeDtype
-from april_rl.engine.vllm_engine import VllmEngine
 from april_rl.rollout.requests import Request
 from april_rl.rollout.ticks import Tick
 from april_rl.types import Completion, SampleId
@@ -34,14 +33,15 @@ class Seen(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """An engine with a record of its scheduler's steps."""
+    """What an engine returned for all requests, and a record of its scheduler's steps."""
 
-    engine: VllmEngine
+    ticks: list[Tick]
+    finished: list[Completion]
     steps: list[Seen]
 
 
 def watch(folder: Path, *, headroom: float) -> Watched:
-    """Return an engine whose scheduler's outputs are recorded independently of its own counters."""
+    """Run all requests; the scheduler's outputs are recorded independently of the counters."""
     engine = small_engine(
         folder,
         dtype=ComputeDtype.float32,
@@ -69,7 +69,10 @@ def watch(folder: Path, *, headroom: float) -> Watched:
         return execute(output, non_block=non_block)
 
     core.model_executor.execute_model = written_down
-    return Watched(engine, steps)
+    ticks = [engine.advance(requests(), slots=SLOTS, max_steps=25)]
+    while sum(len(tick.finished) for tick in ticks) < NUM_SAMPLES:
+        ticks.append(engine.advance([], slots=SLOTS, max_steps=25))
+    return Watched(ticks, [completion for tick in ticks for completion in tick.finished], steps)
 
 
 @pytest.fixture(scope="module")
@@ -100,20 +103,11 @@ def requests() -> list[Request]:
     ]
 
 
-def all_ticks(engine: VllmEngine) -> tuple[list[Tick], list[Completion]]:
-    ticks = [engine.advance(requests(), slots=SLOTS, max_steps=25)]
-    while sum(len(tick.finished) for tick in ticks) < NUM_SAMPLES:
-        ticks.append(engine.advance([], slots=SLOTS, max_steps=25))
-    return ticks, [completion for tick in ticks for completion in tick.finished]
-
-
 def test_counters_match_the_scheduler(pressed):
     """Fails when a request that waits for memory counts as running, or recomputation does not
     count.
     """
-    engine, steps = pressed
-    steps.clear()
-    ticks, finished = all_ticks(engine)
+    ticks, finished, steps = pressed
     preemptions = sum(step.preempted for step in steps)
     assert preemptions > 20  # the cache is too small for the slots, so there is something to count
     assert sum(tick.preempted_samples for tick in ticks) == preemptions
@@ -133,9 +127,8 @@ def test_counters_match_the_scheduler(pressed):
 
 def test_headroom_avoids_most_preemptions_without_changing_tokens(pressed, folder):
     """Fails when the setting does not reach vLLM."""
-    ticks, finished = all_ticks(pressed.engine)
-    roomy_ticks, roomy = all_ticks(watch(folder, headroom=0.3).engine)
-    many, few = (sum(t.preempted_tokens for t in each) for each in (ticks, roomy_ticks))
+    roomy = watch(folder, headroom=0.3)
+    many, few = (sum(t.preempted_tokens for t in each.ticks) for each in (pressed, roomy))
     assert few < many / 2
-    tokens = {c.sample_id: c.token_ids for c in finished}
-    assert {c.sample_id: c.token_ids for c in roomy} == tokens
+    tokens, same = ({c.sample_id: c.token_ids for c in each.finished} for each in (pressed, roomy))
+    assert same == tokens

@@ -2,8 +2,6 @@
 and B.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,21 +15,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 LORA = LoraConfig(rank=8, alpha=16.0)
 
 
-@pytest.fixture
-def model_path(tmp_path) -> Iterator[str]:
-    write_tiny_qwen3(tmp_path, tied=False, hidden_size=64, num_layers=2)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield str(tmp_path)
-    if dist.is_initialized():  # vLLM may have destroyed it together with its own groups
-        dist.destroy_process_group()
-
-
-def test_an_engine_agrees_with_merged_adapters_and_stops_the_run_without_them(model_path):
+def test_an_engine_agrees_with_merged_adapters_and_stops_the_run_without_them(tmp_path):
     """The steps are as large as in the test of whole weights. The engine's weights are rounded
     after the sum and the learner's before it, so the mismatch is larger than with one set of
     bfloat16 weights.
     """
-    learner, engine = build(model_path, lora=LORA)
+    write_tiny_qwen3(tmp_path, tied=False, hidden_size=64, num_layers=2)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    learner, engine = build(str(tmp_path), lora=LORA)
     before = {name: tensor.clone() for name, tensor in learner.weights()}
     mismatches = train(learner, engine, sync=True)
     print("mismatch in nats at the start and after one and two steps:", mismatches)

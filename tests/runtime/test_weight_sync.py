@@ -10,6 +10,10 @@ import torch.distributed as dist
 from learner_setup import NO_ADAPTERS, make_learner
 from small_engine import small_engine
 from tiny_models import write_tiny_qwen3, write_tiny_qwen3_moe
+from vllm.distributed.parallel_state import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+)
 
 from april_rl.algorithm.age import age_weights, decay
 from april_rl.algorithm.aggregation import token_mean
@@ -40,8 +44,8 @@ MODELS = {
 def _group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
-    if dist.is_initialized():  # vLLM may have destroyed it together with its own groups
-        dist.destroy_process_group()
+    destroy_model_parallel()  # engines with experts have more groups
+    destroy_distributed_environment()
 
 
 @pytest.fixture(params=[pytest.param("tied", marks=pytest.mark.soak), "untied", "experts"])
@@ -68,7 +72,6 @@ def build(
         model_path,
         max_model_len=128,
         max_num_seqs=32,
-        kv_cache_gib=0.25,
         temperature=0.8,
         dtype=dtype,
         lora=lora if sends_adapter(lora) else None,

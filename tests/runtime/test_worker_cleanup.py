@@ -22,10 +22,12 @@ from april_rl.supervision.watchdog import Watchdog
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def embedded_ray() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def embedded_ray() -> Iterator[list[psutil.Process]]:
+    """Start Ray for the tests of this module, of which one stops it; yield what was started."""
+    before = psutil.Process().children()
     start_ray(num_workers=1, address=None)
-    yield
+    yield [each for each in psutil.Process().children() if each not in before]
     stop_ray()
 
 
@@ -60,24 +62,6 @@ def test_ray_starts_no_idle_processes():
     assert not any(title.startswith("ray::IDLE") for title in titles)
 
 
-def test_stopping_ray_waits_until_its_processes_have_ended(monkeypatch):
-    """On a busy machine, one second is too short for each. Fails when a process is left to the
-    garbage collector, which would print a warning in a later test.
-    """
-    before = psutil.Process().children()
-    start_ray(num_workers=1, address=None)
-    started = [each for each in psutil.Process().children() if each not in before]
-    wait = subprocess.Popen.wait
-
-    def wait_on_a_busy_machine(process, timeout=None):
-        return wait(process, 0 if timeout == 1 else timeout)
-
-    monkeypatch.setattr(subprocess.Popen, "wait", wait_on_a_busy_machine)
-    stop_ray()
-    assert [each for each in started if each.is_running()] == []
-    assert len(started) > 2
-
-
 @pytest.mark.usefixtures("embedded_ray")
 def test_a_worker_that_ray_does_not_end_is_killed(tmp_path):
     """Fails when the process survives Ray's error; the error is still raised."""
@@ -95,6 +79,21 @@ def test_a_worker_that_ray_does_not_end_is_killed(tmp_path):
             assert process.wait(timeout=20) == -signal.SIGKILL
         finally:
             process.kill()
+
+
+def test_stopping_ray_waits_until_its_processes_have_ended(embedded_ray, monkeypatch):
+    """On a busy machine, one second is too short for each. Fails when a process is left to the
+    garbage collector, which would print a warning in a later test.
+    """
+    wait = subprocess.Popen.wait
+
+    def wait_on_a_busy_machine(process, timeout=None):
+        return wait(process, 0 if timeout == 1 else timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait_on_a_busy_machine)
+    stop_ray()
+    assert [each for each in embedded_ray if each.is_running()] == []
+    assert len(embedded_ray) > 2
 
 
 def test_the_terminal_shows_only_the_watchdogs_message_about_a_killed_worker(tmp_path):
