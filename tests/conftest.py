@@ -1,5 +1,6 @@
 """Set-up of every test: one thread, the longest files first, nothing left from the test before."""
 
+import atexit
 import gc
 import os
 import signal
@@ -39,6 +40,9 @@ settings.load_profile("april_rl")
 # Collecting imports torch, transformers and vLLM. Python would search their millions of objects for
 # reference cycles again and again, which takes a quarter of the time.
 gc.disable()
+# Let Python free them at its end, because nanobind lists what is left. pytest's own searches at
+# the end of the tests, of two seconds each, still leave them out.
+atexit.register(gc.unfreeze)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -89,11 +93,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         cpu_s = dict(report.user_properties).get("cpu_s", 0.0)
         if report.when == "call" and cpu_s > SLOW_S and "slow" not in report.keywords:
             terminalreporter.write_line(f"not marked slow: {cpu_s:.1f} s of CPU, {report.nodeid}")
-
-
-def pytest_unconfigure() -> None:
-    """Let Python free the imports at its end, because nanobind lists what is left."""
-    gc.unfreeze()
 
 
 def pytest_keyboard_interrupt() -> None:

@@ -38,6 +38,7 @@ Parsed: TypeAlias = sympy.Basic | sympy.MatrixBase
 _UNBOUNDED = (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
 
 
+@lru_cache(maxsize=1024)  # responses of a group often state the same answer
 def are_equal_formulas(gold: str, text: str) -> bool:
     """Return whether two formulas are equal; False where one cannot be read as a whole."""
     keeps_case = _has_both_cases(gold) or _has_both_cases(text)
