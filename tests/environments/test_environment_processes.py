@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import shutil
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from agent_episodes import agents, play, question
@@ -18,19 +20,35 @@ from april_rl.environments import threads as threads_module
 from april_rl.environments.threads import Threads, time_limit
 from april_rl.outside import supervisor as supervisor_module
 
+SECRETS = ("HF_TOKEN", "TOOL_KEY", "PLACE")
 
-def _variables_seen(notes):
+
+def _limited_process(notes: Path) -> str:
+    """In a process with secrets and few files, of which the server of processes keeps a copy: start
+    an environment that notes its variables, and one that counts its files. Return their number and
+    how many are allowed.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    os.environ.update(dict.fromkeys(SECRETS, "1234"))
     with pool("Variables", secrets=["TOOL_KEY"]) as environments:
         answer(environments, say(hear(environments, fresh(notes=notes)), "a"))
+    with pool("Plain") as environments:
+        observation = answer(environments, say(hear(environments, fresh()), "files"))
+    return f"{text_of(observation)} {min(hard, 65536)}"
+
+
+@pytest.fixture(scope="module")
+def limited_process(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    notes = tmp_path_factory.mktemp("process") / "notes"
+    return notes, in_own_process(_limited_process, notes)
 
 
 @pytest.mark.slow
-def test_secrets_of_the_machine_reach_an_environment_only_through_a_setting(monkeypatch, tmp_path):
+def test_secrets_of_the_machine_reach_an_environment_only_through_a_setting(limited_process):
     """Neither its process nor the programs that it starts get them otherwise."""
-    for name in ("HF_TOKEN", "TOOL_KEY", "PLACE"):
-        monkeypatch.setenv(name, "1234")
-    in_own_process(_variables_seen, tmp_path / "notes")
-    for line in (tmp_path / "notes").read_text().splitlines():
+    notes, _ = limited_process
+    for line in notes.read_text().splitlines():
         seen = json.loads(line)
         assert "HF_TOKEN" not in seen
         assert (seen["TOOL_KEY"], seen["PLACE"]) == ("1234", "1234")
@@ -95,18 +113,9 @@ def test_every_exception_of_a_thread_is_reported_at_once_with_its_line(turn, mes
     assert "environment_classes.py:" in failure
 
 
-def _files_of_processes(notes):
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    with pool("Plain") as environments:
-        observation = answer(environments, say(hear(environments, fresh()), "files"))
-        notes.write_text(f"{text_of(observation)} {min(hard, 65536)}")
-
-
 @pytest.mark.slow
-def test_as_many_files_as_the_system_allows_may_be_open(tmp_path):
-    in_own_process(_files_of_processes, tmp_path / "notes")
-    theirs, allowed = (tmp_path / "notes").read_text().split()
+def test_as_many_files_as_the_system_allows_may_be_open(limited_process):
+    theirs, allowed = limited_process[1].split()
     assert theirs == allowed
 
 

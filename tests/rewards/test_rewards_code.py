@@ -87,7 +87,7 @@ def test_a_check_function_is_one_test() -> None:
     ],
 )
 def test_broken_programs_are_worth_zero(response: str) -> None:
-    assert score(response, ASSERTS, timeout_s=1.0) == 0.0
+    assert score(response, ASSERTS, timeout_s=0.5) == 0.0
 
 
 def test_the_last_complete_block_after_the_thinking_counts() -> None:
@@ -103,7 +103,7 @@ def test_blocks_that_never_close_are_read_in_linear_time() -> None:
 
 
 def test_a_right_program_passes_all_of_many_cases() -> None:
-    cases = [{"input": f"{number}\n", "output": f"{2 * number}\n"} for number in range(200)]
+    cases = [{"input": f"{number}\n", "output": f"{2 * number}\n"} for number in range(60)]
     code = Code(sandbox=Sandbox(level="none"), value="share", timeout_s=1.0, limit_s=120.0)
     assert code.score(PROGRAM, cases) == 1.0
 
@@ -132,7 +132,7 @@ def test_an_endless_case_ends_the_response_with_what_passed_before(
     program: str, share: float
 ) -> None:
     cases = [{"input": str(n), "output": str(2 * n)} for n in range(1, 401)]
-    assert score(f"```python\n{program}\n```", cases, timeout_s=1.0) == share
+    assert score(f"```python\n{program}\n```", cases, timeout_s=0.5) == share
 
 
 class CountedSandbox:

@@ -123,10 +123,11 @@ def test_a_missing_answer_or_gold_answer_makes_the_reward_fail(answer, gold):
     ["(", "{}", r"\frac{", "1,", "=1", "x", "1 ", ": ", "a is ", "-", " ", "$", ". I hope "],
 )
 def test_a_long_answer_takes_little_time(piece):
-    start_s = time.monotonic()
+    """CPU time, because other programs may keep this one waiting."""
+    start_s = time.process_time()
     assert score_math(rf"\boxed{{1x{piece * 50_000}x}}", "1", soft_timeout_s=20) == 0.0
     assert score_math(f"Answer: 1x{piece * 50_000}x", "1", soft_timeout_s=20) == 0.0
-    assert time.monotonic() - start_s < 3
+    assert time.process_time() - start_s < 3
 
 
 def test_nested_brackets_take_little_time():

@@ -57,11 +57,12 @@ def model(folder: Path) -> RewardModel:
     return load_reward_model(path=str(folder), batch_size=2)
 
 
-def direct(folder: Path, text: str) -> float:
+def direct(folder: Path, *texts: str) -> list[float]:
     loaded = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    token_ids = character_tokenizer()(text, add_special_tokens=False)["input_ids"]
+    tokenizer = character_tokenizer()
+    tokenized = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     with torch.no_grad():
-        return loaded(input_ids=torch.tensor([token_ids])).logits.item()
+        return [loaded(input_ids=torch.tensor([ids])).logits.item() for ids in tokenized]
 
 
 def scores(model: RewardModel, responses: list[str], **more: object) -> list[float | None]:
@@ -71,7 +72,7 @@ def scores(model: RewardModel, responses: list[str], **more: object) -> list[flo
 
 def test_scores_equal_a_direct_forward_pass(folder: Path, model: RewardModel) -> None:
     texts = [f"<bos>user: 1 + 1?<eos><bos>assistant: {r}<eos>" for r in RESPONSES]
-    expected = [direct(folder, text) for text in texts]
+    expected = direct(folder, *texts)
     assert scores(model, RESPONSES) == pytest.approx(expected, abs=1e-5)
     assert len({round(value, 3) for value in expected}) == len(RESPONSES)
 
@@ -94,14 +95,12 @@ def test_a_batch_changes_no_score(model: RewardModel) -> None:
         (-1, None),
     ],
 )
-@pytest.mark.parametrize("template", ["chat", "{prompt}{response}"])
 def test_every_text_gets_the_score_that_the_model_itself_gives_it(
     tmp_path: Path,
     family: str,
     padding_side: str,
     pad_token_id: int | None,
     pad_token: str | None,
-    template: str,
 ) -> None:
     """Fails when the tokenizer's padding token becomes the model's: if a text ends with that token,
     the logit of another token is read.
@@ -113,13 +112,15 @@ def test_every_text_gets_the_score_that_the_model_itself_gives_it(
         pad_token=pad_token,
         padding_side=padding_side,
     )
-    begin, end = ("<bos>user: 1 + 1?<eos><bos>assistant: ", "<eos>")
-    begin, end = (begin, end) if template == "chat" else ("1 + 1?", "")
-    expected = [direct(tmp_path, begin + response + end) for response in RESPONSES]
-    found = load_reward_model(path=str(tmp_path), batch_size=2, template=template)
-    assert scores(found, RESPONSES) == pytest.approx(expected, abs=1e-5)
-    found = replace(found, batch_size=8)
-    assert scores(found, RESPONSES) == pytest.approx(expected, abs=1e-5)
+    for template, begin, end in (
+        ("chat", "<bos>user: 1 + 1?<eos><bos>assistant: ", "<eos>"),
+        ("{prompt}{response}", "1 + 1?", ""),
+    ):
+        expected = direct(tmp_path, *(begin + response + end for response in RESPONSES))
+        found = load_reward_model(path=str(tmp_path), batch_size=2, template=template)
+        assert scores(found, RESPONSES) == pytest.approx(expected, abs=1e-5)
+        found = replace(found, batch_size=8)
+        assert scores(found, RESPONSES) == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_score_is_that_of_the_last_token(tmp_path: Path) -> None:
@@ -145,9 +146,9 @@ def test_concat_and_custom_templates_build_the_expected_text(
     folder: Path, model: RewardModel
 ) -> None:
     joined = scores(replace(model, template="concat"), ["a</think>2"])
-    assert joined == pytest.approx([direct(folder, "1 + 1?a</think>2")], abs=1e-5)
+    assert joined == pytest.approx(direct(folder, "1 + 1?a</think>2"), abs=1e-5)
     own = scores(replace(model, template="Q {prompt} A {response}"), ["a</think> {prompt}"])
-    assert own == pytest.approx([direct(folder, "Q 1 + 1? A {prompt}")], abs=1e-5)
+    assert own == pytest.approx(direct(folder, "Q 1 + 1? A {prompt}"), abs=1e-5)
 
 
 def test_prompt_column_replaces_the_prompt_that_the_model_scores(
@@ -156,7 +157,7 @@ def test_prompt_column_replaces_the_prompt_that_the_model_scores(
     question = [{"role": "system", "content": "Brief."}, {"role": "user", "content": "1 + 1?"}]
     text = "<bos>system: Brief.<eos><bos>user: 1 + 1?<eos><bos>assistant: 2<eos>"
     assert scores(model, ["2"], questions=[question]) == pytest.approx(
-        [direct(folder, text)], abs=1e-5
+        direct(folder, text), abs=1e-5
     )
 
 
@@ -188,7 +189,7 @@ def test_a_reward_process_gets_the_model_and_a_column(folder: Path) -> None:
     assert built.columns == ("problem",)
     text = "<bos>user: 1 + 1?<eos><bos>assistant: 2<eos>"
     values = built.call(["", ""], ["2", "2" * 60], ["", ""], problem=["1 + 1?"] * 2)
-    assert values == [pytest.approx(direct(folder, text), abs=1e-5), None]
+    assert values == [pytest.approx(direct(folder, text)[0], abs=1e-5), None]
     assert "more than args.max_tokens=50" in built.last_failure()
 
 

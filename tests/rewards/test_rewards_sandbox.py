@@ -40,16 +40,6 @@ def test_landlock_stops_every_threat_of_the_self_test() -> None:
     assert check_isolation(LANDLOCK).stopped == set(Threat)
 
 
-@needs_landlock
-@pytest.mark.parametrize("abi", range(1, landlock.abi_version() + 1))
-def test_older_kernels_stop_every_threat_too(abi: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_jail(
-        monkeypatch,
-        f"from april_rl.rewards.code import landlock as l; l.abi_version = lambda: {abi}",
-    )
-    assert probe(LANDLOCK).stopped == set(Threat)
-
-
 def test_without_landlock_the_filter_stops_everything_except_file_access() -> None:
     assert probe(NONE).stopped == WITHOUT_LANDLOCK
 
@@ -74,7 +64,6 @@ def test_the_self_test_finds_a_hole_in_the_filter(
     rule: str, threat: Threat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_jail(monkeypatch, f"from april_rl.rewards.code import seccomp as s; {rule}")
-    assert threat not in probe(LANDLOCK).stopped
     with pytest.raises(SandboxError, match=f"does not stop {threat}.*sandbox: none"):
         check_isolation(LANDLOCK)
 

@@ -150,7 +150,11 @@ def test_only_the_right_program_is_rewarded_not_a_wrong_one_or_one_that_does_not
     assert score(right, tests, entry) == 1.0
     assert score(wrong, tests, entry) == 0.0
     assert score("pass", tests, entry) == 0.0
-    assert score("raise RuntimeError", tests, entry) == 0.0
+
+
+@pytest.mark.parametrize("tests", [UNITTEST, [PROGRAM], [CALL]])
+def test_a_program_that_raises_passes_no_test(tests: object) -> None:
+    assert score("raise RuntimeError", tests) == 0.0
 
 
 @pytest.mark.parametrize("tests", [APPS, [CALL], PRIME])
@@ -232,30 +236,31 @@ def test_with_value_all_one_weak_test_does_no_harm() -> None:
         score("pass", "assert True", value="all")
 
 
-@pytest.mark.parametrize(
-    ("returned", "expected", "is_right"),
-    [
-        ("(1, [2, (3,)])", [1, [2, [3]]], True),
-        ("{1: 'a'}", {"1": "a"}, True),
-        ("0.1 + 0.2", 0.3, True),
-        ("0.3001", 0.3, False),
-        ("1.0", 1, True),
-        ("10**20 + 1", 10**20, False),
-        ("True", 1, False),
-        ("'3'", 3, False),
-        ("None", None, True),
-        ("{1, 2}", [1, 2], False),
-        ("__import__('numpy').arange(2) + 0.5", [0.5, 1.5], True),
-        ("3", [3], True),
-        ("[3]", 3, False),
-        ("[1, 2]", [2, 1], False),
-    ],
-)
-def test_returned_values_are_compared_as_json(
-    returned: str, expected: object, is_right: bool
-) -> None:
-    tests = {"fn_name": "f", "inputs": [[]], "outputs": [expected]}
-    assert score(f"def f():\n    return {returned}", tests) == float(is_right)
+EQUAL: dict[str, object] = {
+    "(1, [2, (3,)])": [1, [2, [3]]],
+    "{1: 'a'}": {"1": "a"},
+    "0.1 + 0.2": 0.3,
+    "1.0": 1,
+    "None": None,
+    "__import__('numpy').arange(2) + 0.5": [0.5, 1.5],
+    "3": [3],
+}
+DIFFERENT: dict[str, object] = {
+    "0.3001": 0.3,
+    "10**20 + 1": 10**20,
+    "True": 1,
+    "'3'": 3,
+    "{1, 2}": [1, 2],
+    "[3]": 3,
+    "[1, 2]": [2, 1],
+}
+
+
+@pytest.mark.parametrize(("values", "share"), [(EQUAL, 1.0), (DIFFERENT, 0.0)])
+def test_returned_values_are_compared_as_json(values: dict[str, object], share: float) -> None:
+    """Expected values by expression: a function evaluates its argument."""
+    tests = {"fn_name": "f", "inputs": [[each] for each in values], "outputs": [*values.values()]}
+    assert score("def f(text):\n    return eval(text)", tests) == share
 
 
 def test_the_expected_value_of_a_call_never_enters_the_sandbox() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import ray
-from command_line import command, groups_of, rows_of, run, run_here, steps_of, write_task
+from command_line import command, groups_of, run, run_here, steps_of, write_task
 from composed_config import load, refusal
 from equal_runs import SETTINGS, check_equal, copy_as_killed
 from wandb_files import check_one_run
@@ -77,17 +77,11 @@ def test_a_run_resumed_in_one_process_equals_the_whole_run_with_ray(ended) -> No
 
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_a_breakpoint_in_a_loss_is_reached_and_a_second_run_can_follow(
-    ended, tmp_path: Path
-) -> None:
-    """Fails when the loss is computed in another process, or a run leaves something behind that
-    stops the next one.
-    """
-    folder, stops = ended
+def test_a_breakpoint_in_a_loss_is_reached(ended) -> None:
+    """Fails when the loss is computed in another process."""
+    _, stops = ended
     assert stops
     assert all(inputs.logprobs.requires_grad for inputs in stops)
-    run_here(folder, tmp_path / "second", "trainer.num_steps=1", "evaluation.every=100")
-    assert rows_of(tmp_path / "second")[-1]["step"] == 1
     assert not ray.is_initialized()
 
 

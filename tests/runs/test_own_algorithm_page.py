@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import command, refusal, rows_of, run
+from command_line import refusal, rows_of, run, run_here
 from source_tree import ROOT
 
 PAGE = (ROOT / "docs" / "own_algorithm.md").read_text(encoding="utf-8")
@@ -20,22 +20,25 @@ SMALL = (
 
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_the_command_of_the_page_trains_with_the_functions_of_the_page(tmp_path: Path) -> None:
+def test_the_command_of_the_page_trains_with_the_functions_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fails when a function is not used, or its metric is not logged."""
-    learning = "        open('learned', 'a').write(f'{index} {len(rewards)}\\n')\n"
+    learning = "        with open('learned', 'a') as file:\n"
+    learning += "            file.write(f'{index} {len(rewards)}\\n')\n"
     code = MODULE.replace("        if not any(rewards):", f"{learning}        if not any(rewards):")
     (tmp_path / "my_algorithm.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     own = (
         "algorithm.advantage=my_algorithm:signs",
         "algorithm.group_filter=my_algorithm:is_mixed",
         "data.sampler=my_algorithm:InOrder",
         "algorithm.args={high: 1.000001, scale: 0.5}",
-        "runtime.ray=false",
     )
     words = [word.strip("'") for word in WORDS.split() if not word.startswith("'algorithm.args")]
     words.remove("3}")
-    done = run(command(None, tmp_path / "run", *words, *own, *SMALL), tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_here(None, tmp_path / "run", *words, *own, *SMALL)
     row = rows_of(tmp_path / "run")[-1]
     assert row["loss/own/log_ratio_abs"] > 0
     assert 0 < row["loss/clip_frac"] < 1

@@ -1,58 +1,49 @@
 """Training and evaluating from Python, as docs/python.md and its notebook show."""
 
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import pytest
 from command_line import environment, rows_of
 from source_tree import ROOT
 
-from april_rl.api import evaluate, train
+from april_rl.api import TrainedRun, evaluate, train
 from april_rl.commands import checkpoint
+from april_rl.config.store import recipes
 from april_rl.errors import RunError
 
 ONE_PROCESS = {"ray": False, "threads": 1}
 
 
-def ran(code: str, folder: Path, *, is_script: bool) -> str:
-    """Run code in `folder`, as a script or as a notebook, which has no file; return its output."""
-    (folder / "script.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, *(["script.py"] if is_script else ["-c", code])],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_the_code_of_the_page_trains_and_evaluates(tmp_path: Path) -> None:
-    """With a reward and data given as objects, but smaller and without Ray. Fails when the page is
-    wrong, or another reward is used.
+def test_the_code_of_the_page_trains_and_evaluates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a script in this process, with a reward and data given as objects, but smaller and without
+    Ray. Fails when the page is wrong, or another reward is used.
     """
     [code] = (ROOT / "docs" / "python.md").read_text().split("```python\n")[1:]
     code = code.partition("```")[0]
     for shown, small in (
         ('"evaluation.sets.held_out=null",', '"evaluation.sets.held_out=null", *SMALL,'),
         ('"num_steps": 3, "num_groups": 8', '"num_steps": 1, "num_groups": 4'),
-        ("evaluation.max_prompts=32", "evaluation.max_prompts=4"),
+        ('"evaluation.max_prompts=32"', '"evaluation.max_prompts=4", *SMALL[:2]'),
     ):
         assert shown in code
         code = code.replace(shown, small)
     small = ("runtime.ray=false", "runtime.threads=1", "rollout.group_size=4")
-    printed = ran(f"SMALL = {small}\n{code}", tmp_path, is_script=True)
+    (tmp_path / "script.py").write_text(f"SMALL = {small}\n{code}")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
+    printed = capsys.readouterr().out
     [run_dir] = (tmp_path / "outputs" / "tiny_cpu").iterdir()
     rows = rows_of(run_dir)
     assert [row["step"] for row in rows] == [0, 1]
@@ -73,20 +64,30 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     cells = json.loads((ROOT / "docs" / "python.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert len(code) == 5
-    ran("\n\n".join(code), tmp_path, is_script=False)
+    subprocess.run(
+        [sys.executable, "-c", "\n\n".join(code)],
+        cwd=tmp_path,
+        env=environment(),
+        timeout=600,
+        check=True,
+    )
     [run_dir] = (tmp_path / "outputs" / "tiny_cpu").iterdir()
     assert rows_of(run_dir)[-1]["step"] == 20
 
 
-@pytest.mark.slow
-@pytest.mark.cpu_engine
-def test_rows_and_settings_of_python_train_until_on_step_returns_true(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Fails when another step is trained, the run ends without evaluation or export, or its
-    checkpoint does not say how to resume it.
-    """
-    recipe = tmp_path / "conf" / "recipe" / "mine_python.yaml"
+class Trained(NamedTuple):
+    """A run with rows, settings, a tool and `on_step`, all objects of Python."""
+
+    folder: Path
+    run: TrainedRun
+    seen: dict[int, dict[str, float]]  # rows of metrics by step, as `on_step` got them
+    calls: Path  # a line for each call of the tool
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("trained")
+    recipe = folder / "conf" / "recipe" / "mine_python.yaml"
     recipe.parent.mkdir(parents=True)
     recipe.write_text("defaults: [tiny_cpu]\nname: mine_python\n")
     digits = range(1, 10)
@@ -94,40 +95,11 @@ def test_rows_and_settings_of_python_train_until_on_step_returns_true(
         {"prompt": f"a3+b{b}+c{c}+d5=", "answer": str(b + c + 8)} for b in digits for c in digits
     ]
     seen: dict[int, dict[str, float]] = {}
+    calls = folder / "calls"
 
     def on_step(step: int, row: Mapping[str, float]) -> bool:
         seen[step] = dict(row)
         return step == 2
-
-    run = train(
-        "mine_python",
-        {"runtime": ONE_PROCESS, "evaluation.sets.held_out": None},
-        run_dir=tmp_path / "run",
-        config_dir=tmp_path / "conf",
-        data=rows,
-        held_out={"own": rows[:8]},
-        reward="exact",
-        on_step=on_step,
-        trainer={"num_steps": 9, "num_groups": 4},
-        rollout={"group_size": 4},
-    )
-    logged = {int(row.pop("step")): row for row in rows_of(run.path)}
-    assert list(logged) == list(seen) == [0, 1, 2]
-    assert seen[1] == logged[1]
-    assert "eval/own/avg_at_k" in logged[2]
-    assert run.export is not None
-    assert run.export.name == "step_2"
-    capsys.readouterr()
-    assert checkpoint.main(["show", str(run.path)]) == 0
-    resume = next(line for line in capsys.readouterr().out.splitlines() if "resume" in line)
-    assert f"--config-dir {tmp_path / 'conf'} +recipe=mine_python" in resume
-    assert f"data.path={tmp_path / 'run' / 'inputs' / 'data.jsonl'}" in resume
-
-
-@pytest.mark.slow
-@pytest.mark.cpu_engine
-def test_functions_are_tools_that_the_policy_calls(tmp_path: Path) -> None:
-    log = tmp_path / "calls"
 
     def boxed(value: str) -> str:
         """Receive a sum.
@@ -135,22 +107,54 @@ def test_functions_are_tools_that_the_policy_calls(tmp_path: Path) -> None:
         Args:
             value: The sum.
         """
-        with log.open("a") as file:
+        with calls.open("a") as file:
             file.write(f"{value}\n")
         return "0"
 
-    settings = {"environment": {"max_turns": 2, "max_observation_tokens": 16}}
     run = train(
-        "tiny_cpu",
-        settings | {"runtime": ONE_PROCESS, "data": {"template": "chat"}},
-        run_dir=tmp_path / "run",
+        "mine_python",
+        {"runtime": ONE_PROCESS, "evaluation.sets.held_out": None, "data": {"template": "chat"}},
+        run_dir=folder / "run",
+        config_dir=folder / "conf",
+        data=rows,
+        held_out={"own": rows[:4]},
+        reward="exact",
         tools=[boxed],
-        trainer={"num_steps": 1, "num_groups": 4},
-        evaluation={"max_prompts": 4},
+        on_step=on_step,
+        environment={"max_turns": 2, "max_observation_tokens": 16},
+        trainer={"num_steps": 9, "num_groups": 4},
         rollout={"group_size": 4},
     )
-    assert len(log.read_text().splitlines()) >= 4 * 4
-    lines = (run.path / "samples" / "step_00001.jsonl").read_text().splitlines()
+    recipes().pop("mine_python")  # so that other tests do not see it
+    return Trained(folder, run, seen, calls)
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_rows_and_settings_of_python_train_until_on_step_returns_true(
+    trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails when another step is trained, the run ends without evaluation or export, or its
+    checkpoint does not say how to resume it.
+    """
+    folder, run, seen, _ = trained
+    logged = {int(row.pop("step")): row for row in rows_of(run.path)}
+    assert list(logged) == list(seen) == [0, 1, 2]
+    assert seen[1] == logged[1]
+    assert "eval/own/avg_at_k" in logged[2]
+    assert run.export is not None
+    assert run.export.name == "step_2"
+    assert checkpoint.main(["show", str(run.path)]) == 0
+    resume = next(line for line in capsys.readouterr().out.splitlines() if "resume" in line)
+    assert f"--config-dir {folder / 'conf'} +recipe=mine_python" in resume
+    assert f"data.path={folder / 'run' / 'inputs' / 'data.jsonl'}" in resume
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_functions_are_tools_that_the_policy_calls(trained: Trained) -> None:
+    assert len(trained.calls.read_text().splitlines()) >= 2 * 4 * 4
+    lines = (trained.run.path / "samples" / "step_00001.jsonl").read_text().splitlines()
     conversations = [json.loads(line)["conversation"] for line in lines]
     assert ["environment", " 0 "] in [said[1] for said in conversations]
 

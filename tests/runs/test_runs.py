@@ -1,13 +1,14 @@
 """Whole runs through the command; each setting is recognised by an effect that only it has."""
 
 import re
+import sys
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
-from command_line import LEDGER_STATES, command, groups_of, refusal, rows_of, run, steps_of
+from command_line import LEDGER_STATES, command, groups_of, refusal, rows_of, steps_of
 from exported_adapters import check_merged
 from metric_keys import missing, undescribed_keys
 from safetensors.torch import load_file
@@ -17,6 +18,7 @@ from two_worker_runs import ENGINES, TwoWorkers, run_two_workers
 from april_rl.checkpointing.checkpointer import STATE
 from april_rl.checkpointing.columns import read_state
 from april_rl.checkpointing.manifest import read_manifest
+from april_rl.command_line import main
 from april_rl.commands import checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
@@ -229,10 +231,12 @@ def test_a_learned_over_sampling_factor_starts_at_one_and_reports_its_changes(
     assert len(told) == changes
 
 
-def test_a_sweep_over_alpha_starts_from_an_export_on_a_mixture(two_workers, first, tmp_path):
+def test_a_sweep_over_alpha_starts_from_an_export_on_a_mixture(
+    two_workers, first, tmp_path, monkeypatch, capfd
+):
     """One synchronous and one one-shot run, each in its own folder, and a refused run between them.
     Fails when vLLM or the learner cannot load what a run exports, sources do not get their shares,
-    or a failed run ends the sweep.
+    a failed run ends the sweep, or a run leaves something behind that stops the next one.
     """
     swept = command(
         two_workers.folder,
@@ -249,12 +253,16 @@ def test_a_sweep_over_alpha_starts_from_an_export_on_a_mixture(two_workers, firs
         "tracking.save_samples_every=1",
         "runtime.ray=false",
     )
-    done = run([*swept, "--multirun"], tmp_path)
-    assert done.returncode == 1
-    assert "error: rollout.over_sampling_factor must be" in done.stderr
-    assert done.stderr.endswith("sweep/1_run\n"), done.stderr[-3000:]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the program sets it
+    monkeypatch.setattr(sys, "argv", [*swept[2:], "--multirun"])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    printed = capfd.readouterr()
+    assert "error: rollout.over_sampling_factor must be" in printed.err
+    assert printed.err.endswith("sweep/1_run\n"), printed.err[-3000:]
     assert (tmp_path / "sweep" / "comparison.html").stat().st_size > 10_000
-    assert "α = 2 one-shot" in done.stdout
+    assert "α = 2 one-shot" in printed.out
     folders = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
     assert [path.name for path in folders] == ["0_run", "2_run"]
     for run_dir, factor in zip(folders, (1, 2), strict=True):

@@ -89,26 +89,25 @@ def test_a_refused_run_does_not_end_the_others_of_the_sweep(tmp_path: Path) -> N
 
 
 SIGNALLED = """
-import os, signal, sys
+import os, signal, time
 from april_rl import command_line
-from april_rl.planning import plan
 
 class Dropped:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)
 
-def settle(config, settle=plan.settle, **machine):
+def start(config):
     Dropped()
-    return settle(config, **machine)
+    time.sleep(60)
 
-plan.settle = settle
+command_line.check_early = start
 command_line.main()
 """
 
 
 def test_a_stop_whose_exception_python_drops_still_ends_the_start_soon(tmp_path: Path) -> None:
-    """SIGTERM arrives while an object's `__del__` runs, before Ray starts. Fails when the start
-    continues, and stacks of threads are printed only at the deadline.
+    """SIGTERM arrives while an object's `__del__` runs, in a start that only sleeps. Fails when the
+    start continues, and stacks of threads are printed only at the deadline.
     """
     done = subprocess.run(
         [sys.executable, "-c", SIGNALLED, "+recipe=tiny_cpu", "hydra.run.dir=run"],
