@@ -27,6 +27,8 @@ def test_the_command_of_the_page_trains_with_the_functions_of_the_page(
     learning = "        with open('learned', 'a') as file:\n"
     learning += "            file.write(f'{index} {len(rewards)}\\n')\n"
     code = MODULE.replace("        if not any(rewards):", f"{learning}        if not any(rewards):")
+    filtering = "    with open('filtered', 'a') as file:\n        file.write('a group\\n')\n"
+    code = code.replace("    return 0.0 <", f"{filtering}    return 0.0 <")
     (tmp_path / "my_algorithm.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -51,6 +53,7 @@ def test_the_command_of_the_page_trains_with_the_functions_of_the_page(
     assert all(len(rewards) == 2 for rewards in by_prompt.values())
     lines = {int(sample["source"].rpartition(":")[2]) for sample in samples}
     assert max(lines) < 60, "prompts at the beginning of the file"
+    assert len((tmp_path / "filtered").read_text().splitlines()) >= 8, "each group of two steps"
     trial, *learned = [line.split() for line in (tmp_path / "learned").read_text().splitlines()]
     assert trial == ["0", "2"], "two invented rewards, before training"
     assert len(learned) >= 8
