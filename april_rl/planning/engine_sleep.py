@@ -79,7 +79,7 @@ def decide_sleep_and_resume(
     their activations twice, and rollout.resume: parked samples keep their KV cache where engines
     stay awake.
 
-    `inputs` are those of `config`, and `room` is the memory of the fullest GPU. Raise
+    `inputs` belong to `config`, and `room` is the memory of the fullest GPU. Raise
     PreflightError as `settle_sleep` does.
     """
     demand = peak_demand(config, inputs.layout)
