@@ -27,11 +27,11 @@ class Leftovers:
 
     def __str__(self) -> str:
         parts = {
-            f"parked groups with {self.parked_tokens} response tokens": self.parked,
-            "ready groups (rollout.drain_steps trains them)": self.ready,
-            "groups of an update that did not end": self.collected,
+            f"parked ({self.parked_tokens} response tokens)": self.parked,
+            "ready (rollout.drain_steps trains them)": self.ready,
+            "of an update that did not end": self.collected,
         }
-        return ", ".join(f"{len(groups)} {what}" for what, groups in parts.items() if groups)
+        return "groups: " + ", ".join(f"{len(groups)} {what}" for what, groups in parts.items() if groups)
 
     def write(self, path: Path) -> None:
         """Write `lines` to a file; raise OSError when that fails."""

@@ -11,9 +11,14 @@ def test_every_token_that_was_generated_and_not_trained_is_written():
     under_way = run.step().groups
     while not 0 < run.buffer.num_ready < run.buffer.num_live:
         under_way = run.step().groups
-    lines = [json.loads(line) for line in run.collector.leftovers(under_way=under_way).lines()]
+    leftovers = run.collector.leftovers(under_way=under_way)
+    lines = [json.loads(line) for line in leftovers.lines()]
     assert {line["state"] for line in lines} == {"collected", "ready", "parked"}
     trained = [s for scored in run.trained[: -len(under_way)] for s in scored.group.samples]
     tokens = sum(len(c["token_ids"]) for line in lines for c in line["spans"])
     assert tokens == run.fakes.generated - sum(sample.num_tokens for sample in trained)
     assert all(len(c["logprobs"]) == len(c["token_ids"]) for line in lines for c in line["spans"])
+    num_parked = len({line["prompt_id"] for line in lines if line["state"] == "parked"})
+    assert f"groups: {num_parked} parked ({leftovers.parked_tokens} response tokens), 1 ready (" in (
+        str(leftovers)
+    )
