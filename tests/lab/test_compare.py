@@ -297,7 +297,9 @@ def test_the_command_prints_the_table_and_writes_the_page(
     printed = capsys.readouterr().out
     assert printed.splitlines()[0].split() == [SYNCHRONOUS, "α", "=", "2.0"]
     assert str(path) in printed
-    assert "<table>" in path.read_text()
+    page = path.read_text()
+    assert "<title>Comparison of runs</title>" in page
+    assert "<table>" in page
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def _omission_note(comparison: RunComparison) -> list[str]:
 
 def comparison_page(comparison: RunComparison) -> str:
     """Return the page."""
-    return html.page("RunComparison of runs", _body(comparison))
+    return html.page("Comparison of runs", _body(comparison))
 
 
 def _body(comparison: RunComparison) -> Iterator[str]:
