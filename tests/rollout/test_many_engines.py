@@ -1,6 +1,8 @@
 """Which engine a sample goes to, which versions groups have, and when Python collects garbage."""
 
 import gc
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -162,8 +164,30 @@ def test_garbage_of_a_rollout_is_not_collected_at_once():
     assert gc.get_freeze_count() == 0
 
 
-def test_what_an_import_made_is_left_out_of_all_later_searches():
+def test_what_an_import_made_is_left_out_of_searches():
     with imports_never_searched():
         made = [[number] for number in range(2000)]
     assert not {id(each) for each in gc.get_objects()}.intersection(map(id, made))
     assert gc.isenabled()
+
+
+FREES_AT_ITS_END = """
+from april_rl.rollout.garbage_collection import imports_never_searched
+
+class Loop:
+    def __init__(self):
+        self.own = self
+    def __del__(self):
+        print("freed")
+
+with imports_never_searched():
+    Loop()
+print("end")
+"""
+
+
+def test_what_an_import_made_is_freed_at_the_end_of_the_process():
+    """Fails when nanobind lists the functions of triton below the message of a failed start."""
+    command = [sys.executable, "-c", FREES_AT_ITS_END]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "end\nfreed\n"
