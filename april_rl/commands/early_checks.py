@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from april_rl.config import TrainConfig
 from april_rl.data.files import check_files
@@ -25,7 +26,9 @@ def check_early(
     check_versions()
     from april_rl.planning.sizes import context_length  # it needs numpy, which --cfg job does not
 
-    context_length(config, is_training=trains)
+    sets = config.evaluation.sets if evaluates else {}
+    counted = replace(config, evaluation=replace(config.evaluation, sets=sets))
+    context_length(counted, is_training=trains)
     config = resolve_builtins(config)
     if loads_model:
         check_model_folder(config.model.path)

@@ -9,12 +9,15 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+from composed_config import load
 from small_checkpoints import write as write_checkpoint
 from source_tree import ROOT
 
+from april_rl.commands.early_checks import check_early
 from april_rl.config import TrainConfig
 from april_rl.data.errors import DataError
 from april_rl.data.files import check_files
+from april_rl.errors import RunError
 from april_rl.outside.user_code import check_named
 from april_rl.planning.errors import PreflightError
 from april_rl.planning.model_folder import check_model_folder
@@ -177,6 +180,15 @@ SENTENCES = {
     "data.answer_column=gold": "/problems/{file}.jsonl has no column data.answer_column=gold; "
     "the columns are prompt, answer",
 }
+
+
+def test_a_command_that_does_not_evaluate_needs_no_context_for_evaluations() -> None:
+    """Fails when a profile, which replaces the evaluation sets, is refused because of them."""
+    lengths = ("engine.max_model_len=352", "evaluation.max_response_tokens=4000")
+    config = load("+recipe=tiny_cpu", *lengths)
+    with pytest.raises(RunError, match=r"evaluation\.max_response_tokens = 4096, got 352"):
+        check_early(config)
+    assert check_early(config, evaluates=False).evaluation.sets.keys() == {"held_out"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
