@@ -114,6 +114,21 @@ def test_evaluate_gives_a_data_set_its_task_settings_as_training_does(
     assert [chosen.args for chosen in asked] == [{"max_digits": 1}]
 
 
+def test_ctrl_c_ends_in_one_word_and_leaves_no_empty_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails when the user sees a traceback, or a script cannot tell it from a mistake."""
+
+    def begin(*_: object, folder: Path, **__: object) -> None:
+        folder.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("april_rl.commands.evaluation_run.EvaluationRun", begin)
+    assert main(["evaluate", TINY, f"output={tmp_path / 'out'}"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_evaluation_is_never_overwritten(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
