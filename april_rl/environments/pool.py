@@ -97,6 +97,9 @@ class EnvironmentPool(Supervisor):
     def _can_begin_again(self, subject: Sample) -> bool:
         return self._may_replay or not subject.completions
 
+    def _origin(self, subject: Sample) -> tuple[str, int] | None:
+        return None if subject.spans else (subject.prompt.dataset, subject.prompt.id)
+
     def _request(self, question: Question, *, is_begun: bool) -> EpisodeRequest:
         sample, config = question.subject, self._config
         self.notes.keep(sample.id)

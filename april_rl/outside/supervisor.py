@@ -12,10 +12,9 @@ Invariants, and the tests in tests/environments that hold them:
 - quarantine: questions that were open in a process that died are asked one at a time, in a process
   where no other one begins, so that the one that ends processes takes no other along
   (test_an_episode_that_ends_its_process_does_not_fail_others);
-- an end: when more than MAX_RESTARTS * num_processes processes end, and no reply came and no
-  question was given up in between, the run ends
-  (test_processes_that_keep_ending_without_a_reply_end_the_run); questions that end their processes
-  are given up one by one, so they do not (test_turns_that_end_their_processes_do_not_end_the_run);
+- an end: when subjects of more than MAX_ORIGINS origins end their processes as they begin, and no
+  reply came in between, the run ends (test_processes_that_end_as_episodes_begin_end_the_run); what
+  a subject does later never ends the run (test_turns_that_end_their_processes_do_not_end_the_run);
 - order: replies are taken in the order of the questions
   (test_replies_are_taken_in_the_order_of_the_requests).
 """
@@ -32,7 +31,7 @@ from typing import Any, NamedTuple
 from april_rl.outside.process import Process
 
 MAX_ATTEMPTS = 2
-MAX_RESTARTS = 3  # for each process, without a reply or a question given up in between
+MAX_ORIGINS = 3  # that end their processes, without a reply in between
 MAX_HUNG = 64  # calls of a process that hang, each of which occupies a thread
 
 
@@ -75,7 +74,8 @@ class Supervisor(ABC):
         self._waiting: deque[Question] = deque()  # questions for quarantine
         self._quarantine: Process | None = None
         self._alone: Question | None = None  # the open question in quarantine
-        self._num_deaths = 0  # deaths since the last reply or the last question given up
+        # What subjects that ended their processes as they began came from, since the last reply.
+        self._fatal_origins: set[Hashable] = set()
         self._known: dict[int, Any] = {}  # by number
         self._counts: Counter[str] = Counter()  # deaths, retries, and the counts of the subclass
 
@@ -117,6 +117,10 @@ class Supervisor(ABC):
         """Start a process, which calls `_on_reply` and `_on_end`."""
 
     @abstractmethod
+    def _origin(self, subject: Any) -> Hashable | None:  # noqa: ANN401
+        """Return what a subject that begins comes from; None when it has begun."""
+
+    @abstractmethod
     def _request(self, question: Question, *, is_begun: bool) -> object:
         """Return the request about a subject, begun or not; set `limit_s` of the question."""
 
@@ -154,7 +158,7 @@ class Supervisor(ABC):
         elif self._can_begin_again(question.subject):
             self._send(question, self._emptiest())
         else:
-            self._end(question, "its process has ended, and it cannot be built again")
+            self._give_up(question, "its process has ended, and it cannot be built again")
 
     def _send(self, question: Question, process: Process, *, is_begun: bool = False) -> None:
         if not is_begun:
@@ -179,7 +183,7 @@ class Supervisor(ABC):
         if process not in self._processes:
             return  # it was killed
         question, _ = self._open.pop(reply.number)
-        self._num_deaths = 0
+        self._fatal_origins.clear()
         process.replied_s = time.monotonic()
         process.is_leaving |= reply.num_hung >= MAX_HUNG
         was_alone = self._leave_quarantine(question)
@@ -195,20 +199,25 @@ class Supervisor(ABC):
         if process not in self._processes:
             return  # it was killed
         self._remove(process)
-        self._num_deaths += 1
-        if self._num_deaths > MAX_RESTARTS * self._num_processes:
-            raise self._final_error(f"its processes keep ending, the last one {reason}")
         lost = [question for question, at in self._open.values() if at is process]
         for question in lost:
             del self._open[question.number]
             was_alone = self._leave_quarantine(question)
             if len(lost) == 1 or was_alone:
+                self._note_cause(question, reason)
                 self._fail(question, f"its process {reason}", was_alone=was_alone)
             elif self._can_begin_again(question.subject):
                 self._waiting.append(question)
             else:
-                self._end(question, f"its process {reason}")
+                self._give_up(question, f"its process {reason}")
         self._ask_in_quarantine()
+
+    def _note_cause(self, question: Question, reason: str) -> None:
+        """Note that a question ended its process; raise the final error if many begin like that."""
+        if (origin := self._origin(question.subject)) is not None:
+            self._fatal_origins.add(origin)
+        if len(self._fatal_origins) > MAX_ORIGINS:
+            raise self._final_error(f"its processes keep ending, the last one {reason}")
 
     def _remove(self, process: Process) -> None:
         self._processes.remove(process)
@@ -239,7 +248,7 @@ class Supervisor(ABC):
         """Ask a failed question again, or give up."""
         is_last = question.attempt >= MAX_ATTEMPTS
         if is_last or not self._can_begin_again(question.subject):
-            self._end(question, message)
+            self._give_up(question, message)
             return
         question.attempt += 1
         if was_alone:
@@ -247,7 +256,3 @@ class Supervisor(ABC):
             return
         self._counts["retries"] += 1
         self._place(question)
-
-    def _end(self, question: Question, message: str) -> None:
-        self._num_deaths = 0
-        self._give_up(question, message)

@@ -27,12 +27,14 @@ from april_rl.config.task import RewardConfig
 from april_rl.metrics import Metrics, Sum
 from april_rl.outside.child_process import lifeline
 from april_rl.outside.mailbox import Mailbox
-from april_rl.outside.supervisor import MAX_ATTEMPTS, MAX_RESTARTS
+from april_rl.outside.supervisor import MAX_ATTEMPTS
 from april_rl.rewards.functions import MATH_VERIFY, builtin_module, reward_functions
 from april_rl.rewards.jobs import DecodedJob, Result, RewardError
 from april_rl.rewards.scorebook import Scorebook, Unit
 from april_rl.rewards.worker import Decode, about_rewards, prepare_process, score, try_on
 from april_rl.types import Prompt, Sample, Score, ScoreOutcome
+
+_MAX_RESTARTS = 3  # of all processes, without a score in between
 
 _Reply = TypeVar("_Reply")
 
@@ -235,10 +237,10 @@ class RewardPool:
 
     def _restart(self, reason: str) -> None:
         self._restarts += 1
-        if self._restarts > MAX_RESTARTS:
+        if self._restarts > _MAX_RESTARTS:
             raise RewardError(
                 f"{' and '.join(map(str, self.functions))}: the reward processes keep failing "
-                f"({reason}; restarted {MAX_RESTARTS} times without a score). {self.last_failure}"
+                f"({reason}; restarted {_MAX_RESTARTS} times without a score). {self.last_failure}"
             )
         self._stop()
         self._pool = self._new_pool()

@@ -19,8 +19,8 @@ from april_rl.environments.protocol import StepResult
 
 
 class Told:
-    """Environment that does what the turn says; the answer column names a file that gets a line per
-    call.
+    """Environment that does what the turn says, with times in milliseconds; the answer column names
+    a file that gets a line per call.
     """
 
     def load(self, context):
@@ -29,7 +29,10 @@ class Told:
     def reset(self, row, seed):
         self.row, self.turns = row, []
         self.note(f"reset {seed}")
-        return row["prompt"].partition("|")[2]
+        opening = row["prompt"].partition("|")[2]
+        if opening == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return opening
 
     async def step(self, turn):
         self.turns.append(turn.text)
@@ -38,7 +41,7 @@ class Told:
         if word == "end":
             return StepResult(reward=float(rest or 1), is_final=True)
         if word == "sleep":
-            await asyncio.sleep(float(rest))
+            await asyncio.sleep(int(rest) / 1000)
         if word == "raise":
             raise KeyError("no such tool")
         if word == "raiseonce" and not self.context.is_replay:
@@ -50,7 +53,7 @@ class Told:
         if word == "dieonce" and not self.context.is_replay:
             os.kill(os.getpid(), signal.SIGKILL)
         if word == "block":
-            time.sleep(float(rest))
+            time.sleep(int(rest) / 1000)
         if word == "start":
             program = subprocess.Popen(["sleep", "600"])
             return StepResult(str(program.pid))

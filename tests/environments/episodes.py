@@ -69,8 +69,9 @@ def fresh(number: int = 0, *, index: int = 0, opening: str = "", notes: object =
 
 def say(sample: Sample, text: str, *, finish_reason: FinishReason = "stop") -> Sample:
     """Return the sample after another turn of the policy."""
-    token_ids = (*tiny_tokenizer().encode([text], add_special_tokens=False)[0], EOS)
-    return with_turn(sample, token_ids, finish_reason=finish_reason)
+    (token_ids,) = tiny_tokenizer().encode([text], add_special_tokens=False)
+    assert tiny_tokenizer().decode(token_ids) == text, "the tiny policy has no such symbols"
+    return with_turn(sample, (*token_ids, EOS), finish_reason=finish_reason)
 
 
 def with_turn(

@@ -11,7 +11,7 @@ from own_process import is_running, wait_until
 from april_rl.config.choices import OnRestart
 from april_rl.environments.check import check_environment
 from april_rl.environments.protocol import EnvironmentFailedError
-from april_rl.outside.supervisor import MAX_RESTARTS
+from april_rl.outside.supervisor import MAX_ORIGINS
 from april_rl.types import Observation
 
 
@@ -55,7 +55,7 @@ def test_a_waiting_episode_does_not_delay_others():
         assert all(reply.observation.is_final for reply in answers(environments, *samples))
     with pool(num_processes=2) as environments:
         slow, fast = (hear(environments, fresh(n)) for n in range(2))
-        environments.act(say(slow, "sleep 600"))
+        environments.act(say(slow, "sleep 600000"))
         environments.act(say(fast, "a"))
         (reply,) = environments.mailbox.collect((environments,), 60.0)
         assert reply.sample_id == fast.id
@@ -94,7 +94,7 @@ def test_the_observation_budget_covers_all_replies_together():
 FAILURES = {
     "raise": ({}, r"KeyError: 'no such tool' \(.*environment_classes.py:\d+\)"),
     "timeout": ({}, r"TimeoutError: of a socket"),
-    "sleep 600": ({"step_timeout_s": 0.2}, r"no answer within environment.step_timeout_s = 0.2"),
+    "sleep 600000": ({"step_timeout_s": 0.2}, r"no answer within environment.step_timeout_s = 0.2"),
     "die": ({}, "its process ended with exit code -9"),
     "nan": ({}, "step returned reward=nan: expected a finite number"),
     "none": ({}, "step returned None, expected a StepResult"),
@@ -134,7 +134,7 @@ def test_a_second_attempt_rebuilds_the_episode(turn, tmp_path):
 def test_a_hung_process_is_killed_and_its_other_episodes_continue_elsewhere():
     with pool(step_timeout_s=1.0, start_timeout_s=3.0) as environments:
         hung, other = (hear(environments, fresh(n)) for n in range(2))
-        observation = answer(environments, say(hung, "block 600"))
+        observation = answer(environments, say(hung, "block 600000"))
         assert "did not answer in time and was killed" in observation.failure
         assert text_of(answer(environments, say(other, "a"))) == "1a"
         assert counts(environments)["deaths"] == 2
@@ -143,7 +143,7 @@ def test_a_hung_process_is_killed_and_its_other_episodes_continue_elsewhere():
 def test_an_episode_that_ends_its_process_does_not_fail_others():
     with pool() as environments:
         samples = [hear(environments, fresh(n)) for n in range(6)]
-        turns = [say(s, "die" if n == 2 else "sleep 0.3") for n, s in enumerate(samples)]
+        turns = [say(s, "die" if n == 2 else "sleep 300") for n, s in enumerate(samples)]
         replies = answers(environments, *turns)
         failed = [r.sample_id.prompt_id for r in replies if r.observation.failure]
         assert failed == [2]
@@ -152,28 +152,30 @@ def test_an_episode_that_ends_its_process_does_not_fail_others():
 
 
 def test_turns_that_end_their_processes_do_not_end_the_run():
-    """Also when more processes end than may be restarted, and no other episode gets a reply."""
+    """Also when no other episode gets a reply, and some come while others are in quarantine."""
     with pool() as environments:
-        samples = [hear(environments, fresh(n)) for n in range(2)]
-        replies = answers(environments, *(say(sample, "die") for sample in samples))
+        samples = [say(hear(environments, fresh(n)), "die") for n in range(4)]
+        for sample in samples[:2]:
+            environments.act(sample)
+        while not counts(environments).get("deaths"):
+            assert not environments.mailbox.collect((environments,), 0.05)
+        replies = answers(environments, *samples[2:])
         failures = [reply.observation.failure.partition(": ")[2] for reply in replies]
-        assert failures == [FAILURES["die"][1]] * 2
-        assert counts(environments)["deaths"] > MAX_RESTARTS
+        assert failures == [FAILURES["die"][1]] * 4
+        assert counts(environments)["deaths"] > 2 * MAX_ORIGINS
 
 
-def test_processes_that_keep_ending_without_a_reply_end_the_run():
-    """Fails when deaths that are the fault of no question are not counted."""
+def test_processes_that_end_as_episodes_begin_end_the_run():
+    """Fails when nothing ends a run whose environment cannot work any more, or a single row that
+    ends its processes does.
+    """
     with pool() as environments:
-
-        def end_the_process_of_two(number):
-            for sample in (fresh(number), fresh(-number)):
-                environments.act(sample)
-            environments._on_end(environments._process_of[fresh(number).id], "was killed")
-
-        for number in range(1, MAX_RESTARTS + 1):
-            end_the_process_of_two(number)
-        with pytest.raises(EnvironmentFailedError, match="keep ending, the last one was killed"):
-            end_the_process_of_two(MAX_RESTARTS + 1)
+        same_row = [fresh(0, index=n, opening="die") for n in range(4)]
+        assert all(reply.observation.failure for reply in answers(environments, *same_row))
+        for number in range(1, MAX_ORIGINS):
+            assert answer(environments, fresh(number, opening="die")).failure
+        with pytest.raises(EnvironmentFailedError, match=r"keep ending, the last one .* code -9"):
+            answer(environments, fresh(MAX_ORIGINS, opening="die"))
 
 
 def test_programs_of_a_process_that_dies_end_with_it():
@@ -187,7 +189,7 @@ def test_programs_of_a_process_that_dies_end_with_it():
 def test_a_process_that_does_not_read_does_not_delay_others():
     with pool(step_timeout_s=1.0, start_timeout_s=3.0) as environments:
         samples = [hear(environments, fresh(n)) for n in range(30)]
-        environments.act(say(samples[0], "block 600"))
+        environments.act(say(samples[0], "block 600000"))
         for sample in samples[1:]:
             environments.act(say(sample, "a" * 20_000))
         replies = environments.mailbox.collect((environments,), None)

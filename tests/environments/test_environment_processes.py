@@ -94,7 +94,7 @@ def test_a_process_with_many_hung_calls_is_replaced(monkeypatch):
         hung, slow, other = (hear(environments, fresh(n)) for n in range(3))
         other = say(other, "a")
         first = answer(environments, other)
-        assert "no answer within" in answer(environments, say(hung, "sleep 600")).failure
+        assert "no answer within" in answer(environments, say(hung, "sleep 600000")).failure
         second = answer(environments, say(other.with_span(first), "b"))
         # The process id differs when the episode is rebuilt.
         assert "built again" in second.failure

@@ -33,7 +33,7 @@ def test_replies_are_taken_in_the_order_of_the_requests():
     """The order of arrival does not matter, nor does a second request for one of them."""
     with pool(num_processes=2) as environments:
         samples = [hear(environments, fresh(number)) for number in range(4)]
-        turns = ("raiseonce", "sleep 0.2", "a", "dieonce")
+        turns = ("raiseonce", "sleep 200", "a", "dieonce")
         replies = answers(environments, *map(say, samples, turns))
     assert [reply.sample_id for reply in replies] == [sample.id for sample in samples]
     assert not any(reply.observation.failure for reply in replies)
