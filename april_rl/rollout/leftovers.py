@@ -31,7 +31,8 @@ class Leftovers:
             "ready (rollout.drain_steps trains them)": self.ready,
             "of an update that did not end": self.collected,
         }
-        return "groups: " + ", ".join(f"{len(groups)} {what}" for what, groups in parts.items() if groups)
+        counts = ", ".join(f"{len(groups)} {what}" for what, groups in parts.items() if groups)
+        return f"groups: {counts}"
 
     def write(self, path: Path) -> None:
         """Write `lines` to a file; raise OSError when that fails."""
