@@ -19,6 +19,5 @@ def test_every_token_that_was_generated_and_not_trained_is_written():
     assert tokens == run.fakes.generated - sum(sample.num_tokens for sample in trained)
     assert all(len(c["logprobs"]) == len(c["token_ids"]) for line in lines for c in line["spans"])
     num_parked = len({line["prompt_id"] for line in lines if line["state"] == "parked"})
-    assert f"groups: {num_parked} parked ({leftovers.parked_tokens} response tokens), 1 ready (" in (
-        str(leftovers)
-    )
+    parked = f"{num_parked} parked ({leftovers.parked_tokens} response tokens)"
+    assert f"groups: {parked}, 1 ready (" in str(leftovers)
