@@ -63,7 +63,7 @@ def text_after_marker(
 ) -> str:
     """Return what the chat template writes after the marker; raise TokenizerError without it."""
     text = tokenizer.chat_text(messages, variables, begins_turn=begins_turn)
-    _, marker, following = text.rpartition(MARKER)
+    _, marker, following = text.partition(MARKER)
     if not marker:
         raise TokenizerError(
             "the chat template does not write the text of a message as it is, so the text after a "

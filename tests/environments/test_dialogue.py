@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from word_tokenizer import WORDS, hf_tokenizer, words
 
+from april_rl.data.stop_tokens import MARKER
 from april_rl.data.tokenizer import Tokenizer, TokenizerError
 from april_rl.environments.dialogue import Dialogue
 
@@ -105,3 +106,10 @@ def test_a_template_that_cannot_continue_is_refused_with_the_reason(kind):
     write = told.opening if kind == "changed" else told.following
     with pytest.raises(TokenizerError, match=reason):
         write([message("one")])
+
+
+def test_an_observation_may_hold_the_text_that_marks_a_turn():
+    told = dialogue()
+    text = f"one {MARKER} two"
+    assert len(told.following([message(text)])) == len(told.following([message("one three two")]))
+    assert len(told.opening([message(text)])) == len(told.opening([message("one three two")]))
