@@ -110,7 +110,7 @@ class ToolsEnvironment:
         if turn.fault:
             messages.append({"role": "tool", "name": "unknown", "content": turn.fault})
         for each in turn.calls:
-            result = str(await self._result(each))
+            result = await self._result(each)
             messages.append({"role": "tool", "name": each.name, "content": result})
         if messages and not turn.is_last:
             return StepResult(messages)
@@ -125,14 +125,14 @@ class ToolsEnvironment:
                 return 0.0
         return float(await call(self._get_reward))
 
-    async def _result(self, asked: ToolCall) -> object:
-        """Return the result of a tool; an error becomes text that the policy reads."""
+    async def _result(self, asked: ToolCall) -> str:
+        """Return the result of a tool as text; the policy reads errors and exits, too."""
         if asked.name not in self._tools:
-            return {"error": f"there is no tool {asked.name}; use {', '.join(self._tools)}"}
+            return str({"error": f"there is no tool {asked.name}; use {', '.join(self._tools)}"})
         try:
-            return await call(self._tools[asked.name], **asked.arguments)
-        except Exception as error:  # the policy reads any error of a tool
-            return {"error": str(error)}
+            return str(await call(self._tools[asked.name], **asked.arguments))
+        except (Exception, SystemExit) as error:
+            return str({"error": str(error) or type(error).__name__})
 
 
 class SkyRLEnvironment:

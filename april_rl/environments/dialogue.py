@@ -7,6 +7,7 @@ and the text after the marker is new.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,6 +149,7 @@ def _call(read: Any) -> ToolCall:  # noqa: ANN401
         raise ValueError(
             f"the arguments of {function['name']} are nested more than {MAX_DEPTH} deep"
         )
+    json.dumps(arguments, allow_nan=False)  # raises ValueError for numbers that JSON lacks
     return ToolCall(function["name"], dict(arguments))
 
 

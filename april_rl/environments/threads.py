@@ -37,7 +37,7 @@ class Threads:
         self._threads = ThreadPoolExecutor(max_workers=1 << 16)
         self.num_hung = 0  # calls that were given up but have not returned yet
 
-    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    async def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Call a function in a thread, which continues when this is cancelled."""
         await self._wait()
         loop = asyncio.get_running_loop()
@@ -66,7 +66,7 @@ class Threads:
             limit.reschedule(asyncio.get_running_loop().time() + left_s)
 
 
-def _raising(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+def _raising(run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     """Call a function; raise RuntimeError for an exception that a coroutine cannot raise."""
     try:
         return run(*args, **kwargs)
@@ -78,7 +78,7 @@ def _raising(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa
 threads = Threads()  # shared by the adapters and episodes of this process
 
 
-async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+async def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     """Call a function of the user, in a thread unless it is a coroutine function."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)

@@ -81,6 +81,8 @@ def test_the_model_sees_the_tools_and_the_columns_of_reset_are_requested():
         "fail",
         "find",
         "increment",
+        "leave",
+        "power",
         "wait",
     ]
     increment = found.tools[2]["function"]
@@ -147,7 +149,12 @@ REPLIES = {
     call("wait"): "waited",
     call("fail"): "{'error': 'no such counter'}",
     call("find"): "{'error': 'StopIteration'}",
-    call("decrement"): "{'error': 'there is no tool decrement; use fail, find, increment, wa",
+    call("leave"): "{'error': '3'}",
+    call("power", '{"function": 2, "run": 5}'): "<tool_response>32<",
+    call("power", '{"function": 9, "run": 9999}'): "{'error': 'Exceeds the limit",
+    call("increment", '{"step": NaN}'): "the call cannot be read: Out of range",
+    call("increment", '{"step": 1e999}'): "the call cannot be read: Out of range",
+    call("decrement"): "{'error': 'there is no tool decrement; use fail, find, increment, le",
     call("increment", '{"size": 1}'): "unexpected keyword argument 'size'",
     "<tool_call>{not JSON}</tool_call>": "the call cannot be read",
     f"<tool_call>{'[' * 3000}": "the call cannot be read",

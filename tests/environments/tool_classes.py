@@ -41,6 +41,22 @@ class Counter:
         """
         return next(iter([]))
 
+    def power(self, function: int, run: int) -> int:
+        """
+        Raise a number to a power.
+
+        Args:
+            function: The number.
+            run: The power.
+        """
+        return function**run
+
+    def leave(self) -> str:
+        """
+        Leave.
+        """
+        raise SystemExit(3)
+
     def fail(self) -> str:
         """
         Fail always.
