@@ -76,6 +76,8 @@ def _obey(order: str, answer: str) -> float:
         reserves_2_gib([], [], [])
     if order == "raise":
         raise ValueError("unreadable response")
+    if order == "raise half a pair":
+        raise ValueError("unreadable \ud800")
     if order == "nan":
         return float("nan")
     if order in ("tell pid", "tell pid and hang"):

@@ -183,7 +183,9 @@ class Caught:
             if not place and is_sentence:
                 last_line = str(error)  # raised by this package
             hint = hint_at_forgotten(last_line)
-            self.message = f"{last_line}{place}{_limit(error)}{hint}"
+            message = f"{last_line}{place}{_limit(error)}{hint}"
+            # It may repeat half of a surrogate pair, which cannot be written.
+            self.message = message.encode(errors="backslashreplace").decode()
         return True
 
 

@@ -116,6 +116,13 @@ def test_a_failure_that_does_not_repeat_loses_nothing(tmp_path):
         assert metrics["reward/retries"] <= 2
 
 
+def test_what_was_raised_can_be_written():
+    with pool(num_processes=1) as scorer:
+        scorer.submit(sample(0, "raise half a pair"), group_size=1)
+        (score,) = scorer.collect(None)
+    assert r"unreadable \ud800" in score.message
+
+
 def test_the_last_failure_says_what_was_raised_and_where():
     with pool() as scorer:
         scorer.submit(sample(4, "raise"), group_size=1)
