@@ -60,6 +60,8 @@ class Process:
         self._connection, self._process = start(serve, limits, mark=self._mark)
         self._mailbox, self._on_reply, self._on_end = mailbox, received, ended
         self.replied_s = time.monotonic()  # time of its last reply
+        self.has_replied = False
+        self.num_failed = 0  # failures since its last reply without one
         self.is_leaving = False  # it gets no new subjects and ends after its last reply
         self.keys: set[Hashable] = set()  # the subjects that live in the process
         # A busy process does not read, so a thread waits for it.

@@ -12,9 +12,12 @@ Invariants, and the tests in tests/environments that hold them:
 - quarantine: questions that were open in a process that died are asked one at a time, in a process
   where no other one begins, so that the one that ends processes takes no other along
   (test_an_episode_that_ends_its_process_does_not_fail_others);
-- an end: when subjects of more than MAX_ORIGINS origins end their processes as they begin, and no
+- an end: when subjects of more than MAX_ORIGINS origins end new processes as they begin, and no
   reply came in between, the run ends (test_processes_that_end_as_episodes_begin_end_the_run); what
-  a subject does later never ends the run (test_turns_that_end_their_processes_do_not_end_the_run);
+  a subject does later never ends the run (test_turns_that_end_their_processes_do_not_end_the_run,
+  test_processes_that_end_after_a_turn_do_not_end_the_run);
+- replacement: a process with many hung calls, or in which every question fails, gets no new
+  subjects (test_a_process_that_a_turn_has_spoilt_is_replaced);
 - order: replies are taken in the order of the questions
   (test_replies_are_taken_in_the_order_of_the_requests).
 """
@@ -33,6 +36,7 @@ from april_rl.outside.process import Process
 MAX_ATTEMPTS = 2
 MAX_ORIGINS = 3  # that end their processes, without a reply in between
 MAX_HUNG = 64  # calls of a process that hang, each of which occupies a thread
+MAX_FAILED = 8  # questions to a process that fail one after another
 
 
 class Forget(NamedTuple):
@@ -184,10 +188,12 @@ class Supervisor(ABC):
             return  # it was killed
         question, _ = self._open.pop(reply.number)
         self._fatal_origins.clear()
-        process.replied_s = time.monotonic()
-        process.is_leaving |= reply.num_hung >= MAX_HUNG
+        process.replied_s, process.has_replied = time.monotonic(), True
         was_alone = self._leave_quarantine(question)
-        if message := self._take_reply(question, reply):
+        message = self._take_reply(question, reply)
+        process.num_failed = process.num_failed + 1 if message else 0
+        process.is_leaving |= reply.num_hung >= MAX_HUNG or process.num_failed >= MAX_FAILED
+        if message:
             self._forget(question.key)
             self._fail(question, message, was_alone=was_alone)
         if process.is_leaving and all(at is not process for _, at in self._open.values()):
@@ -204,7 +210,8 @@ class Supervisor(ABC):
             del self._open[question.number]
             was_alone = self._leave_quarantine(question)
             if len(lost) == 1 or was_alone:
-                self._note_cause(question, reason)
+                if not process.has_replied:
+                    self._note_cause(question, reason)
                 self._fail(question, f"its process {reason}", was_alone=was_alone)
             elif self._can_begin_again(question.subject):
                 self._waiting.append(question)
@@ -213,7 +220,7 @@ class Supervisor(ABC):
         self._ask_in_quarantine()
 
     def _note_cause(self, question: Question, reason: str) -> None:
-        """Note that a question ended its process; raise the final error if many begin like that."""
+        """Note that a question ended a new process; raise the final error if many begin so."""
         if (origin := self._origin(question.subject)) is not None:
             self._fatal_origins.add(origin)
         if len(self._fatal_origins) > MAX_ORIGINS:

@@ -32,6 +32,8 @@ class Told:
         opening = row["prompt"].partition("|")[2]
         if opening == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if opening == "wait":
+            time.sleep(60)
         return opening
 
     async def step(self, turn):
@@ -54,6 +56,9 @@ class Told:
             os.kill(os.getpid(), signal.SIGKILL)
         if word == "block":
             time.sleep(int(rest) / 1000)
+        if word == "spoil":
+            Told.note = None
+            return StepResult("1")
         if word == "start":
             program = subprocess.Popen(["sleep", "600"])
             return StepResult(str(program.pid))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import time
 
 import pytest
 from episodes import answer, answers, fresh, hear, pool, say, text_of
@@ -11,7 +14,7 @@ from own_process import is_running, wait_until
 from april_rl.config.choices import OnRestart
 from april_rl.environments.check import check_environment
 from april_rl.environments.protocol import EnvironmentFailedError
-from april_rl.outside.supervisor import MAX_ORIGINS
+from april_rl.outside.supervisor import MAX_FAILED, MAX_ORIGINS
 from april_rl.types import Observation
 
 
@@ -176,6 +179,31 @@ def test_processes_that_end_as_episodes_begin_end_the_run():
             assert answer(environments, fresh(number, opening="die")).failure
         with pytest.raises(EnvironmentFailedError, match=r"keep ending, the last one .* code -9"):
             answer(environments, fresh(MAX_ORIGINS, opening="die"))
+
+
+def test_processes_that_end_after_a_turn_do_not_end_the_run():
+    """Other episodes that begin meanwhile, each alone in its process, are not at fault."""
+    with pool(num_processes=MAX_ORIGINS + 1) as environments:
+        pids = [
+            int(text_of(answer(environments, say(hear(environments, fresh(n)), "pid"))))
+            for n in range(MAX_ORIGINS + 1)
+        ]
+        assert len(set(pids)) == MAX_ORIGINS + 1
+        for number in range(MAX_ORIGINS + 1):
+            environments.act(fresh(10 + number, opening="wait"))
+        time.sleep(0.5)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        while environments._counts["deaths"] <= MAX_ORIGINS:
+            assert not environments.mailbox.collect((environments,), 0.05)
+
+
+def test_a_process_that_a_turn_has_spoilt_is_replaced():
+    with pool() as environments:
+        answer(environments, say(hear(environments, fresh()), "spoil"))
+        failures = [answer(environments, fresh(n)).failure for n in range(1, MAX_FAILED)]
+        assert failures[0]
+        assert not failures[-1]
 
 
 def test_programs_of_a_process_that_dies_end_with_it():
