@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
 from functools import partial
@@ -59,8 +58,7 @@ class Process:
         self._mark = uuid4().hex
         self._connection, self._process = start(serve, limits, mark=self._mark)
         self._mailbox, self._on_reply, self._on_end = mailbox, received, ended
-        self.replied_s = time.monotonic()  # time of its last reply
-        self.has_replied = False
+        self.replied_s = 0.0  # time of its last reply; 0 before the first
         self.num_failed = 0  # failures since its last reply without one
         self.is_leaving = False  # it gets no new subjects and ends after its last reply
         self.keys: set[Hashable] = set()  # the subjects that live in the process
@@ -94,11 +92,12 @@ class Process:
 
     def _receive(self) -> None:
         error = ""
-        with suppress(EOFError, OSError):  # the process has ended
+        with suppress(Exception):  # the process has ended, or user code has written into its pipe
             error = self._connection.recv()
             while True:
                 for reply in self._connection.recv():
                     self._mailbox.put(partial(self._on_reply, self, reply))
+        self._process.kill()
         self._process.join()
         code = self._process.exitcode
         reason = f"could not load it: {error}" if error else f"ended with exit code {code}"

@@ -188,7 +188,7 @@ class Supervisor(ABC):
             return  # it was killed
         question, _ = self._open.pop(reply.number)
         self._fatal_origins.clear()
-        process.replied_s, process.has_replied = time.monotonic(), True
+        process.replied_s = time.monotonic()
         was_alone = self._leave_quarantine(question)
         message = self._take_reply(question, reply)
         process.num_failed = process.num_failed + 1 if message else 0
@@ -210,7 +210,7 @@ class Supervisor(ABC):
             del self._open[question.number]
             was_alone = self._leave_quarantine(question)
             if len(lost) == 1 or was_alone:
-                if not process.has_replied:
+                if not process.replied_s:
                     self._note_cause(question, reason)
                 self._fail(question, f"its process {reason}", was_alone=was_alone)
             elif self._can_begin_again(question.subject):

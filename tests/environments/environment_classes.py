@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -56,6 +58,12 @@ class Told:
             os.kill(os.getpid(), signal.SIGKILL)
         if word == "block":
             time.sleep(int(rest) / 1000)
+        if word == "write":  # into the connection of the process, which is a socket
+            for descriptor in map(int, os.listdir("/proc/self/fd")):
+                with contextlib.suppress(OSError):
+                    if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                        os.write(descriptor, b"\x00\x00\x00\x04junk")
+            await asyncio.sleep(60)
         if word == "spoil":
             Told.note = None
             return StepResult("1")

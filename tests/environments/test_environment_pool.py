@@ -198,6 +198,13 @@ def test_processes_that_end_after_a_turn_do_not_end_the_run():
             assert not environments.mailbox.collect((environments,), 0.05)
 
 
+def test_a_turn_that_writes_into_its_pipe_fails_alone_and_at_once():
+    with pool() as environments:
+        samples = [hear(environments, fresh(n)) for n in range(2)]
+        assert "exit code" in answer(environments, say(samples[0], "write")).failure
+        assert text_of(answer(environments, say(samples[1], "a"))) == "1a"
+
+
 def test_a_process_that_a_turn_has_spoilt_is_replaced():
     with pool() as environments:
         answer(environments, say(hear(environments, fresh()), "spoil"))
