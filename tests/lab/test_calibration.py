@@ -32,6 +32,7 @@ def written(folder: Path, **changes: object) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_calibration_changes_what_a_rehearsal_predicts(tmp_path):
     config, model = load(RECIPE), sizes_of("4B")
     assumed, overrides = Assumptions.of([RECIPE, f"calibration={written(tmp_path)}"])

@@ -33,6 +33,7 @@ def decide(recipe: str, *overrides: str, gib: float) -> Decided:
     return decide_sleep_and_resume(config, inputs, model=model, room=room)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", SHARES)
 def test_engines_stay_awake_where_their_cache_still_fits_the_samples_in_flight(recipe: str) -> None:
     found = []

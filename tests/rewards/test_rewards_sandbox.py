@@ -150,6 +150,7 @@ def test_cpu_time_and_wall_time_have_separate_limits() -> None:
     assert (loop.exit_code, sleep.exit_code, nap.exit_code) == (None, None, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count")
 def test_the_time_of_a_program_excludes_waiting_for_a_core() -> None:
     """Four busy processes share a core with the sandbox; a program that sleeps does not wait for a

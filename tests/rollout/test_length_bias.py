@@ -80,6 +80,7 @@ def largest_difference(some: Sequence[int], others: Sequence[int]) -> float:
     return float(np.abs(shares[0] - shares[1]).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_in_steady_state_trained_lengths_have_the_distribution_of_opened_ones(alpha):
     """Steps 13 to 36 of twelve seeds: 9,216 trained samples against all that these steps opened.

@@ -31,6 +31,7 @@ def train(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_help_says_how_to_start_and_where_settings_and_recipes_are(tmp_path: Path) -> None:
     """Fails when Hydra's own template is shown: no command, no description."""
     assert len(EXAMPLES) == 5
