@@ -33,7 +33,7 @@ from april_rl.config.store import (
 )
 from april_rl.config.wrong_settings import wrong_option
 from april_rl.errors import RunError
-from april_rl.rollout.garbage_collection import imports_never_searched
+from april_rl.rollout.garbage_collection import imports_frozen
 from april_rl.supervision.interrupts import EXIT_STATUS, Interrupts
 from april_rl.tracking.labels import RunLabels, run_labels, versions
 from april_rl.types import OnStep
@@ -164,7 +164,7 @@ def run(
     if is_over(config, run_dir):
         return
     config = check_early(config)
-    with imports_never_searched():
+    with imports_frozen():
         from april_rl.assembly.run import assemble
         from april_rl.checkpointing.resume import load
         from april_rl.planning.model import without_network_go_offline

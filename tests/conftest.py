@@ -129,7 +129,7 @@ def _signals_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _imports_never_searched() -> Iterator[None]:
+def _imports_frozen() -> Iterator[None]:
     """Leave the imports out of the garbage collector's searches again after a run or an engine has
     brought them back (`gc.unfreeze`): a search of all objects takes more than a second.
     """

@@ -131,7 +131,7 @@ class ToolsEnvironment:
             return str({"error": f"there is no tool {asked.name}; use {', '.join(self._tools)}"})
         try:
             return str(await call(self._tools[asked.name], **asked.arguments))
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # a tool may raise anything
             return str({"error": str(error) or type(error).__name__})
 
 

@@ -1,3 +1,3 @@
-"""What replies from outside the controller: supervised processes of rewards and environments, the
-user's own functions, and a teacher's server.
+"""Supervised processes of rewards and environments, the user's own functions, and a teacher's
+server.
 """

@@ -22,6 +22,7 @@ from april_rl.outside.child_process import die_with_controller, lifeline, limit_
 from april_rl.outside.mailbox import Mailbox
 from april_rl.outside.user_code import GIB
 
+_END_S = 1.0  # time in which a process ends after it has closed its pipe
 MARK = "APRIL_RL_PROCESS"  # environment variable of the process and of everything that it starts
 
 
@@ -59,7 +60,7 @@ class Process:
         self._connection, self._process = start(serve, limits, mark=self._mark)
         self._mailbox, self._on_reply, self._on_end = mailbox, received, ended
         self.replied_s = 0.0  # time of its last reply; 0 before the first
-        self.num_failed = 0  # failures since its last reply without one
+        self.num_failed = 0  # consecutive questions that have failed in it
         self.is_leaving = False  # it gets no new subjects and ends after its last reply
         self.keys: set[Hashable] = set()  # the subjects that live in the process
         # A busy process does not read, so a thread waits for it.
@@ -97,6 +98,7 @@ class Process:
             while True:
                 for reply in self._connection.recv():
                     self._mailbox.put(partial(self._on_reply, self, reply))
+        self._process.join(_END_S)
         self._process.kill()
         self._process.join()
         code = self._process.exitcode

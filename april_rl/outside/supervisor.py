@@ -12,12 +12,13 @@ Invariants, and the tests in tests/environments that hold them:
 - quarantine: questions that were open in a process that died are asked one at a time, in a process
   where no other one begins, so that the one that ends processes takes no other along
   (test_an_episode_that_ends_its_process_does_not_fail_others);
-- an end: when subjects of more than MAX_ORIGINS origins end new processes as they begin, and no
-  reply came in between, the run ends (test_processes_that_end_as_episodes_begin_end_the_run); what
-  a subject does later never ends the run (test_turns_that_end_their_processes_do_not_end_the_run,
+- an end: the run ends when subjects of more than MAX_ORIGINS origins have each ended a new process
+  as they began, with no reply in between (test_processes_that_end_as_episodes_begin_end_the_run);
+  a subject that has begun never ends it (test_turns_that_end_their_processes_do_not_end_the_run,
   test_processes_that_end_after_a_turn_do_not_end_the_run);
-- replacement: a process with many hung calls, or in which every question fails, gets no new
-  subjects (test_a_process_that_a_turn_has_spoilt_is_replaced);
+- replacement: a process with MAX_HUNG hung calls (test_a_process_with_many_hung_calls_is_replaced),
+  or in which MAX_FAILED consecutive questions failed
+  (test_a_process_that_a_turn_has_spoilt_is_replaced), gets no new subjects;
 - order: replies are taken in the order of the questions
   (test_replies_are_taken_in_the_order_of_the_requests).
 """
@@ -34,9 +35,9 @@ from typing import Any, NamedTuple
 from april_rl.outside.process import Process
 
 MAX_ATTEMPTS = 2
-MAX_ORIGINS = 3  # that end their processes, without a reply in between
+MAX_ORIGINS = 3  # origins of subjects that end new processes, without a reply in between
 MAX_HUNG = 64  # calls of a process that hang, each of which occupies a thread
-MAX_FAILED = 8  # questions to a process that fail one after another
+MAX_FAILED = 8  # consecutive questions that fail in a process
 
 
 class Forget(NamedTuple):
@@ -78,7 +79,7 @@ class Supervisor(ABC):
         self._waiting: deque[Question] = deque()  # questions for quarantine
         self._quarantine: Process | None = None
         self._alone: Question | None = None  # the open question in quarantine
-        # What subjects that ended their processes as they began came from, since the last reply.
+        # Origins of subjects that ended a new process as they began, since the last reply.
         self._fatal_origins: set[Hashable] = set()
         self._known: dict[int, Any] = {}  # by number
         self._counts: Counter[str] = Counter()  # deaths, retries, and the counts of the subclass
@@ -122,7 +123,7 @@ class Supervisor(ABC):
 
     @abstractmethod
     def _origin(self, subject: Any) -> Hashable | None:  # noqa: ANN401
-        """Return what a subject that begins comes from; None when it has begun."""
+        """Return what a new subject was made from, such as its row; None if it has begun."""
 
     @abstractmethod
     def _request(self, question: Question, *, is_begun: bool) -> object:
@@ -211,7 +212,7 @@ class Supervisor(ABC):
             was_alone = self._leave_quarantine(question)
             if len(lost) == 1 or was_alone:
                 if not process.replied_s:
-                    self._note_cause(question, reason)
+                    self._note_origin(question.subject, reason)
                 self._fail(question, f"its process {reason}", was_alone=was_alone)
             elif self._can_begin_again(question.subject):
                 self._waiting.append(question)
@@ -219,9 +220,9 @@ class Supervisor(ABC):
                 self._give_up(question, f"its process {reason}")
         self._ask_in_quarantine()
 
-    def _note_cause(self, question: Question, reason: str) -> None:
-        """Note that a question ended a new process; raise the final error if many begin so."""
-        if (origin := self._origin(question.subject)) is not None:
+    def _note_origin(self, subject: Any, reason: str) -> None:  # noqa: ANN401
+        """Note that a subject ended a new process; raise the final error for too many origins."""
+        if (origin := self._origin(subject)) is not None:
             self._fatal_origins.add(origin)
         if len(self._fatal_origins) > MAX_ORIGINS:
             raise self._final_error(f"its processes keep ending, the last one {reason}")

@@ -29,7 +29,7 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 @contextmanager
-def imports_never_searched() -> Iterator[None]:
+def imports_frozen() -> Iterator[None]:
     """Import modules without the collector, and leave what they made out of its searches until a
     rollout, or an engine that ends, brings all objects back.
 

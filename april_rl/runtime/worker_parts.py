@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Advantage, RouterReplay
 from april_rl.config.engine import EngineConfig
-from april_rl.rollout.garbage_collection import imports_never_searched
+from april_rl.rollout.garbage_collection import imports_frozen
 from april_rl.runtime.weight_sync import sends_adapter
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def build_learner(
     config: TrainConfig, *, device: str, on_forward: Callable[[], None] | None = None
 ) -> Learner:
     """Load this rank's shard; a collective. `on_forward` is called after each forward pass."""
-    with imports_never_searched():
+    with imports_frozen():
         from april_rl.learner.learner import Learner
         from april_rl.learner.objective import Objective
         from april_rl.learner.own_loss import load_loss
@@ -70,7 +70,7 @@ def build_engine(
     """Start vLLM; `engine` has no auto left. With `sleeps` it gives up its memory for each update,
     and keeps no parked samples; else it keeps their KV cache with `keeps_parked`.
     """
-    with imports_never_searched():
+    with imports_frozen():
         from april_rl.engine.vllm_engine import VllmEngine
 
     config = settings.config

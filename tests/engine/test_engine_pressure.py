@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """What an engine returned for all requests, and a record of its scheduler's steps."""
+    """Ticks and completions of an engine for all requests, and its scheduler's steps."""
 
     ticks: list[Tick]
     finished: list[Completion]

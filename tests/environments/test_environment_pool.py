@@ -194,7 +194,7 @@ def test_processes_that_end_after_a_turn_do_not_end_the_run():
         time.sleep(0.5)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        while environments._counts["deaths"] <= MAX_ORIGINS:
+        while counts(environments).get("deaths", 0) <= MAX_ORIGINS:
             assert not environments.mailbox.collect((environments,), 0.05)
 
 

@@ -163,7 +163,7 @@ def test_ratios_that_chance_explains_are_left_out_with_the_reason(
     tmp_path: Path, seeds: tuple[int, ...], num_steps: int, end: float, reason: str, num_ratios: int
 ) -> None:
     """In the page and in the terminal. If the accuracy never leaves the interval of the first
-    evaluation (0.5 ± 0.05), the time to it means nothing.
+    evaluation (0.5 ± 0.05), the time to reach it is left to chance.
     """
     for seed in seeds:
         for factor in (1.0, 2.0):

@@ -282,22 +282,30 @@ def test_everything_is_annotated() -> None:
 
 def test_no_broad_exception_is_swallowed() -> None:
     """Exceptions are places where a library raises anything (trackers, which must not end a run,
-    Ray's start, sympy), where a run of a sweep fails, and where a checkpoint file is not written
-    for any reason.
+    Ray's start, sympy), where a run of a sweep fails, where a checkpoint file is not written for
+    any reason, where user code may have written into a pipe, and the jail of a program.
     """
     wrong = [
         where(path, node.lineno)
         for path in package_files()
         for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.ExceptHandler)
-        if node.type is None or {"Exception", "BaseException"} & names_in(node.type)
+        if _catches_everything(node)
     ]
     found = {line.partition(":")[0] for line in wrong}
     allowed = {"runtime/cluster.py", "tracking/backends.py", "command_line.py"}
     allowed |= {"checkpointing/checkpointer.py", "environments/adapters.py"}
     allowed |= {"rewards/maths/expressions.py"}
-    allowed |= {"environments/door.py", "environments/pool.py"}
+    allowed |= {"environments/door.py", "environments/pool.py", "outside/process.py"}
+    allowed |= {"rewards/code/jail.py"}
     assert found == {f"april_rl/{name}" for name in allowed}, wrong
+
+
+def _catches_everything(node: ast.AST) -> bool:
+    everything = {"Exception", "BaseException"}
+    if isinstance(node, ast.ExceptHandler):
+        return node.type is None or bool(everything & names_in(node.type))
+    is_suppress = isinstance(node, ast.Call) and "suppress" in names_in(node.func)
+    return is_suppress and any(everything & names_in(argument) for argument in node.args)
 
 
 def test_hasattr_and_getattr_are_not_used() -> None:

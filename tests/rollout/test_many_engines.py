@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rollout_runs import Run, Setup, constant, lognormal
 
-from april_rl.rollout.garbage_collection import garbage_collection_paused, imports_never_searched
+from april_rl.rollout.garbage_collection import garbage_collection_paused, imports_frozen
 from april_rl.rollout.open_group import OpenGroup
 from april_rl.rollout.slots import Slots
 from april_rl.types import Group, SampleId
@@ -165,14 +165,14 @@ def test_garbage_of_a_rollout_is_not_collected_at_once():
 
 
 def test_what_an_import_made_is_left_out_of_searches():
-    with imports_never_searched():
+    with imports_frozen():
         made = [[number] for number in range(2000)]
     assert not {id(each) for each in gc.get_objects()}.intersection(map(id, made))
     assert gc.isenabled()
 
 
 FREES_AT_ITS_END = """
-from april_rl.rollout.garbage_collection import imports_never_searched
+from april_rl.rollout.garbage_collection import imports_frozen
 
 class Loop:
     def __init__(self):
@@ -180,7 +180,7 @@ class Loop:
     def __del__(self):
         print("freed")
 
-with imports_never_searched():
+with imports_frozen():
     Loop()
 print("end")
 """
