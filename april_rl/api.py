@@ -6,6 +6,8 @@ and rows as a list, a data set or a table.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import multiprocessing
 import signal
@@ -36,7 +38,7 @@ from april_rl.config.store import (
 )
 from april_rl.config.wrong_settings import keys, unknown_setting
 from april_rl.errors import RunError
-from april_rl.supervision.interrupts import SIGNALS
+from april_rl.supervision.interrupts import SIGNALS, Interrupts
 from april_rl.tracking.labels import run_labels
 from april_rl.types import OnStep
 
@@ -49,6 +51,7 @@ _INPUTS = "inputs"  # folder in the run directory for objects that were passed i
 _NOT_SETTINGS = {  # how to pass a value that is not a setting, by argument
     "data": "rows are a list of dicts, data=[{'prompt': ..., 'answer': ...}]",
     "reward": "a reward is a function, reward=FUNCTION",
+    "environment": "an environment is a class, environment=CLASS",
 }
 
 
@@ -114,6 +117,7 @@ def train(
     held_out: Mapping[str, Rows] | None = None,
     reward: Reward | Section | None = None,
     tools: Sequence[Callable[..., object]] = (),
+    environment: type | Section | None = None,
     functions: Mapping[str, Callable[..., object]] | None = None,
     on_step: OnStep | None = None,
     **settings: object,
@@ -124,10 +128,11 @@ def train(
     `overrides`. Your own recipes are in `config_dir`/recipe.
     `data` and each set of `held_out`, a dict by name, have the columns that `data.*` names (prompt
     and answer). `reward` is called with prompts, responses and answers in a process of its own, so
-    a function from a notebook is copied there with everything it refers to. A dict passed as `data`
-    or `reward` holds settings of that section. `tools` are functions that the policy may call,
-    described by their type hints and docstrings; every data set then has them
-    (docs/environments.md). `functions` maps a setting that names a function, such as
+    a function from a notebook is copied there with everything it refers to. A dict passed as
+    `data`, `reward` or `environment` holds settings of that section. `tools` are functions that the
+    policy may call, described by their type hints and docstrings, and `environment` is a class;
+    every data set then has them (docs/environments.md). A setting that names a function may be the
+    function itself; `functions` maps such settings, for example
     algorithm.loss, to the function (docs/own_algorithm.md).
     `on_step` is called with each step and its row of metrics.jsonl, from step 0 (the first
     evaluation) on; when it returns True, the run ends with an evaluation, a checkpoint and an
@@ -137,23 +142,31 @@ def train(
     everything is saved.
     """
     _refuse_wrong_place()
-    if on_step is not None and not callable(on_step):
-        raise ConfigError(f"on_step is a function of a step and its metrics, got {on_step!r}")
+    _check_on_step(on_step)
     if config_dir is not None:
         register_folder(Path(config_dir))
-    words = _words(recipe, overrides, settings | _sections(data=data, reward=reward))
+    settings |= _sections(data=data, reward=reward, environment=environment)
+    settings |= _functions(functions or {})
+    words = _words(recipe, overrides, settings, _Copies(None))
     config = to_config(compose_overrides(words))
     fresh = Path("outputs", config.name, time.strftime("%Y-%m-%d_%H-%M-%S"))
     path = Path(run_dir or run_directory(config.resume, config.name, str(fresh)))
-    with _restore_process(), own(path):
+    with _keep_process() as interrupts, own(path):
         labels = run_labels(config.name, overrides=words, seed=config.seed)
-        words += _objects(path / _INPUTS, data, held_out or {}, reward)
-        words += _tools(path / _INPUTS, tools)
-        words += _functions(path / _INPUTS, functions or {})
+        copies = _Copies(path / _INPUTS)
+        words = _words(recipe, overrides, settings, copies)
+        words += _objects(copies, data, held_out or {}, tools)
         composed = compose_overrides(words)
         config = to_config(composed)
         labels = replace(labels, overrides=tuple(words))
-        run(config, path, as_plain(composed), labels=labels, on_step=on_step)
+        run(
+            config,
+            path,
+            as_plain(composed),
+            labels=labels,
+            on_step=on_step,
+            interrupts=interrupts,
+        )
     return TrainedRun(path)
 
 
@@ -165,6 +178,7 @@ def evaluate(
     held_out: Mapping[str, Rows] | None = None,
     reward: Reward | Section | None = None,
     tools: Sequence[Callable[..., object]] = (),
+    environment: type | Section | None = None,
     **settings: object,
 ) -> Report:
     """Evaluate as `python -m april_rl evaluate +recipe=RECIPE OVERRIDES` does; return the report.
@@ -178,20 +192,24 @@ def evaluate(
     if not isinstance(settings.get("data", {}), Mapping):
         raise ConfigError("evaluate takes rows as held_out={NAME: rows}; data is for training")
     folder = Path(output or time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))
-    with _restore_process():
-        words = _words(recipe, overrides, settings | _sections(reward=reward))
-        words += _objects(folder / _INPUTS, None, held_out or {}, reward)
-        words += _tools(folder / _INPUTS, tools)
-        return run_evaluation(words, folder)
+    with _keep_process() as interrupts:
+        settings |= _sections(reward=reward, environment=environment)
+        copies = _Copies(folder / _INPUTS)
+        words = _words(recipe, overrides, settings, copies)
+        words += _objects(copies, None, held_out or {}, tools)
+        return run_evaluation(words, folder, interrupts=interrupts)
 
 
 def _sections(**given: object) -> dict[str, object]:
-    """Return the arguments that are named like a section and hold its settings as a dict. Raise
-    ConfigError for a dict that is meant as rows or functions.
+    """Return the settings in the arguments that are named like a section: a dict has settings of
+    it, and anything but rows is its function. Raise ConfigError for a dict that is meant as rows or
+    functions.
     """
     sections: dict[str, object] = {}
     for name, section in given.items():
         if not isinstance(section, Mapping):
+            if section is not None and name != "data":
+                sections[name] = {"function": _as_function(section, name)}
             continue
         sections[name] = section
         known = {key for key in keys(TrainConfig) if key.startswith(f"{name}.")}
@@ -204,7 +222,28 @@ def _sections(**given: object) -> dict[str, object]:
     return sections
 
 
-def _words(recipe: str, overrides: Sequence[Override], settings: Mapping[str, object]) -> list[str]:
+def _as_function(given: object, name: str) -> object:
+    if not (callable(given) or (isinstance(given, str) and name == "reward")):
+        raise ConfigError(
+            f"{name} is a {type(given).__name__}; give a function or a class, or a dict of "
+            "settings; several rewards are reward.functions (docs/rewards.md)"
+        )
+    return given
+
+
+def _functions(functions: Mapping[str, Callable[..., object]]) -> Mapping[str, object]:
+    """Return functions by setting, which are settings too; raise ConfigError for anything else."""
+    if not isinstance(functions, Mapping):
+        raise ConfigError("functions is a dict of functions by setting: {'algorithm.loss': loss}")
+    for key, function in functions.items():
+        if not callable(function):
+            raise ConfigError(f"functions[{key!r}] is a {type(function).__name__}; give a function")
+    return functions
+
+
+def _words(
+    recipe: str, overrides: Sequence[Override], settings: Mapping[str, object], copies: _Copies
+) -> list[str]:
     """Return the arguments as words of a command line."""
     if not isinstance(recipe, str) or {*"+=,"} & {*recipe}:
         raise ConfigError(
@@ -215,31 +254,40 @@ def _words(recipe: str, overrides: Sequence[Override], settings: Mapping[str, ob
         if isinstance(override, str):
             words.append(override)
         elif isinstance(override, Mapping):
-            words += as_overrides(override)
+            words += as_overrides(override, copies.name_of)
         else:
             raise ConfigError(
                 f"{override!r:.60} is not a setting: give 'KEY=VALUE', a dict of settings, or "
                 "keywords such as trainer={'num_steps': 3}"
             )
+    if copies.keys & {"environment.function", "environment.agent"}:
+        words.append("data.environment=true")
     return words
 
 
 def _objects(
-    folder: Path,
+    copies: _Copies,
     data: Rows | Section | None,
     held_out: Mapping[str, Rows],
-    reward: Reward | Section | None,
+    tools: Sequence[Callable[..., object]],
 ) -> Iterator[str]:
-    """Write the objects to files, and yield the settings that name the files."""
+    """Write rows to files, and yield the settings that name the files and the tools."""
+    assert copies.folder is not None
     if data is not None and not isinstance(data, Mapping):
-        yield from as_overrides({"data.path": _file_of(data, "data", folder)})
+        yield from as_overrides({"data.path": _file_of(data, "data", copies.folder)})
     if not isinstance(held_out, Mapping):
         raise ConfigError("held_out is a dict of rows by the name of the set: {'test': rows}")
     for name, rows in held_out.items():
-        path = _file_of(rows, f"held_out_{name}", folder)
+        path = _file_of(rows, f"held_out_{name}", copies.folder)
         yield from as_overrides({"evaluation.sets": {name: {"path": path}}})
-    if reward is not None and not isinstance(reward, Mapping):
-        yield from as_overrides({"reward.function": _name_of(reward, folder)})
+    if not tools:
+        return
+    if callable(tools) or not all(map(callable, tools)):
+        raise ConfigError("tools is a list of functions; a class is environment=CLASS")
+    if "environment.function" in copies.keys:
+        raise ConfigError("tools and environment: give one of them; a class has tools as methods")
+    yield f"environment.function={copies.copy(list(tools), 'given_tools', 'tools')}"
+    yield "data.environment=true"
 
 
 def _file_of(rows: Rows, argument: str, folder: Path) -> str | Path:
@@ -275,73 +323,76 @@ def _line_of(row: object) -> str:
     return json.dumps(dict(row))
 
 
-def _name_of(reward: Reward, folder: Path) -> str:
-    """Return `module:name` of the reward function. A reward process cannot import a function of a
-    notebook or one inside another function, so these are copied into a module in `folder`.
+class _Copies:
+    """Modules in a folder for objects that were passed in. A process of the run cannot import a
+    function of a notebook, or one inside another function.
     """
-    if isinstance(reward, str):
-        return reward
-    if not callable(reward):
-        raise ConfigError(
-            f"reward is a {type(reward).__name__}; give a function, a class, or the text of "
-            "reward.function; several rewards are reward.functions (docs/rewards.md)"
+
+    def __init__(self, folder: Path | None) -> None:
+        """Without `folder` nothing is copied, but every object has its name."""
+        self.folder = folder
+        self.keys: set[str] = set()  # settings whose values are objects
+
+    def name_of(self, key: str, given: Callable[..., object]) -> str:
+        """Return `module:name` of the function or class that is the value of a setting."""
+        self.keys.add(key)
+        name = str(getattr(given, "__name__", "given"))
+        module = vars(sys.modules.get(given.__module__, sys))
+        if given.__module__ != "__main__" and module.get(name) is given:
+            return f"{given.__module__}:{name}"
+        name = name if name.isidentifier() else "given"
+        return self.copy(given, f"given_{key.replace('.', '_')}_{name}", name)
+
+    def copy(self, given: object, module: str, name: str) -> str:
+        """Copy an object into a module of its own; return `module:name` of the copy."""
+        if self.folder is None:
+            return f"{module}:{name}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            pickled = cloudpickle.dumps(given)
+        except (PicklingError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{given} refers to an object that cannot be copied into another process: {error}"
+            ) from error
+        (self.folder / f"{module}.pickle").write_bytes(pickled)
+        (self.folder / f"{module}.py").write_text(
+            '"""An object that was passed to april_rl.api."""\n\n'
+            "from pathlib import Path\nfrom pickle import loads\n\n"
+            f'{name} = loads(Path(__file__).with_suffix(".pickle").read_bytes())\n',
+            encoding="utf-8",
         )
-    name = vars(reward).get("__name__", "") if not isinstance(reward, type) else reward.__name__
-    module = vars(sys.modules.get(reward.__module__, sys))
-    if reward.__module__ != "__main__" and module.get(name) is reward:
-        return f"{reward.__module__}:{name}"
-    return _copy(reward, "given_reward", folder)
+        sys.modules.pop(module, None)  # an earlier run of this process may have imported another
+        importlib.invalidate_caches()
+        sys.path.insert(0, str(self.folder.resolve()))  # processes of the run inherit it
+        return f"{module}:{name}"
 
 
-def _tools(folder: Path, tools: Sequence[Callable[..., object]]) -> Iterator[str]:
-    """Copy the functions, and yield the settings that name them."""
-    if not tools:
-        return
-    if callable(tools) or not all(map(callable, tools)):
-        raise ConfigError("tools is a list of functions; a class is environment.function")
-    yield f"environment.function={_copy(list(tools), 'given_tools', folder)}"
-    yield "data.environment=true"
-
-
-def _functions(folder: Path, functions: Mapping[str, Callable[..., object]]) -> Iterator[str]:
-    """Copy functions, and yield the settings that name them."""
-    if not isinstance(functions, Mapping):
-        raise ConfigError("functions is a dict of functions by setting: {'algorithm.loss': loss}")
-    for key, function in functions.items():
-        if not callable(function):
-            raise ConfigError(f"functions[{key!r}] is a {type(function).__name__}; give a function")
-        module = f"given_{key.replace('.', '_')}"
-        yield f"{key}={_copy(function, module, folder)}"
-
-
-def _copy(given: object, name: str, folder: Path) -> str:
-    """Copy an object into the module `name` in `folder`; return `module:name` of the copy."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _check_on_step(on_step: OnStep | None) -> None:
+    """Raise ConfigError unless `on_step` can be called with a step and its row."""
     try:
-        pickled = cloudpickle.dumps(given)
-    except (PicklingError, TypeError, ValueError) as error:
+        if on_step is not None:
+            inspect.signature(on_step).bind(0, {})
+    except TypeError as error:
         raise ConfigError(
-            f"{given} refers to an object that cannot be copied into another process: {error}"
+            f"on_step is called as on_step(step, row), with the row of metrics.jsonl as a dict; "
+            f"{on_step!r} cannot be: {error}"
         ) from error
-    (folder / f"{name}.pickle").write_bytes(pickled)
-    (folder / f"{name}.py").write_text(
-        '"""An object that was passed to april_rl.api."""\n\n'
-        "from pathlib import Path\nfrom pickle import loads\n\n"
-        'given = loads(Path(__file__).with_suffix(".pickle").read_bytes())\n',
-        encoding="utf-8",
-    )
-    sys.path.insert(0, str(folder.resolve()))  # processes of the run inherit it
-    return f"{name}:given"
+    except ValueError:  # some built-in functions have no signature
+        return
 
 
 @contextmanager
-def _restore_process() -> Iterator[None]:
-    """Restore the process's signal handlers and its import path, which a run replaces."""
+def _keep_process() -> Iterator[Interrupts]:
+    """Yield the signals of a run in a process that lives on; afterwards restore the process's
+    signal handlers and its import path, which a run replaces.
+    """
     handlers, report = {which: signal.getsignal(which) for which in SIGNALS}, sys.unraisablehook
     folders = list(sys.path)
+    interrupts = Interrupts(owns_process=False)
     try:
-        yield
+        yield interrupts
     finally:
+        interrupts.disarm()
         sys.unraisablehook, sys.path[:] = report, folders
         for which, handler in handlers.items():
             signal.signal(which, handler)

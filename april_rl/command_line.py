@@ -151,14 +151,16 @@ def run(
     *,
     labels: RunLabels | None = None,
     on_step: OnStep | None = None,
+    interrupts: Interrupts | None = None,
 ) -> None:
-    """Train in `run_dir`, which the caller owns; config.yaml will show `plain`.
+    """Train in `run_dir`, which the caller owns; config.yaml will show `plain`. Without
+    `interrupts`, this process ends with the run.
 
     Heavy imports are here, so that --help and --cfg job answer at once.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it on import
-    interrupts = Interrupts()
+    interrupts = interrupts or Interrupts()
     from april_rl.commands.early_resume import is_over
 
     if is_over(config, run_dir):

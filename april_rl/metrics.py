@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+_LARGEST = 1e300  # larger values are counted as this one: their difference would be infinite
+_LEAST_RANGE = 1e-9  # of a histogram's values, relative to the largest of them
+
 
 @dataclass(frozen=True, slots=True)
 class Mean:
@@ -62,10 +65,16 @@ class Histogram:
 
     @classmethod
     def of(cls, values: ArrayLike, *, num_bins: int = 32) -> Histogram:
-        """Count `values` in `num_bins` bins of equal width from the smallest to the largest
-        value.
+        """Count the finite `values` in `num_bins` bins of equal width from the smallest to the
+        largest value. A metric must not end a run, but numpy raises when the edges of bins would
+        not differ: values that are equal up to rounding get a wider range.
         """
-        counts, edges = np.histogram(np.asarray(values, np.float64), bins=num_bins)
+        numbers = np.asarray(values, np.float64)
+        numbers = np.clip(numbers[np.isfinite(numbers)], -_LARGEST, _LARGEST)
+        low, high = (numbers.min(), numbers.max()) if numbers.size else (0.0, 0.0)
+        least = _LEAST_RANGE * max(abs(low), abs(high), 1.0)
+        margin = max(0.5, least) if high - low < least else 0.0
+        counts, edges = np.histogram(numbers, bins=num_bins, range=(low - margin, high + margin))
         return cls(tuple(edges.tolist()), tuple(counts.tolist()))
 
     def merge(self, other: Histogram) -> Histogram:

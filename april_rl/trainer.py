@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from april_rl.algorithm.advantages import Floats64, penalized_rewards
 from april_rl.assembly.run import RunParts, assemble
 from april_rl.checkpointing.checkpointer import LEARNER
 from april_rl.checkpointing.exports import export_path
+from april_rl.checkpointing.progress import Progress
 from april_rl.checkpointing.resume import Resumed
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Advantage
-from april_rl.errors import ExportError
+from april_rl.errors import ExportError, RunError
 from april_rl.evaluation.evaluate import evaluate_all
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.rollout.collector import Collection
@@ -33,39 +33,6 @@ from april_rl.tracking.terminal import ProgressPhase, View
 from april_rl.tracking.tracker import RunDirectoryError
 from april_rl.types import OnStep, ScoredGroup
 from april_rl.updates import Updates
-
-
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """The progress of a run, as its checkpoints hold it."""
-
-    version: int = 0  # policy version, counted in steps
-    evaluated: int = -1  # the version that was evaluated last
-    exported: int = -1  # the version that was exported last
-    counted: Metrics = field(default_factory=Metrics)  # added to the next step's row
-    row: Metrics | None = None  # metrics of the last step until they are logged
-
-    def save(self, *, with_row: bool) -> dict[str, Any]:
-        """Return everything as plain data; `with_row` includes `row`, if it was not logged yet."""
-        row = self.row.save() if self.row is not None and with_row else None
-        return {
-            "version": self.version,
-            "evaluated": self.evaluated,
-            "exported": self.exported,
-            "counted": self.counted.save(),
-            "row": row,
-        }
-
-    @classmethod
-    def restore(cls, state: Mapping[str, Any]) -> Progress:
-        """Return the progress that `save` returned as `state`."""
-        return cls(
-            version=state["version"],
-            evaluated=state["evaluated"],
-            exported=state["exported"],
-            counted=Metrics.restore(state["counted"]),
-            row=Metrics.restore(state["row"]) if state["row"] else None,
-        )
 
 
 class TrainedStep(NamedTuple):
@@ -139,17 +106,22 @@ class Trainer:
         """Train all steps, with evaluations and checkpoints as due, and write the final checkpoint.
 
         On a signal or trainer.max_hours, park the samples in flight and write a checkpoint with
-        every token; after Ctrl-C, then raise KeyboardInterrupt.
+        every token; after Ctrl-C, then raise KeyboardInterrupt. The same is saved before an error
+        that leaves workers and disk as they were.
         """
         with self._interrupts.hold(deadline_s=self._config.checkpoint.stop_deadline_s):
             try:
                 self._run()
             except KeyboardInterrupt:
-                self._stop()
+                self._stop(self._interrupts.reason)
                 if self._interrupts.is_person:
                     raise
             except (RunDirectoryError, ExportError) as error:
                 raise type(error)(f"{error}; {self._how_to_continue()}") from error
+            except RunError:
+                if not self._workers.has_failed:
+                    self._stop_after_error()
+                raise
 
     def _run(self) -> None:
         if self._progress.evaluated < 0:  # a checkpoint of step 0 already has its row
@@ -174,6 +146,7 @@ class Trainer:
             }
             self._progress.row = Metrics({**result.metrics, **timed})
             self._end_step(self._progress.row)
+            self._updates.check()
         self._save(is_finished=True)
         self._checkpointer.finish()
         self._export()  # last, so that a failure costs no training
@@ -188,16 +161,28 @@ class Trainer:
         """Run the evaluation and checkpoints due after a step, and log its metrics."""
         step = self._progress.version
         self._log(step, Metrics({**row, **self._after(step)}))
-        self._progress.row = None
 
     def _log(self, step: int, metrics: Metrics) -> None:
-        self._is_enough = bool(self._on_step(step, self._tracker.log(step, metrics)))
+        row = self._tracker.log(step, metrics)
+        self._progress.row = None
+        with ExitStack() as on_error:
+            on_error.callback(self._stop, "an error of on_step")
+            self._is_enough = bool(self._on_step(step, row))
+            on_error.pop_all()
 
-    def _stop(self) -> None:
+    def _stop_after_error(self) -> None:
+        """Write a checkpoint if possible; the error that ends the run matters more."""
+        try:
+            self._stop("an error")
+        except RunError as error:
+            self._tracker.message(f"no checkpoint could be written: {error}")
+
+    def _stop(self, reason: str) -> None:
+        """Write a checkpoint with everything that the run has, and say how to continue."""
         self._save(with_row=True)
         self._is_saved = self._checkpointer.finish()
         self._tracker.message(
-            f"stopped after step {self._progress.version} by {self._interrupts.reason}; "
+            f"stopped after step {self._progress.version} by {reason}; "
             f"continue with resume=auto hydra.run.dir={self._run_dir}"
         )
 
@@ -214,20 +199,24 @@ class Trainer:
             self._tracker.message(note)
         if not collection.groups:
             return None
-        self._under_way = collection.groups
-        advantages = self._advantages(collection)
         reply = None
-        if self._parts.teacher is not None:
-            with self._tracker.phase("teacher"):
-                reply = self._parts.teacher.logprobs(collection.groups)
-        batch = self._packer.pack(
-            collection.groups,
-            advantages,
-            policy_version=self._progress.version,
-            probes=collection.probes,
-            teacher_logprobs=reply.logprobs if reply else {},
-        )
-        self._checkpointer.poll()
+        with ExitStack() as on_error:
+            on_error.callback(self._collector.take_back, collection)
+            advantages = self._advantages(collection)
+            if self._parts.teacher is not None:
+                with self._tracker.phase("teacher"):
+                    look = self._interrupts.check
+                    reply = self._parts.teacher.logprobs(collection.groups, look)
+            batch = self._packer.pack(
+                collection.groups,
+                advantages,
+                policy_version=self._progress.version,
+                probes=collection.probes,
+                teacher_logprobs=reply.logprobs if reply else {},
+            )
+            self._checkpointer.poll()
+            on_error.pop_all()
+        self._under_way = collection.groups
         records = partial(
             records_of,
             collection.groups,
@@ -338,7 +327,7 @@ class Trainer:
 
     def _evaluate(self) -> Metrics:
         # Training and evaluation share these counters: take out training's counts first.
-        self._collector.settle_scores()
+        self._collector.settle_scores(self._look)
         self._progress.counted = merge([self._progress.counted, self._parts.outside.metrics()])
         metrics = evaluate_all(
             self._parts.held_out.values(),
@@ -373,9 +362,7 @@ class Trainer:
         """Write generated samples that were not trained, even when the run ends with an error."""
         leftovers = self._collector.leftovers(under_way=self._under_way)
         if leftovers and not self._is_saved:
-            path = self._run_dir / "samples" / "leftover.jsonl"
-            leftovers.write(path)
-            self._tracker.message(f"generated and not trained, saved in {path}: {leftovers}")
+            self._tracker.message(leftovers.keep(self._run_dir / "samples" / "leftover.jsonl"))
 
     def __enter__(self) -> Self:
         return self
@@ -393,7 +380,11 @@ class Trainer:
         self._exits.__exit__(kind, error, traceback)
 
     def _show(self, phase: ProgressPhase, count: int, tokens_per_s: float | None = None) -> None:
-        """Show progress; stop here if requested, but a `deterministic` run only between steps."""
+        """Show progress, and stop here if requested."""
+        self._look()
+        phase.advance(count, "" if tokens_per_s is None else f"{tokens_per_s:,.0f} tokens/s")
+
+    def _look(self) -> None:
+        """Stop here if that was requested, but a `deterministic` run only between steps."""
         if not self._config.deterministic:
             self._interrupts.check()
-        phase.advance(count, "" if tokens_per_s is None else f"{tokens_per_s:,.0f} tokens/s")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,12 @@ class RewardsAndEnvironments:
         """Let the environment of a sample reply to its last turn, or let the episode begin."""
         self._environments.act(sample)
 
-    def collect(self, timeout_s: float | None) -> list[Score | Reply]:
+    def collect(
+        self, timeout_s: float | None, look: Callable[[], None] = lambda: None
+    ) -> list[Score | Reply]:
         """Return scores and replies as `rollout.ports.Outside` says."""
-        return self._rewards.mailbox.collect((self._rewards, self._environments), timeout_s)
+        parties = (self._rewards, self._environments)
+        return self._rewards.mailbox.collect(parties, timeout_s, look)
 
     def save(self) -> dict[str, str]:
         """Return the states of the rewards for a checkpoint that is written now."""

@@ -5,7 +5,7 @@ data. Training and `evaluate` do this in the same way, with different prompts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,8 @@ from april_rl.types import Prompt
 
 if TYPE_CHECKING:
     from april_rl.outside.teacher_server import TeacherServer
+
+_NUM_TRIED = 256  # tokens of the vocabulary that a teacher's server is asked about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,18 +74,19 @@ def read_inputs(site: RunSite, *, states: Mapping[str, str] | None = None) -> In
     return Inputs(tokenizer=tokenizer, rewards=rewards, description=description, sets=sets)
 
 
-def teacher_server(site: RunSite, inputs: Inputs, example: Prompt) -> TeacherServer | None:
-    """Return the server at teacher.base_url after trying it on a prompt, or None if there is none.
-    Raise RunError when it cannot score what the policy samples.
+def teacher_server(site: RunSite, inputs: Inputs) -> TeacherServer | None:
+    """Return the server at teacher.base_url after trying it on tokens of the whole vocabulary, or
+    None if there is none. Raise RunError when it cannot score what the policy samples.
     """
     if not site.config.teacher.base_url:
         return None
     from april_rl.outside.teacher_server import TeacherServer  # importing openai takes a second
 
-    server = TeacherServer(site.config.teacher)
+    server = site.stack.enter_context(closing(TeacherServer(site.config.teacher)))
     with site.view.phase("trying the teacher"):
-        texts = [inputs.tokenizer.decode([token_id]) for token_id in example.token_ids]
-        server.check(example.token_ids, texts, longest=context_length(site.config)[0])
+        tried = inputs.tokenizer.spread_ids(_NUM_TRIED)
+        texts = [inputs.tokenizer.show_text([token_id]) for token_id in tried]
+        server.check(tried, texts, longest=context_length(site.config)[0])
     return server
 
 

@@ -101,7 +101,7 @@ def assemble(
     outside = try_outside(
         site, inputs, training, held_out=[each.prompts for each in held_out.values()]
     )
-    teacher = teacher_server(site, inputs, training[0][0])
+    teacher = teacher_server(site, inputs)
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
     engines, planned, kv_tokens = _start(workers, drafted, view)

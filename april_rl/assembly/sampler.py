@@ -35,13 +35,14 @@ def sampler_maker(config: DataConfig, *, seed: int) -> NewSampler | None:
 
 
 def _try(make: NewSampler) -> None:
-    """Take a prompt of two, give its rewards, and continue from a checkpoint."""
+    """Take prompts of two for more than an epoch, with rewards and a checkpoint in between."""
     prompts = [Prompt(id=n, token_ids=(n,), text="", answer="", source="") for n in range(2)]
     stream = PromptStream(prompts, seed=0, new_sampler=make)
     stream.learn(stream.take(), (1.0, 0.0))
     resumed = PromptStream(prompts, seed=0, new_sampler=make)
     resumed.restore(json.loads(json.dumps(stream.save())))
-    resumed.take()
+    for _ in range(4):
+        resumed.take()
 
 
 def _by_pass_rate(config: DataConfig, seed: int, num_prompts: int, name: str) -> Sampler:

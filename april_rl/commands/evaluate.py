@@ -131,9 +131,14 @@ def _refuse_without_effect(override: str) -> None:
 
 
 def run_evaluation(
-    overrides: Sequence[str], folder: Path, *, other: Report | None = None
+    overrides: Sequence[str],
+    folder: Path,
+    *,
+    other: Report | None = None,
+    interrupts: Interrupts | None = None,
 ) -> Report:
     """Evaluate every set, write the report to `folder`, print a table and return the report.
+    Without `interrupts`, this process ends with the evaluation.
 
     Raise RunError for a wrong setting, or when `other` has no set in common.
     """
@@ -146,7 +151,7 @@ def run_evaluation(
             f"{', '.join(config.evaluation.sets)}"
         )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    interrupts = Interrupts()
+    interrupts = interrupts or Interrupts()
     config = check_early(config, trains=False)
     from april_rl.commands.evaluation_run import EvaluationRun
 

@@ -23,7 +23,7 @@ class CheckpointConfig:
     best_metric: str = ""
     # steps between Hugging Face exports; 0: only at the end
     export_every_steps: int = within(">= 0", 0)
-    # seconds that a run has to write a checkpoint and end after Ctrl-C, SIGTERM or SIGUSR1
+    # seconds that a run has to write a checkpoint and end after Ctrl-C or another signal
     stop_deadline_s: float = within("> 0", 120.0)
 
     def __post_init__(self) -> None:

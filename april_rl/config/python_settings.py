@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from numbers import Integral, Real
@@ -22,15 +22,21 @@ _SECTIONS = {
 _NEEDS_NO_QUOTES = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_/][\w./:-]*", re.IGNORECASE)
 
 
-def as_overrides(settings: Mapping[str, object]) -> list[str]:
+# Returns the text of a setting whose value is a function or a class, from its key and the value.
+NameOf = Callable[[str, Callable[..., object]], str]
+
+
+def as_overrides(settings: Mapping[str, object], name_of: NameOf | None = None) -> list[str]:
     """Return KEY=VALUE for each setting of a mapping as nested as a recipe, or with dotted keys.
 
-    Raise ConfigError for a value that a recipe cannot have, such as a function.
+    Raise ConfigError for a value that a recipe cannot have, such as a function without `name_of`.
     """
-    return list(_overrides(settings, ""))
+    return list(_overrides(settings, "", name_of))
 
 
-def _overrides(settings: Mapping[str, object], prefix: str) -> Iterator[str]:
+def _overrides(
+    settings: Mapping[str, object], prefix: str, name_of: NameOf | None
+) -> Iterator[str]:
     for name, value in settings.items():
         key = f"{prefix}{name}"
         is_known = key.partition(".")[0] in TrainConfig.__dataclass_fields__
@@ -40,13 +46,13 @@ def _overrides(settings: Mapping[str, object], prefix: str) -> Iterator[str]:
                 + unknown_setting(key, TrainConfig)
             )
         if isinstance(value, Mapping) and key in _SECTIONS:
-            yield from _overrides(value, f"{key}.")
+            yield from _overrides(value, f"{key}.", name_of)
         else:
-            yield f"{key}={_write_value(value, key)}"
+            yield f"{key}={_write_value(value, key, name_of)}"
 
 
-def _write_value(value: object, key: str) -> str:
-    """Return a value in the grammar of Hydra's overrides; `key` is used in errors."""
+def _write_value(value: object, key: str, name_of: NameOf | None) -> str:
+    """Return a value in the grammar of Hydra's overrides."""
     match value:
         case None:
             return "null"
@@ -57,16 +63,18 @@ def _write_value(value: object, key: str) -> str:
         case Real():
             return repr(float(value))
         case Enum():
-            return _write_value(value.value, key)
+            return _write_value(value.value, key, name_of)
         case str() | Path():
             text = str(value)
             is_plain = _NEEDS_NO_QUOTES.fullmatch(text)
             return text if is_plain else QuotedString(text, Quote.single).with_quotes()
         case list() | tuple():
-            return f"[{','.join(_write_value(each, key) for each in value)}]"
+            return f"[{','.join(_write_value(each, key, name_of) for each in value)}]"
         case Mapping():
-            pairs = (f"{name}: {_write_value(each, key)}" for name, each in value.items())
+            pairs = (f"{name}: {_write_value(each, key, name_of)}" for name, each in value.items())
             return f"{{{', '.join(pairs)}}}"
+        case Callable() if name_of is not None:
+            return _write_value(name_of(key, value), key, None)
     raise ConfigError(
         f"{key} is a {type(value).__name__}; a setting is text, a number, True, False, None, or a "
         "list or dict of them"

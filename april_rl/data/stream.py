@@ -17,6 +17,7 @@ import numpy as np
 from april_rl.data.errors import DataError
 from april_rl.data.prompts import PromptTable
 from april_rl.data.samplers import Learns, NewSampler, Shuffled
+from april_rl.outside.user_code import Caught
 from april_rl.types import Prompt
 
 
@@ -78,7 +79,7 @@ class PromptStream:
         """Give the rewards [G] of a prompt's group to a sampler that reads them."""
         index = self._drawn.pop(prompt.id, None)
         if self._learner is not None and index is not None:
-            self._learner.learn(index, rewards)
+            self._call("learn", index, rewards)
 
     def save(self) -> dict[str, Any]:
         """Return plain data for JSON; raise DataError if the sampler's state cannot be written."""
@@ -93,7 +94,7 @@ class PromptStream:
         }
 
     def _draw(self) -> int:
-        drawn, num_prompts = self._sampler.draw(), len(self._prompts)
+        drawn, num_prompts = self._call("draw"), len(self._prompts)
         is_integer = isinstance(drawn, int | np.integer) and not isinstance(drawn, bool)
         if is_integer and 0 <= drawn < num_prompts:
             return int(drawn)
@@ -105,16 +106,30 @@ class PromptStream:
         )
 
     def _sampler_state(self) -> Any:  # noqa: ANN401
-        state = self._sampler.save()
+        """Return a copy of the sampler's state: it is written while the sampler changes."""
+        state = self._call("save")
         try:
-            json.dumps(state)
-        except (TypeError, ValueError) as error:
+            written = json.loads(json.dumps(state))
+            if not _has_text_keys(state):
+                raise TypeError("it would turn keys of a dict into texts")
+        except (TypeError, ValueError, RecursionError) as error:
             raise DataError(
                 f"data.sampler: what save of {type(self._sampler).__name__} returned cannot be "
                 f"written as JSON ({error}), so no checkpoint would have it; return plain numbers, "
-                "texts, lists and dicts (of numpy: int(x), float(x), x.tolist())"
+                "texts, lists, and dicts with texts as keys (of numpy: int(x), float(x), "
+                "x.tolist())"
             ) from error
-        return state
+        return written
+
+    def _call(self, method: str, *args: object) -> Any:  # noqa: ANN401
+        """Call a method of the sampler; raise DataError when it fails, so that the run can stop
+        with everything saved.
+        """
+        with Caught() as caught:
+            return getattr(self._sampler, method)(*args)
+        raise DataError(
+            f"data.sampler: {method} of {type(self._sampler).__name__} failed: {caught.message}"
+        )
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken; raise DataError if seed, data or sampler differ."""
@@ -140,7 +155,7 @@ class PromptStream:
                 f"data.sampler is {name}, and the checkpoint has the state of "
                 f"{state['sampler_name']}: resume with the same sampler"
             )
-        self._sampler.restore(state["sampler"])
+        self._call("restore", state["sampler"])
         self._drawn = dict(state["drawn"])
         self.num_taken = state["num_taken"]
 
@@ -148,6 +163,13 @@ class PromptStream:
     def _setting(self) -> str:
         key = f"data.sources.{self._name}.path" if self._name else "data.path"
         return f"{key}={self._origin.path}"
+
+
+def _has_text_keys(state: object) -> bool:
+    """Return whether every dict in a state has texts as keys, which JSON keeps."""
+    if isinstance(state, dict):
+        return all(isinstance(key, str) and _has_text_keys(state[key]) for key in state)
+    return not isinstance(state, list | tuple) or all(map(_has_text_keys, state))
 
 
 class MixedStream:

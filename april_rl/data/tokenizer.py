@@ -193,6 +193,11 @@ class Tokenizer:
     def num_tokens(self) -> int:
         return len(self._tokenizer)
 
+    def spread_ids(self, number: int) -> list[int]:
+        """Return every added token, such as <think>, and about `number` ids of the whole range."""
+        spread = range(0, self.num_tokens, max(1, self.num_tokens // number))
+        return sorted({*spread, *self._tokenizer.added_tokens_decoder})
+
     def show_text(self, token_ids: Sequence[int]) -> str:
         """Return the tokens of a prompt as text, with special and unknown tokens shown by name."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,7 @@ class _Episodes:
 
     def __init__(self, connection: Connection, config: EnvironmentConfig, folder: Path) -> None:
         self._connection, self._config, self._folder = connection, config, folder
+        self._pid = os.getpid()
         self._new = environments_of(config, Endpoint(config.address))
         self._alive: dict[Hashable, Episode] = {}
         # References to the tasks, because asyncio holds only weak ones.
@@ -77,6 +79,15 @@ class _Episodes:
                 task.add_done_callback(self._tasks.discard)
 
     async def _reply(self, request: EpisodeRequest) -> None:
+        try:
+            await self._send_reply(request)
+        finally:
+            if os.getpid() != self._pid:
+                # User code has forked this process, and the child returned from it. It must not
+                # become a second loop over the same pipes.
+                os._exit(1)
+
+    async def _send_reply(self, request: EpisodeRequest) -> None:
         if request.row is not None:
             self._forget(request.sample_id)
             with Caught() as caught:

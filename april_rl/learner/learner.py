@@ -124,9 +124,9 @@ class Learner:
         ranks. A collective; all ranks have the same number of micro-batches in each minibatch. The
         loss is a sum over the tokens of all ranks. Raises MismatchError before the first step when
         engine and learner differ by several times `max_mismatch` on tokens of the current weights,
-        and NonFiniteError when a loss or gradient is not finite: then that minibatch and the later
-        ones change nothing, and the earlier optimizer steps stay. Gradients are freed before the
-        call returns.
+        NonFiniteError when a loss or gradient is not finite, and OwnFunctionError when the user's
+        loss fails: then that minibatch and the later ones change nothing, and the earlier optimizer
+        steps stay. Gradients are freed before the call returns.
         """
         self._num_updates += 1
         for model in self._models.values():
@@ -383,6 +383,7 @@ class Learner:
         mismatch.check(self._max_mismatch, model_type=model_type, has_synced=has_synced)
 
     def _step(self, loss: Tensor) -> Metrics:
+        self._objective.check()
         total = loss.clone()
         dist.all_reduce(total)
         if not math.isfinite(total.item()):

@@ -6,19 +6,22 @@ correct for tokens that the engine sampled, perhaps with older weights, and have
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from april_rl.algorithm import off_policy
 from april_rl.algorithm.kl import estimator, k1_to_go, sampled_negative_entropy
-from april_rl.algorithm.losses import LossFunction, LossInputs, loss_function
+from april_rl.algorithm.losses import LossFunction, LossInputs, TokenLoss, loss_function
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Kl, Ratio
 from april_rl.learner.row import PackedRow
+from april_rl.outside.own_algorithm import OwnFunctionError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +110,8 @@ class Objective:
         with a ratio, w is 1, and then e and k of tokens from an older policy stay uncorrected.
         """
         self._is_bypass = config.ratio is Ratio.behaviour
-        self._loss = loss or loss_function(config)
+        self._loss, self._is_own = loss or loss_function(config), loss is not None
+        self._failure = ""  # why the user's loss has failed; empty while it has not
         self._weights = off_policy.importance_weights(config)
         self._masks = off_policy.masks(config)
         self._opsm_threshold = config.opsm_threshold
@@ -149,7 +153,7 @@ class Objective:
             behaviour_logprobs=behaviour,
             responses=responses,
         )
-        token_loss = self._loss(inputs)
+        token_loss = self._token_loss(inputs)
         weights = self._weights(learner, behaviour, responses)
         masks = torch.ones_like(weights)
         for mask in self._masks:
@@ -164,6 +168,29 @@ class Objective:
             is_masked=masks == 0,
             metrics=token_loss.metrics,
         )
+
+    def check(self) -> None:
+        """Raise OwnFunctionError on every rank if the user's loss has failed on one of them since
+        the last call. A collective; nothing happens with a built-in loss.
+        """
+        if not self._is_own:
+            return
+        failures: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(failures, self._failure)
+        self._failure = ""
+        if any(failures):
+            raise OwnFunctionError(next(filter(None, failures)))
+
+    def _token_loss(self, inputs: LossInputs) -> TokenLoss:
+        """Return the loss of each token: NaN when the user's loss fails. Other ranks would wait
+        for this one in their next collective, so it finishes the pass, and all raise in `check`.
+        """
+        try:
+            return self._loss(inputs)
+        except OwnFunctionError as error:
+            self._failure = self._failure or str(error)
+            nothing = torch.zeros_like(inputs.logprobs, dtype=torch.bool)
+            return TokenLoss(inputs.logprobs * math.nan, nothing)
 
     def _penalties(self, logprobs: Tensor, reference: Tensor | None) -> Tensor | float:
         """Return the terms that are added to the loss of each token."""

@@ -42,12 +42,16 @@ class Mailbox:
         self._events.put(event)
 
     def collect(
-        self, parties: Sequence[Party[_Reply_co]], timeout_s: float | None
+        self,
+        parties: Sequence[Party[_Reply_co]],
+        timeout_s: float | None,
+        look: Callable[[], None] = lambda: None,
     ) -> list[_Reply_co]:
         """Return what each party knows, party by party.
 
         With `timeout_s` 0 return the replies that are there now; with a positive one wait that long
-        for at least one reply; with None wait until no party waits any more.
+        for at least one reply; with None wait until no party waits any more. `look` is called
+        before each wait of at most a second; what it raises loses no reply.
         """
         deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         self._advance(parties, wait_s=0.0)
@@ -56,6 +60,7 @@ class Mailbox:
             has_known = any(party.has_known for party in parties)
             if left_s <= 0 or (has_known and timeout_s is not None):
                 break
+            look()
             self._advance(parties, wait_s=min(left_s, _LONGEST_WAIT_S))
         return [reply for party in parties for reply in party.take()]
 

@@ -138,5 +138,7 @@ def _run(
 ) -> None:
     os.setsid()
     os.environ[MARK] = mark
+    # A process that user code forks, and that does not end, would send replies of its own.
+    os.register_at_fork(after_in_child=connection.close)
     prepare(lifeline, limits, with_group=True)
     serve(connection)

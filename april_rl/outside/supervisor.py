@@ -12,6 +12,8 @@ Invariants, and the tests in tests/environments that hold them:
 - quarantine: questions that were open in a process that died are asked one at a time, in a process
   where no other one begins, so that the one that ends processes takes no other along
   (test_an_episode_that_ends_its_process_does_not_fail_others);
+- no belief: a process that sends anything but the reply to an open question of its own is ended
+  (test_a_process_that_answers_questions_it_was_not_asked_is_ended);
 - an end: the run ends when subjects of more than MAX_ORIGINS origins have each ended a new process
   as they began, with no reply in between (test_processes_that_end_as_episodes_begin_end_the_run);
   a subject that has begun never ends it (test_turns_that_end_their_processes_do_not_end_the_run,
@@ -184,9 +186,14 @@ class Supervisor(ABC):
         self._processes.append(self._start())
         return self._processes[-1]
 
-    def _on_reply(self, process: Process, reply: ProcessReply) -> None:
+    def _on_reply(self, process: Process, reply: object) -> None:
         if process not in self._processes:
             return  # it was killed
+        found = self._open.get(reply.number) if isinstance(reply, ProcessReply) else None
+        if not isinstance(reply, ProcessReply) or found is None or found[1] is not process:
+            # User code has forked the process, or written into its pipe.
+            self._on_end(process, "sent a message that answers none of its questions")
+            return
         question, _ = self._open.pop(reply.number)
         self._fatal_origins.clear()
         process.replied_s = time.monotonic()

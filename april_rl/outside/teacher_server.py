@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent import futures
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any, NamedTuple
+from threading import Thread
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from openai import OpenAI, OpenAIError
+from openai import AsyncOpenAI, OpenAIError
 
 from april_rl.config.teacher import TeacherConfig
 from april_rl.errors import RunError
@@ -22,7 +24,9 @@ from april_rl.types import Sample, SampleId, ScoredGroup
 
 Floats32 = NDArray[np.float32]
 
-_MAX_TRIED = 64  # tokens of the prompt that is compared with the server's tokenizer
+_LOOK_S = 1.0  # longest time without a look at signals
+
+T = TypeVar("T")
 
 
 class TeacherReply(NamedTuple):
@@ -44,7 +48,11 @@ class TeacherServer:
     def __init__(self, config: TeacherConfig) -> None:
         self._config = config
         key = config.api_key_env
-        self._client = OpenAI(
+        # Requests run in a thread of their own, where they can be cancelled.
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._client = AsyncOpenAI(
             base_url=config.base_url,
             api_key="none" if key is None else os.environ[key],
             timeout=config.timeout_s,
@@ -54,58 +62,96 @@ class TeacherServer:
     def __str__(self) -> str:
         return f"teacher.base_url={self._config.base_url}, model {self._config.model}"
 
-    def logprobs(self, groups: Sequence[ScoredGroup]) -> TeacherReply:
-        """Return the log-probabilities of all response tokens. Raise RunError when the server
-        fails.
+    def close(self) -> None:
+        """Cancel what is left, and end the thread."""
+        self._wait(self._cancel_all())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def logprobs(
+        self, groups: Sequence[ScoredGroup], look: Callable[[], None] = lambda: None
+    ) -> TeacherReply:
+        """Return the log-probabilities of all response tokens. `look` is called every second, and
+        what it raises cancels the requests. Raise RunError when the server fails.
         """
         began = time.perf_counter()
         samples = [sample for scored in groups for sample in scored.group.samples]
         contexts = [ids for sample in samples for ids in _contexts(sample)]
-        threads = ThreadPoolExecutor(self._config.concurrency)
-        try:
-            scored = iter(list(threads.map(self._of_context, contexts)))
-        finally:
-            threads.shutdown(cancel_futures=True)
+        scored = iter(self._wait(self._of_contexts(contexts), look))
         found = {}
         for sample in samples:
             of_sample = np.concatenate([next(scored) for _ in sample.context_lengths])
             found[sample.id] = of_sample[np.frombuffer(sample.is_sampled, np.bool_)]
         return TeacherReply(found, Metrics({"time/teacher_s": Sum(time.perf_counter() - began)}))
 
-    def check(self, prompt: Sequence[int], texts: Sequence[str], *, longest: int) -> None:
-        """Try the server on the token ids of a prompt; `texts` is the text of each token by the
-        policy's tokenizer, and `longest` the longest sequence of the run. Raise RunError when the
-        server cannot be used, has another tokenizer, or cannot read sequences of that length.
+    def check(self, token_ids: Sequence[int], texts: Sequence[str], *, longest: int) -> None:
+        """Try the server on token ids; `texts` is the text of each by the policy's tokenizer, and
+        `longest` the longest sequence of the run. Raise RunError when the server cannot be used,
+        has another tokenizer, or cannot read sequences of that length.
         """
-        most = self._longest()
+        most = self._wait(self._longest())
         if most is not None and most < longest:
             raise RunError(
                 f"{self} reads at most {most} tokens (max_model_len), and the run has sequences "
                 f"of {longest}: start the server with a larger one, or lower "
                 "rollout.max_response_tokens"
             )
-        theirs = self._ask(prompt[:_MAX_TRIED])["tokens"]
-        for place, (ours, text) in enumerate(zip(texts, theirs, strict=False)):
-            # A part of a character has no text of its own.
-            if ours.strip() != str(text).strip() and "\ufffd" not in f"{ours}{text}":
-                raise RunError(
-                    f"{self} has another tokenizer than model.path: token {prompt[place]} is "
-                    f"{text!r} there and {ours!r} here. A teacher scores the policy's tokens, so "
-                    "both need one tokenizer"
-                )
+        for start in range(0, len(token_ids), longest):
+            part = token_ids[start : start + longest]
+            theirs = self._wait(self._ask(part))["tokens"]
+            for token_id, ours, text in zip(part, texts[start:], theirs, strict=False):
+                # A part of a character has no text of its own.
+                if ours.strip() != str(text).strip() and "\ufffd" not in ours:
+                    raise RunError(
+                        f"{self} has another tokenizer than model.path: token {token_id} is "
+                        f"{text!r} there and {ours!r} here. A teacher scores the policy's tokens, "
+                        "so both need one tokenizer"
+                    )
 
-    def _longest(self) -> int | None:
+    def _wait(self, work: Coroutine[Any, Any, T], look: Callable[[], None] = lambda: None) -> T:
+        """Return the result of `work`; what `look` raises cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            while not futures.wait([future], timeout=_LOOK_S).done:
+                look()
+            return future.result()
+        finally:
+            future.cancel()
+
+    async def _cancel_all(self) -> None:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self._client.close()
+
+    async def _longest(self) -> int | None:
         """Return the longest sequence that the server says it reads; None if it says nothing."""
         with suppress(OpenAIError):
-            for model in self._client.models.list():
+            async for model in self._client.models.list():
                 if model.id == self._config.model:
                     most = model.to_dict().get("max_model_len")
                     return most if isinstance(most, int) else None
         return None
 
-    def _of_context(self, token_ids: Sequence[int]) -> Floats32:
+    async def _of_contexts(self, contexts: Sequence[Sequence[int]]) -> list[Floats32]:
+        free = asyncio.Semaphore(self._config.concurrency)
+
+        async def of_context(token_ids: Sequence[int]) -> Floats32:
+            async with free:
+                return await self._of_context(token_ids)
+
+        asked = [asyncio.ensure_future(of_context(token_ids)) for token_ids in contexts]
+        try:
+            return await asyncio.gather(*asked)
+        finally:
+            for each in asked:  # after an error hundreds of requests may be left
+                each.cancel()
+
+    async def _of_context(self, token_ids: Sequence[int]) -> Floats32:
         """Return the log-probability of every token; 0 for the first one, which has none."""
-        found = self._ask(token_ids)["token_logprobs"][: len(token_ids)]
+        found = (await self._ask(token_ids))["token_logprobs"][: len(token_ids)]
         numbers = [each if isinstance(each, int | float) else np.nan for each in found[1:]]
         values = np.array([0.0, *numbers], np.float32)
         if len(values) != len(token_ids) or not np.isfinite(values).all():
@@ -115,7 +161,7 @@ class TeacherServer:
             )
         return values
 
-    def _ask(self, token_ids: Sequence[int]) -> dict[str, Any]:
+    async def _ask(self, token_ids: Sequence[int]) -> dict[str, Any]:
         """Return `logprobs` of the completion that echoes a prompt."""
         request = {
             "model": self._config.model,
@@ -126,7 +172,7 @@ class TeacherServer:
             "temperature": 1.0,
         }
         try:
-            raw = self._client.post("/completions", body=request, cast_to=str)
+            raw = await self._client.post("/completions", body=request, cast_to=str)
         except OpenAIError as error:
             raise RunError(f"{self} failed: {error}") from error
         with suppress(ValueError, LookupError, TypeError):

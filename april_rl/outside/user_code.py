@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import multiprocessing
 import re
 import resource
 import sys
@@ -161,7 +162,10 @@ def name_of(parameter: inspect.Parameter) -> str:
 
 
 class Caught:
-    """Context manager that catches any error of user code and describes it in `message`."""
+    """Context manager that catches any error of user code and describes it in `message`.
+
+    In the controller a KeyboardInterrupt is not an error of that code: somebody wants to stop.
+    """
 
     def __init__(self) -> None:
         self.message = ""
@@ -175,6 +179,8 @@ class Caught:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> bool:
+        if isinstance(error, KeyboardInterrupt) and multiprocessing.parent_process() is None:
+            return False
         if error is not None:
             last_line, place = traceback.format_exception_only(error)[-1].strip(), _place(error, tb)
             is_sentence = isinstance(

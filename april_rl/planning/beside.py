@@ -1,5 +1,5 @@
-"""Models beside the policy: reads the sizes of a teacher and a critic, and refuses a teacher that
-cannot score the policy's tokens.
+"""Models beside the policy: reads the sizes of a teacher and a critic, and refuses one that cannot
+read the policy's tokens.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ def read_beside(config: TrainConfig, model: PreTrainedConfig) -> Beside:
     teacher = critic = None
     if config.teacher.path:
         teacher = read_model(config.teacher.path, key="teacher.path")
-        _check_vocabularies(config)
+        _check_vocabularies(config, config.teacher.path, key="teacher.path")
         _check_reads_all(config, teacher, model, key="teacher.path")
     if config.algorithm.advantage == Advantage.gae:
         path = config.critic.path
         critic = read_model(path, key="critic.path") if path else model
+        if path:
+            _check_vocabularies(config, path, key="critic.path")
         _check_reads_all(config, critic, model, key="critic.path")
     return beside_sizes(teacher=teacher, critic=critic)
 
@@ -75,17 +77,17 @@ def _check_reads_all(
         )
 
 
-def _check_vocabularies(config: TrainConfig) -> None:
-    """Require that every token has the same number in the policy and in the teacher."""
+def _check_vocabularies(config: TrainConfig, path: str, *, key: str) -> None:
+    """Require that every token has the same number in the policy and in the model at `path`."""
     ours = _vocabulary(config.model.path, key="model.path")
-    theirs = _vocabulary(config.teacher.path, key="teacher.path")
+    theirs = _vocabulary(path, key=key)
     for token, number in sorted(ours.items(), key=lambda item: item[1]):
         if theirs.get(token) != number:
             found = f"is {theirs[token]}" if token in theirs else "does not exist"
             raise PreflightError(
-                f"teacher.path={config.teacher.path} has another tokenizer than model.path="
-                f"{config.model.path}: token {number}, {token!r}, {found} there. A teacher scores "
-                "the policy's tokens, so both need one tokenizer"
+                f"{key}={path} has another tokenizer than model.path={config.model.path}: token "
+                f"{number}, {token!r}, {found} there. It reads the policy's tokens, so both need "
+                "one tokenizer"
             )
 
 

@@ -119,11 +119,13 @@ class RewardPool:
     def act(self, sample: Sample) -> None:
         raise AssertionError(f"prompt {sample.prompt.id} has an environment, and there is none")
 
-    def collect(self, timeout_s: float | None) -> list[Score]:
+    def collect(
+        self, timeout_s: float | None, look: Callable[[], None] = lambda: None
+    ) -> list[Score]:
         """Return the scores known by now, as `Outside.collect`, in the order of submission. Raise
         RewardError when a function is at fault.
         """
-        return self.mailbox.collect((self,), timeout_s)
+        return self.mailbox.collect((self,), timeout_s, look)
 
     @property
     def is_waiting(self) -> bool:

@@ -115,6 +115,14 @@ class Buffer:
         events, self.events = replace(self.events, trained=groups), GroupEvents()
         return events
 
+    def take_back(self, events: GroupEvents) -> None:
+        """Undo `train`, whose result was `events`: its groups are ready again."""
+        for scored in events.trained:
+            self._ready[scored.group.prompt.id] = scored
+            self._ended[GroupState.trained] -= 1
+        self.events = replace(events, trained=())
+        self.check()
+
     def check(self) -> None:
         """Raise LedgerError unless every group that was opened is in one place."""
         if twice := self._open.keys() & self._ready.keys():

@@ -165,9 +165,17 @@ class Collector:
             notes=(*notes, *([change] if change else [])),
         )
 
-    def settle_scores(self) -> None:
-        """Wait between two steps for all scores and replies; what they reject counts later."""
-        while known := self._outside.collect(None):
+    def take_back(self, collection: Collection) -> None:
+        """Undo the end of `collect`, for groups that could not be trained: the next step has them
+        ready and collects the same ones.
+        """
+        self._buffer.take_back(collection.record.groups)
+
+    def settle_scores(self, look: Callable[[], None]) -> None:
+        """Wait between two steps for all scores and replies; what they reject counts later. `look`
+        is called at least every second, and may raise.
+        """
+        while known := self._outside.collect(None, look):
             self._groups.take_scores(each for each in known if isinstance(each, Score))
             self._groups.take_replies(each for each in known if isinstance(each, Reply))
             self._groups.send()

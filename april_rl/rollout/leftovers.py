@@ -34,11 +34,17 @@ class Leftovers:
         counts = ", ".join(f"{len(groups)} {what}" for what, groups in parts.items() if groups)
         return f"groups: {counts}"
 
-    def write(self, path: Path) -> None:
-        """Write `lines` to a file; raise OSError when that fails."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in self.lines())
+    def keep(self, path: Path) -> str:
+        """Write `lines` to a file; return a sentence that says where, or why that failed: the run
+        is ending, perhaps because the disk is full, and its own error is the one to show.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in self.lines())
+        except OSError as error:
+            return f"generated and not trained, and could not be saved ({error}): {self}"
+        return f"generated and not trained, saved in {path}: {self}"
 
     def lines(self) -> Iterator[str]:
         """Yield a JSON object for every sample: its state (collected, ready, parked) and spans."""

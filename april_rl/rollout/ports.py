@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from april_rl.errors import RunError
@@ -59,13 +59,16 @@ class Outside(Protocol):
         none; return at once. It gets one reply, which may say that the environment has failed.
         """
 
-    def collect(self, timeout_s: float | None) -> Sequence[Score | Reply]:
+    def collect(
+        self, timeout_s: float | None, look: Callable[[], None] = ...
+    ) -> Sequence[Score | Reply]:
         """Return the scores and replies that have become known, each kind in the order in which
         they were asked for.
 
         With `timeout_s` 0 return what is there now; with a positive one wait that long for at least
         one; with None wait for all, except scores of samples that can only be scored together with
-        siblings that are not submitted yet. Scores of such a group become known together.
+        siblings that are not submitted yet. Scores of such a group become known together. While it
+        waits, `look` is called at least every second; what it raises loses no reply.
         """
 
 

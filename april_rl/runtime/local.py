@@ -24,6 +24,8 @@ from april_rl.supervision.host_memory import WorkerMemory
 class LocalWorker:
     """The only worker of a run, in this process; it has the methods of `Workers`."""
 
+    has_failed = False  # as long as this process lives, it can be called
+
     def __init__(self, layout: Layout, *, settings: WorkerSettings) -> None:
         assert layout.num_workers == 1, layout
         self.layout, self.policy_version = layout, 0

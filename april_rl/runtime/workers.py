@@ -67,6 +67,11 @@ class Workers:
             for strategy in self._placement.strategies()
         ]  # in the order of ranks, once they have started
 
+    @property
+    def has_failed(self) -> bool:
+        """Return whether a worker is dead or hung, so that no call to it would return."""
+        return self.watchdog.has_failed
+
     def start(self, plan: Plan, *, on_stage: Callable[[str], None]) -> None:
         """Start learners and engines as planned; raise the errors of `Watchdog.results`."""
         on_stage("joining the process group")

@@ -1,8 +1,10 @@
-"""Signals that end a run: Ctrl-C, a scheduler's SIGTERM, and SIGUSR1 (Slurm's `--signal`).
+"""Signals that end a run: Ctrl-C, a scheduler's SIGTERM, SIGUSR1 (Slurm's `--signal`), and SIGHUP
+of a closed terminal or a lost connection.
 
 Outside `hold`, the first signal raises KeyboardInterrupt at once. Inside, it is noted and `check`
 raises, so that the run stops at a consistent point and has time to write a checkpoint. A timer
-thread kills a process that has not ended by its deadline; a second signal kills it at once.
+thread kills a process that has not ended by its deadline; a second signal kills it at once. A
+notebook or a script that called `train` lives on: then only the run's own processes are killed.
 
 Python drops what is raised within a `__del__`, so the signal is sent again when that happens.
 """
@@ -22,7 +24,7 @@ from types import FrameType
 
 import psutil
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 EXIT_STATUS = 128 + signal.SIGINT
 _PATIENCE_S = 7.0  # time to end when no checkpoint has to be written
 _AGAIN_S = 0.1  # by then the `__del__` that swallowed the exception has ended
@@ -32,18 +34,26 @@ _SAME_SIGNAL_S = 1.0  # `timeout` signals the process and its group, which count
 class Interrupts:
     """Handler of the process's SIGNALS, from its construction on; main thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, owns_process: bool = True) -> None:
+        """`owns_process` says that this process is a command, which ends with the run."""
+        # Processes of a caller that lives on, which are not the run's.
+        self._others = None if owns_process else psutil.Process().children(recursive=True)
         self._requested: signal.Signals | None = None
         self._requested_s = 0.0
         self._hours, self._ends_s = 0.0, math.inf
         self._patience_s = _PATIENCE_S
         self._is_held = False
         self._is_swallowed = False  # whether a `__del__` swallowed the exception of the last signal
+        self._is_late = False  # whether the deadline is over, and this process lives on
         self._timer: threading.Timer | None = None
         self._report = sys.unraisablehook
         sys.unraisablehook = self._note_unraisable
+        # A terminal that is closed cannot be written to any more.
+        self._terminals = [each for each in (1, 2) if os.isatty(each)]
         for which in SIGNALS:
-            signal.signal(which, self._note)
+            # `nohup` ignores SIGHUP, so that the run continues.
+            if which is not signal.SIGHUP or signal.getsignal(which) is not signal.SIG_IGN:
+                signal.signal(which, self._note)
 
     @property
     def reason(self) -> str:
@@ -80,7 +90,7 @@ class Interrupts:
     def arm(self) -> None:
         """After a signal, start the timer that kills the processes at the deadline."""
         if self._requested is not None:
-            self._timer = threading.Timer(self._patience_s, _end_everything, [self._patience_s])
+            self._timer = threading.Timer(self._patience_s, self._end_late)
             self._timer.daemon = True
             self._timer.start()
 
@@ -90,16 +100,47 @@ class Interrupts:
             self._timer.cancel()
 
     def _note(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if signum == signal.SIGHUP:
+            self._leave_terminals()
         if self._requested is None:
             self._requested, self._requested_s = signal.Signals(signum), time.monotonic()
             self.arm()
         elif not self._is_swallowed:
-            if time.monotonic() - self._requested_s >= _SAME_SIGNAL_S:
-                _end_processes()
+            if self._is_late or time.monotonic() - self._requested_s >= _SAME_SIGNAL_S:
+                self._end_now()
             return
         self._is_swallowed = False
         if not self._is_held:
             raise KeyboardInterrupt
+
+    def _end_late(self) -> None:
+        print(
+            f"the run did not end within {self._patience_s:g} s of its signal; thread stacks:",
+            file=sys.stderr,
+        )
+        faulthandler.dump_traceback(all_threads=True)
+        if self._others is None:
+            self._end_now()
+        self._is_late = True
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+
+    def _end_now(self) -> None:
+        """End the run's processes; then this one, or raise KeyboardInterrupt if it lives on."""
+        for process in psutil.Process().children(recursive=True):
+            if self._others is None or process not in self._others:
+                process.kill()
+        if self._others is None:
+            os._exit(EXIT_STATUS)
+        self.disarm()
+        raise KeyboardInterrupt
+
+    def _leave_terminals(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for terminal in self._terminals:
+            os.dup2(nowhere, terminal)
+        os.close(nowhere)
 
     def _note_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         """Send the signal again if Python has dropped its KeyboardInterrupt."""
@@ -132,18 +173,3 @@ def block_signals() -> Iterator[None]:
         for which, handler in handlers.items():
             signal.signal(which, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end_everything(patience_s: float) -> None:
-    print(
-        f"the run did not end within {patience_s:g} s of its signal; thread stacks:",
-        file=sys.stderr,
-    )
-    faulthandler.dump_traceback(all_threads=True)
-    _end_processes()
-
-
-def _end_processes() -> None:
-    for process in psutil.Process().children(recursive=True):
-        process.kill()
-    os._exit(EXIT_STATUS)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import wandb
 
 from april_rl.config.choices import WandbMode
+from april_rl.config.secrets import mask
 from april_rl.metrics import Histogram
 from april_rl.tracking.backend import SAMPLE_COLUMNS, BackendSettings
 from april_rl.tracking.keys import RUN_TIME, TRAINED_TOKENS
@@ -62,6 +65,22 @@ def start_wandb(settings: BackendSettings, *, tell: Callable[[str], None]) -> Wa
     """Return a run with its files in RUN/wandb; it continues `wandb_id` if that is given. If an
     online run is recorded offline, the reason is reported once.
     """
+    with _mask_command_line():
+        return _start(settings, tell=tell)
+
+
+@contextmanager
+def _mask_command_line() -> Iterator[None]:
+    """Mask the secrets in this process's command line, which W&B records, in this context."""
+    given = sys.argv
+    sys.argv = mask(given)
+    try:
+        yield
+    finally:
+        sys.argv = given
+
+
+def _start(settings: BackendSettings, *, tell: Callable[[str], None]) -> WandbRun:
     wandb.setup(wandb.Settings(silent=True))
     if settings.tracking.wandb is WandbMode.online:
         try:

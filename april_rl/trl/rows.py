@@ -78,7 +78,7 @@ class NoRewards:
         """Raise NotImplementedError: no prompt has an environment."""
         raise NotImplementedError(sample.id)
 
-    def collect(self, timeout_s: float | None) -> Sequence[Score]:  # noqa: ARG002
+    def collect(self, timeout_s: float | None, look: object = None) -> Sequence[Score]:  # noqa: ARG002
         """Return the rewards that were not returned yet."""
         scores = list(self._scores)
         self._scores.clear()

@@ -53,6 +53,32 @@ def distance_from_anchor(inputs):
     return (inputs.logprobs - inputs.anchor_logprobs).square().sqrt() * inputs.advantages
 
 
+def in_place(inputs):
+    inputs.advantages.zero_()
+    inputs.behaviour_logprobs.clamp_(min=-1e-3)
+    inputs.logprobs.clamp_(max=0)
+    return torch.ones(len(inputs.logprobs))
+
+
+def largest(inputs):
+    ratio = (inputs.logprobs - inputs.anchor_logprobs).exp()
+    return TokenLoss(plain(inputs), ratio > 2, {"max": ratio.max().expand_as(ratio)})
+
+
+def only_wrong(inputs):
+    """Fail where no response is wrong."""
+    wrong = inputs.logprobs[inputs.advantages < 0]
+    return plain(inputs) + wrong[0]
+
+
+def spaces(inputs):
+    return TokenLoss(plain(inputs), inputs.logprobs > 0, {"Log ratio": inputs.logprobs})
+
+
+def wrong_clipped(inputs):
+    return TokenLoss(plain(inputs), (inputs.logprobs > 0)[:2])
+
+
 def raises(*_):
     raise ZeroDivisionError("no tokens")
 

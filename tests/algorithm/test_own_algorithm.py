@@ -95,6 +95,12 @@ def test_a_group_filter_gets_the_scored_group() -> None:
             "gradient of its loss is .*must be finite",
         ),
         ({"loss": "own_functions:raises"}, "five tokens as a test: ZeroDivisionError: no tokens"),
+        (
+            {"loss": "own_functions:only_wrong"},
+            "one token as a test: IndexError",
+        ),
+        ({"loss": "own_functions:spaces"}, "metric named 'Log ratio'; a name has letters, digits"),
+        ({"loss": "own_functions:wrong_clipped"}, r"returned clipped of shape \[2\] for 5 tokens"),
         ({"advantage": "own_functions:plain"}, r"called as f\(samples, rewards, NAME=…\)"),
         ({"group_filter": "own_functions:by_token"}, r"it is called as f\(scored, NAME=…\)"),
         (
@@ -136,9 +142,41 @@ def test_a_loss_that_gives_nan_during_the_run_ends_it_with_its_name() -> None:
     loss = load_loss(config)
     assert loss is not None
     steep = replace(INPUTS, advantages=torch.tensor([1.0, -3.0, 1.0]))
-    sentence = r"algorithm\.loss=own_functions:logarithm returned loss with 1 of 3 .*first is nan"
+    sentence = (
+        r"algorithm\.loss=own_functions:logarithm: it returned loss with 1 of 3 .*first is nan"
+    )
     with pytest.raises(OwnFunctionError, match=sentence):
         loss(steep)
+
+
+def test_a_loss_may_change_its_inputs_and_be_constant() -> None:
+    """Fails when weights and the next pass see changed inputs, or a constant ends the run."""
+    loss = load_loss(of(loss="own_functions:in_place"))
+    assert loss is not None
+    given = replace(INPUTS, logprobs=INPUTS.logprobs.clone().requires_grad_())
+    before = [each.clone() for each in (given.advantages, given.behaviour_logprobs)]
+    found = loss(given)
+    assert found.loss.tolist() == [1.0, 1.0, 1.0]
+    assert torch.autograd.grad(found.loss.sum(), given.logprobs)[0].tolist() == [0.0, 0.0, 0.0]
+    assert [each.tolist() for each in before] == [
+        each.tolist() for each in (given.advantages, given.behaviour_logprobs)
+    ]
+
+
+def test_a_loss_is_not_called_for_a_row_without_response_tokens() -> None:
+    """Ranks get such rows when there are fewer rows than ranks."""
+    loss = load_loss(of(loss="own_functions:largest"))
+    assert loss is not None
+    none = torch.zeros(0, requires_grad=True)
+    empty = LossInputs(
+        logprobs=none,
+        anchor_logprobs=none.detach(),
+        advantages=none.detach(),
+        behaviour_logprobs=none.detach(),
+        responses=Responses.of([0]),
+    )
+    assert loss(empty).loss.requires_grad
+    assert loss(INPUTS).metrics["max"].shape == (3,)
 
 
 def test_a_model_that_gives_nan_is_not_blamed_on_the_loss() -> None:

@@ -83,6 +83,22 @@ class Fails(Backwards):
         raise RuntimeError("no prompt left")
 
 
+class Ends(Backwards):
+    """Sampler that draws each prompt once."""
+
+    def __init__(self, num_prompts, seed):
+        super().__init__(num_prompts, seed)
+        self.rest = iter(range(num_prompts))
+
+    def draw(self):
+        return next(self.rest)
+
+
+class FailsToLearn(Backwards):
+    def learn(self, _index, rewards):
+        self.failed.append(int(1.0 / len(rewards)))
+
+
 class WithoutState:
     def __init__(self, num_prompts, seed):
         pass

@@ -124,13 +124,14 @@ def test_each_source_of_a_mixture_has_its_own_sampler():
         ("nowhere:Sampler", {}, "there is no module nowhere"),
         ("own_samplers:Missing", {}, "has no function 'Missing'"),
         ("own_samplers:Backwards", {"size": 1}, "unexpected keyword argument 'size'"),
-        ("own_samplers:Fails", {}, "RuntimeError: no prompt left"),
+        ("own_samplers:Fails", {}, "draw of Fails failed: RuntimeError: no prompt left"),
+        ("own_samplers:Ends", {}, "draw of Ends failed: StopIteration"),
         ("own_samplers:WithoutState", {}, "lacks the method save"),
         ("own_samplers:WithoutSeed", {}, r"it is called as f\(num_prompts, seed, NAME=…\)"),
         ("own_samplers:TooFar", {}, "returned 2 of type int for 2 prompts; .* from 0 to 1"),
         ("own_samplers:Half", {}, r"draw of Half returned 0\.5 of type float"),
-        ("own_samplers:SavesNumpy", {}, "float32 is not JSON .* plain numbers, texts, lists and"),
-        ("own_samplers:SavesByIndex", {}, "saved and restored as a test: KeyError: 7"),
+        ("own_samplers:SavesNumpy", {}, "float32 is not JSON .* plain numbers, texts, lists, and"),
+        ("own_samplers:SavesByIndex", {}, "it would turn keys of a dict into texts"),
         ("pass_rate", {"low": 1.0, "high": 0.0}, "needs low < high"),
         ("pass_rate", {"size": 1}, "unexpected keyword argument 'size'"),
     ],
@@ -162,6 +163,24 @@ def test_a_state_that_cannot_be_saved_in_a_checkpoint_ends_the_run():
     source.learn(source.take(), [1.0, 0.0])
     with pytest.raises(DataError, match=r"data\.sampler: what save of SavesNumpyLater returned"):
         source.save()
+
+
+def test_a_saved_state_does_not_change_with_the_sampler():
+    """A thread writes it while training continues. Fails when the sampler's own list is saved."""
+    source = stream("own_samplers:Backwards", 4)
+    first = source.take()
+    source.learn(first, [0.0])
+    saved = source.save()
+    source.take()
+    assert saved["sampler"]["failed"] == [3]
+
+
+def test_an_error_of_a_sampler_names_it():
+    """Fails when the error ends the run before anything is saved."""
+    source = stream("own_samplers:FailsToLearn", 4)
+    taken = source.take()
+    with pytest.raises(DataError, match="learn of FailsToLearn failed: ZeroDivisionError: float"):
+        source.learn(taken, [])
 
 
 def test_the_state_of_another_sampler_is_refused():

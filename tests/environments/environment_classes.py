@@ -64,6 +64,10 @@ class Told:
                     if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                         os.write(descriptor, b"\x00\x00\x00\x04junk")
             await asyncio.sleep(60)
+        if word == "fork":  # a child that does not end, as when `execvp` finds no program
+            child = os.fork()
+            await asyncio.sleep(0.2)
+            return StepResult(f"{len(self.turns)}" if child else "wrong")
         if word == "spoil":
             Told.note = None
             return StepResult("1")

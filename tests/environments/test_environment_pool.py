@@ -6,13 +6,16 @@ import os
 import re
 import signal
 import time
+from functools import partial
 
+import psutil
 import pytest
 from episodes import answer, answers, fresh, hear, pool, say, text_of
 from own_process import is_running, wait_until
 
 from april_rl.config.choices import OnRestart
 from april_rl.environments.check import check_environment
+from april_rl.environments.episode import EpisodeReply
 from april_rl.environments.protocol import EnvironmentFailedError
 from april_rl.outside.supervisor import MAX_FAILED, MAX_ORIGINS
 from april_rl.types import Observation
@@ -203,6 +206,33 @@ def test_a_turn_that_writes_into_its_pipe_fails_alone_and_at_once():
         samples = [hear(environments, fresh(n)) for n in range(2)]
         assert "exit code" in answer(environments, say(samples[0], "write")).failure
         assert text_of(answer(environments, say(samples[1], "a"))) == "1a"
+
+
+def test_a_process_that_user_code_has_forked_replies_once():
+    """Fails when the child replies too, or goes on as a second process of episodes."""
+    with pool() as environments:
+        sample = hear(environments, fresh())
+        pid = int(text_of(answer(environments, say(sample, "pid"))))
+        assert text_of(answer(environments, say(hear(environments, fresh(1)), "fork"))) == "1"
+        [child] = psutil.Process(pid).children()
+        wait_until(lambda: not is_running(child.pid))
+        assert text_of(answer(environments, say(hear(environments, fresh(2)), "a"))) == "1a"
+
+
+@pytest.mark.parametrize("reply", [EpisodeReply(number=0, outcome="error"), "text", [1]])
+def test_a_process_that_answers_questions_it_was_not_asked_is_ended(reply):
+    """Fails when the controller raises. Question 0 is answered already; so is a number that is
+    open in another process.
+    """
+    with pool() as environments:
+        sample, other = hear(environments, fresh()), hear(environments, fresh(1))
+        [process] = environments._processes
+        environments.act(say(other, "sleep 300"))
+        environments.mailbox.put(partial(process._on_reply, process, reply))
+        [found] = environments.mailbox.collect((environments,), None)
+        assert text_of(found.observation) == "1sleep 300", "in another process, after this one"
+        assert not psutil.pid_exists(process._process.pid)
+        assert text_of(answer(environments, say(sample, "a"))) == "1a"
 
 
 def test_a_process_that_a_turn_has_spoilt_is_replaced():

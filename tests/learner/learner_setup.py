@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from april_rl.algorithm.losses import LossFunction
 from april_rl.batch.packing import MicroBatch
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import ComputeDtype
@@ -106,6 +107,7 @@ def make_learner(
     num_steps: int = 10,
     num_critic_only_steps: int = 0,
     num_passes: int = 1,
+    loss: LossFunction | None = None,
     on_forward: Callable[[], None] | None = None,
     **changes: Any,
 ) -> Learner:
@@ -121,7 +123,7 @@ def make_learner(
         LearnerConfig(**settings),
         optimizer=optimizer,
         lora=lora,
-        objective=Objective(algorithm, teacher_weight=teacher.weight),
+        objective=Objective(algorithm, loss=loss, teacher_weight=teacher.weight),
         model_path=path,
         teacher_path=teacher.path,
         critic=critic,

@@ -61,6 +61,10 @@ def test_a_teacher_with_another_tokenizer_is_refused(copy, tmp_path):
     path.write_text(json.dumps(tokenizer))
     with pytest.raises(PreflightError, match=rf"token \d+, '{first}', is \d+ there"):
         beside(copy)
+    own = load("+recipe=tiny_cpu", "algorithm.advantage=gae", f"critic.path={copy}")
+    config = resolve_builtins(own)
+    with pytest.raises(PreflightError, match=rf"critic\.path={copy} has another tokenizer"):
+        read_beside(config, AutoConfig.from_pretrained(config.model.path))
 
 
 def test_a_teacher_with_a_short_context_or_without_a_model_is_refused(copy, tmp_path):

@@ -1,6 +1,8 @@
 """A teacher on a server with OpenAI's API, on the loopback interface."""
 
 import json
+import time
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -24,9 +26,9 @@ def echo(request: dict, **changes: object) -> tuple[int, str]:
     return 200, json.dumps({"choices": [{"logprobs": found}]})
 
 
-def server_of(url: str, **settings: object) -> TeacherServer:
+def server_of(url: str, **settings: object) -> closing[TeacherServer]:
     config = {"base_url": url, "model": MODEL, "timeout_s": 2.0, "max_retries": 1, **settings}
-    return TeacherServer(TeacherConfig(**config))
+    return closing(TeacherServer(TeacherConfig(**config)))
 
 
 def group_of(*samples: Sample) -> ScoredGroup:
@@ -42,8 +44,8 @@ def test_each_response_token_gets_the_value_at_its_position_in_its_own_context()
     again = replace(completion(1, start=5, num_tokens=1, version=0), finish_reason="stop")
     between = Observation(token_ids=(3, 4, 9), begins_context=True)
     turns = Sample(PROMPT, 1, (first, between, again, Observation((), is_final=True)))
-    with serving(lambda _, request: echo(request)) as server:
-        reply = server_of(server.url).logprobs([group_of(plain, turns)])
+    with serving(lambda _, request: echo(request)) as server, server_of(server.url) as teacher:
+        reply = teacher.logprobs([group_of(plain, turns)])
     asked = sorted(request["prompt"] for request in server.requests)
     assert asked == [[1, 2, 5, 6], [1, 2, 7, 7], [3, 4, 9, 7]]
     assert all(request["echo"] and request["max_tokens"] == 0 for request in server.requests)
@@ -55,8 +57,10 @@ def test_each_response_token_gets_the_value_at_its_position_in_its_own_context()
 def test_a_busy_server_gets_the_request_again_with_the_key(monkeypatch):
     monkeypatch.setenv("TEACHER_KEY", "sesame")
     busy = (503, "busy")
-    with serving(lambda n, request: busy if n == 1 else echo(request)) as server:
-        teacher = server_of(server.url, api_key_env="TEACHER_KEY", concurrency=1)
+    with (
+        serving(lambda n, request: busy if n == 1 else echo(request)) as server,
+        server_of(server.url, api_key_env="TEACHER_KEY", concurrency=1) as teacher,
+    ):
         reply = teacher.logprobs([group_of(whole_sample(PROMPT, 0, (5,)))])
     assert len(server.requests) == 2
     assert server.keys == ["Bearer sesame"] * 2
@@ -79,25 +83,60 @@ def test_a_server_that_does_not_score_ends_the_run_with_its_address(answer, mess
     """Fails when a token would be trained without its teacher, or hundreds of requests follow."""
     groups = [group_of(*(whole_sample(PROMPT, n, (5, 6)) for n in range(200)))]
     with serving(lambda _, request: answer(request)) as server:
-        with pytest.raises(RunError, match=message) as caught:
-            server_of(server.url, max_retries=0, concurrency=2).logprobs(groups)
+        with (
+            server_of(server.url, max_retries=0, concurrency=2) as teacher,
+            pytest.raises(RunError, match=message) as caught,
+        ):
+            teacher.logprobs(groups)
         assert f"teacher.base_url={server.url}, model {MODEL}" in str(caught.value)
     assert len(server.requests) < 100
 
 
 def test_another_tokenizer_is_refused_at_the_start_with_the_differing_token():
-    with serving(lambda _, request: echo(request)) as server:
-        teacher = server_of(server.url)
+    with serving(lambda _, request: echo(request)) as server, server_of(server.url) as teacher:
         teacher.check([4, 5], ["<4>", " <5>"], longest=100)
         teacher.check([4, 5], ["<4>", "\ufffd"], longest=100)
         with pytest.raises(RunError, match="token 5 is '<5>' there and 'five' here"):
-            teacher.check([4, 5], ["<4>", "five"], longest=100)
+            teacher.check([4, 7, 5], ["<4>", "<7>", "five"], longest=2)
+    assert [len(request["prompt"]) for request in server.requests] == [2, 2, 2, 1]
+
+
+def test_a_server_whose_texts_cannot_be_read_is_refused():
+    """Fails when a text that nothing can be compared with counts as equal."""
+    unread = lambda _, request: echo(request, tokens=["\ufffd"] * 2)  # noqa: E731
+    with (
+        serving(unread) as server,
+        server_of(server.url) as teacher,
+        pytest.raises(RunError, match="token 4 is '\ufffd' there and '<4>' here"),
+    ):
+        teacher.check([4, 5], ["<4>", "<5>"], longest=100)
+
+
+def test_a_signal_ends_the_wait_for_a_silent_server():
+    """Fails when the wait lasts as long as the server's time limit."""
+
+    def silent(_number: int, request: dict) -> tuple[int, str]:
+        time.sleep(3.0)
+        return echo(request)
+
+    def look() -> None:
+        raise KeyboardInterrupt
+
+    with (
+        serving(silent) as server,
+        server_of(server.url, timeout_s=60.0) as teacher,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        teacher.logprobs([group_of(whole_sample(PROMPT, 0, (5,)))], look)
 
 
 def test_a_server_with_a_shorter_context_than_the_run_needs_is_refused_at_the_start():
     with serving(lambda _, request: echo(request)) as server:
         server.max_model_len = 99
-        with pytest.raises(
-            RunError, match=r"reads at most 99 tokens .* sequences of 100: start the server"
+        with (
+            server_of(server.url) as teacher,
+            pytest.raises(
+                RunError, match=r"reads at most 99 tokens .* sequences of 100: start the server"
+            ),
         ):
-            server_of(server.url).check([4], ["<4>"], longest=100)
+            teacher.check([4], ["<4>"], longest=100)

@@ -111,7 +111,7 @@ class FakeScorer:
             return Observation(array("i"), is_final=True, reward=1.0)
         return Observation(array("i", [SAID] * (1 + turn % 3)), reward=1.0)
 
-    def collect(self, timeout_s: float | None) -> list[Score | Reply]:
+    def collect(self, timeout_s: float | None, look: object = None) -> list[Score | Reply]:  # noqa: ARG002
         self._now += 1
         self._num_empty = 0 if self._pending or self._acting else self._num_empty + 1
         assert self._num_empty < 1_000, "the collector waits for a reply that will never come"
@@ -155,7 +155,7 @@ class CountingScorer(FakeScorer):
     def on_evaluation_end(self) -> None:
         pass
 
-    def collect(self, timeout_s: float | None) -> list[Score | Reply]:
+    def collect(self, timeout_s: float | None, look: object = None) -> list[Score | Reply]:  # noqa: ARG002
         return [
             each._replace(parts=tuple((name, each.value + 100) for name in self.parts))
             if isinstance(each, Score)

@@ -75,6 +75,75 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert rows_of(run_dir)[-1]["step"] == 20
 
 
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_the_process_lives_on_after_a_stop_and_the_run_continues(tmp_path: Path) -> None:
+    """As a notebook's kernel, for longer than a command would have to end, with an environment and
+    a loss of its own. Fails when the deadline of the first run ends the process, the second one
+    begins again, or uses what the first one was given.
+    """
+    (tmp_path / "script.py").write_text(STOPPED)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=environment(),
+        timeout=300,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "stopped after step 1 by SIGINT" in done.stdout
+    assert done.stdout.splitlines()[-1] == "alive, and the own process too; steps [0, 1, 2]"
+    assert {row.get("loss/own/second") for row in rows_of(tmp_path / "run")} == {None, 2.0}
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    assert "function: given_environment_function_Own:Own" in config
+
+
+STOPPED = """
+import os, signal, subprocess, time
+import torch
+from april_rl.algorithm.losses import TokenLoss
+from april_rl.api import train
+from april_rl.environments.tiny_sums import Sums
+
+class Own(Sums):
+    pass
+
+def stop(step, row):
+    if step == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+
+def run(*overrides, **settings):
+    small = {"trainer": {"num_steps": 2, "num_groups": 4}, "rollout": {"group_size": 4}}
+    one_process = {"ray": False, "threads": 1}
+    return train(
+        "tiny_tools_cpu", *overrides, runtime=one_process, run_dir="run", environment=Own,
+        evaluation={"sets": {"held_out": None}}, **small, **settings,
+    )
+
+if __name__ == "__main__":
+    own = subprocess.Popen(["sleep", "600"])
+    def loss(inputs):
+        return TokenLoss(-inputs.logprobs * inputs.advantages, inputs.logprobs > 0)
+
+    try:
+        run(on_step=stop, functions={"algorithm.loss": loss})
+    except KeyboardInterrupt:
+        time.sleep(9)
+
+    def loss(inputs):
+        second = torch.full_like(inputs.logprobs, 2.0)
+        plain = -inputs.logprobs * inputs.advantages
+        return TokenLoss(plain, inputs.logprobs > 0, {"second": second})
+
+    found = run("resume=auto", algorithm={"loss": loss}).metrics
+    assert own.poll() is None
+    own.kill()
+    print(f"alive, and the own process too; steps {list(found.index)}")
+"""
+
+
 class Trained(NamedTuple):
     """A run with rows, settings, a tool and `on_step`, all objects of Python."""
 
@@ -195,7 +264,10 @@ def print_sum(value: str) -> str:
         ({"held_out": [{"prompt": "1"}]}, r"held_out is a dict of rows by .* \{'test': rows\}"),
         ({"tools": ["add"]}, "tools is a list of functions"),
         ({"tools": len}, "tools is a list of functions"),
-        ({"on_step": 5}, "on_step is a function of a step and its metrics, got 5"),
+        ({"on_step": 5}, r"on_step is called as on_step\(step, row\), .*; 5 cannot be"),
+        ({"on_step": lambda step: step}, r"cannot be: too many positional arguments"),
+        ({"environment": 5}, "environment is a int; give a function or a class, or a dict"),
+        ({"environment": dict, "tools": [len]}, "tools and environment: give one of them"),
         ({"reward": ["exact"]}, "several rewards are reward.functions"),
         ({"trainer": 3}, "trainer"),
         ({"trainr": {"num_steps": 3}}, "did you mean trainer"),
@@ -213,8 +285,8 @@ def test_data_sets_are_written_without_a_progress_bar(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rows = datasets.Dataset.from_list([{"prompt": "1+1=", "answer": "2"}])
-    with pytest.raises(RunError, match="several rewards"):
-        train("tiny_cpu", run_dir=tmp_path, data=rows, reward=["exact"])  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="tools is a list of functions"):
+        train("tiny_cpu", run_dir=tmp_path, data=rows, tools=["add"])  # type: ignore[list-item]
     assert (tmp_path / "inputs" / "data.parquet").is_file()
     assert "Creating parquet" not in capfd.readouterr().err
 

@@ -1,9 +1,11 @@
 """Signals: raised once, recorded, and delayed where an interruption would do damage."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 
@@ -100,6 +102,65 @@ def test_a_second_signal_ends_the_program_and_its_children_at_once():
         run.send_signal(signal.SIGINT)
         run.communicate(timeout=60)  # returns after the child, which shares the output, has ended
         assert run.returncode == 130
+
+
+@pytest.mark.parametrize("deadline_s", [0.2, 60.0])
+def test_a_process_that_lives_on_is_not_ended(deadline_s, capfd):
+    """A notebook, whose stop button is pressed twice, or once where the run hangs. Fails when its
+    process or its own children are killed, or the run goes on.
+    """
+    mine = subprocess.Popen(["sleep", "600"])
+    interrupts = Interrupts(owns_process=False)
+    of_run = subprocess.Popen(["sleep", "600"])
+    with interrupts.hold(deadline_s=deadline_s):
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            press_again()
+    interrupts.disarm()
+    assert of_run.wait(10) == -signal.SIGKILL
+    assert mine.poll() is None
+    assert ("did not end within 0.2 s" in capfd.readouterr().err) == (deadline_s < 1)
+    mine.kill()
+    mine.wait(10)
+
+
+def press_again() -> None:
+    time.sleep(1.2)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_closed_terminal_stops_the_run_unless_nohup_started_it(is_ignored):
+    """Fails when the run writes to a terminal that is gone, or `nohup` has no effect."""
+    code = (
+        "import sys, time\n"
+        "from april_rl.supervision.interrupts import Interrupts\n"
+        "interrupts = Interrupts()\n"
+        "with interrupts.hold(deadline_s=60):\n"
+        "    print('ready', flush=True)\n"
+        "    end = time.monotonic() + 2\n"
+        "    while time.monotonic() < end and not interrupts.is_requested:\n"
+        "        time.sleep(0.01)\n"
+        "print('saving', flush=True)\n"
+        "sys.exit(7 if interrupts.is_requested else 8)\n"
+    )
+    ours, theirs = os.openpty()
+    out, into = os.pipe() if is_ignored else (ours, theirs)  # `nohup` redirects the output
+    command = [*(["nohup"] if is_ignored else []), sys.executable, "-c", code]
+    run = subprocess.Popen(command, stdin=theirs, stdout=into, stderr=into, preexec_fn=lead)
+    os.close(theirs)
+    said = b""
+    while b"ready" not in said:
+        said += os.read(out, 1000)
+    os.close(ours)  # the kernel sends SIGHUP
+    assert run.wait(60) == (8 if is_ignored else 7)
+
+
+def lead() -> None:
+    """Make the terminal at stdin the one of a new session."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def test_processes_started_in_the_meantime_do_not_get_the_signals():

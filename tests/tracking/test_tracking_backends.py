@@ -54,6 +54,19 @@ def recorded(tmp_path_factory) -> Path:
     return run_dir
 
 
+def test_a_secret_of_the_command_line_is_in_no_file_of_wandb(tmp_path, monkeypatch):
+    """The shell has put it there. Fails when W&B records the words of this process as they are."""
+    monkeypatch.setenv("TOOL_KEY", "sk-1234567890")
+    words = ["train.py", "environment.args={api_key: sk-1234567890}"]
+    monkeypatch.setattr(sys, "argv", words)
+    with make_tracker(tmp_path, backends=WANDB, labels=LABELS) as tracker:
+        log_steps(tracker)
+    files = [path.read_bytes() for path in (tmp_path / "wandb").rglob("*") if path.is_file()]
+    assert not any(b"sk-1234567890" in content for content in files)
+    assert any(b"api_key: ${oc.env:TOOL_KEY}" in content for content in files)
+    assert sys.argv == words
+
+
 @pytest.fixture(scope="module")
 def records(recorded) -> list[dict[str, Any]]:
     """Return the records of W&B."""

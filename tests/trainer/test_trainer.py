@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import metric_keys
 import pytest
@@ -42,7 +43,7 @@ from april_rl.rollout.measures.timeline import read_timeline
 from april_rl.tracking.terminal import View
 from april_rl.tracking.tracker import config_text
 from april_rl.trainer import Trainer
-from april_rl.types import Prompt
+from april_rl.types import OnStep, Prompt
 
 BUDGET = 40
 PROMPT = Prompt(id=0, token_ids=(1, 2), text="", answer="", source="held out")
@@ -74,7 +75,7 @@ class CountingScorer(FakeScorer):
             self.submitted.remove(sample.id)  # held-out samples are the same in every evaluation
         super().submit(sample, group_size=group_size)
 
-    def collect(self, timeout_s):
+    def collect(self, timeout_s, look=None):  # noqa: ARG002
         scores = super().collect(timeout_s)
         failed = [score.sample_id.prompt_id for score in scores if score.value is None]
         self.counts["errors"] += len(failed)
@@ -119,6 +120,8 @@ def run(
     interrupts: NoInterrupts | None = None,
     workers_type: type[FakeWorkers] = FakeWorkers,
     new_sampler: NewSampler | None = None,
+    teacher: Any = None,
+    on_step: OnStep | None = None,
 ) -> FakeWorkers:
     """Do a whole run; return its workers."""
     engines = FakeEngines(lognormal(8, 0.6), num_engines=1, budget=BUDGET)
@@ -175,6 +178,7 @@ def run(
             ),
             held_out={held_out.name: held_out} if held_out else {},
             advantages=advantages or advantages_of(Advantage.grpo, config.reward),
+            teacher=teacher,
         )
 
     with Trainer(
@@ -184,6 +188,7 @@ def run(
         interrupts=interrupts or NoInterrupts(),
         resumed=resumed,
         build=build,
+        on_step=on_step,
     ) as trainer:
         trainer.run()
     return workers

@@ -13,6 +13,8 @@ from april_rl.metrics import Metrics
 class FakeWorkers:
     """Workers that learn nothing; they record the state of the disk at each export."""
 
+    has_failed = False
+
     def __init__(self, engines: FakeEngines, run_dir: Path) -> None:
         self._engines, self._run_dir = engines, run_dir
         # The report's name and the last row of metrics.jsonl.

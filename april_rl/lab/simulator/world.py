@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from april_rl.lab.simulator.length_distributions import uniform
@@ -169,7 +169,11 @@ class DelayedScores:
         heapq.heappush(self._acting, (due_s, self._num_asked, reply))
         self._num_asked += 1
 
-    def collect(self, timeout_s: float | None) -> list[Score | Reply]:
+    def collect(
+        self,
+        timeout_s: float | None,
+        look: Callable[[], None] = lambda: None,  # noqa: ARG002
+    ) -> list[Score | Reply]:
         """Return the rewards and replies known by now; with a timeout, wait for the first of them
         or for all.
         """
