@@ -106,8 +106,13 @@ class Groups:
             self._send(self._unsent.popleft(), group_size=self._buffer.group_size)
 
     def send_again(self) -> None:
-        """Send the samples of a restored buffer that have no reply or no score yet."""
-        for group in self._buffer.open_groups():
+        """Send the samples of a restored buffer that have no reply or no score yet. Settle groups
+        whose filter had failed, which was the end of the run.
+        """
+        for group in list(self._buffer.open_groups()):
+            if group.is_scored:
+                self._settle(group)
+                continue
             num_unscored = len(group.states) - len(group.indices(SampleState.scored))
             for index, state in enumerate(group.states):
                 if state in (SampleState.acting, SampleState.finished):

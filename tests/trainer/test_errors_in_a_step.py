@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import own_filters
 import pytest
 from test_trainer import CountingScorer, run, settings
 from trainer_fakes import FakeWorkers, NoInterrupts, rows_of
 
 from april_rl.algorithm.advantages import advantages_of
 from april_rl.checkpointing.resume import load
+from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Advantage
 from april_rl.config.task import RewardConfig
 from april_rl.data.errors import DataError
@@ -146,6 +148,27 @@ def test_an_error_in_a_step_loses_nothing(
     assert [row["step"] for row in rows] == list(range(NUM_STEPS + 1))
     assert [row["ledger/trained"] for row in rows[1:]] == [2 * n for n in range(1, NUM_STEPS + 1)]
     assert [row["loss/bad_step"] for row in rows[1:]].count(1) == ("workers_type" in broken)
+
+
+def test_groups_whose_filter_failed_are_judged_after_a_resume(tmp_path: Path, monkeypatch) -> None:
+    """Fails when a resumed run waits forever for scores that it has."""
+    own = AlgorithmConfig(group_filter="own_filters:keep_after_errors")
+    config = replace(settings(num_steps=NUM_STEPS), algorithm=own)
+    monkeypatch.setattr(own_filters, "num_good", 5)
+    with pytest.raises(OwnFunctionError, match="group_filter=own_filters.*ValueError: not yet"):
+        run(config, tmp_path)
+    assert num_unjudged(tmp_path) > 0
+    monkeypatch.setattr(own_filters, "num_good", 10_000)
+    run(config, tmp_path, resumed=load("auto", tmp_path))
+    assert num_unjudged(tmp_path) == 0
+    assert rows_of(tmp_path)[-1]["ledger/trained"] == 2 * NUM_STEPS
+
+
+def num_unjudged(run_dir: Path) -> int:
+    """Return the number of groups in the last checkpoint that have all scores and are open."""
+    saved = load("auto", run_dir)
+    assert saved is not None
+    return sum(len(group["scores"]) == 2 for group in saved.state["collector"]["buffer"]["open"])
 
 
 class Mended(Shuffled):
