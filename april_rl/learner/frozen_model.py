@@ -30,6 +30,7 @@ class FrozenModel:
         first step, in half the memory of its master weights.
         """
         self._device = site.device
+        self.age = 0  # updates of the policy since it became this model
         self._policy = Policy.build(
             folder,
             mesh=site.mesh,
@@ -46,6 +47,7 @@ class FrozenModel:
     @torch.no_grad()
     def become(self, policy: Policy) -> None:
         """Copy the current weights of `policy`, which has the same model and mesh."""
+        self.age = 0
         policy.reshard_all()
         for own, its in zip(self._policy.parameters(), policy.parameters(), strict=True):
             local_shard(own)[0].copy_(local_shard(its)[0])

@@ -167,7 +167,10 @@ class Learner:
         """Compare engine and learner on rows that are not trained; raise MismatchError."""
         mismatch = Mismatch(device=self._device)
         anchors = [Anchor() for _ in rows]
-        logprobs = [self._logprobs(row) for row in rows]
+        logprobs = []
+        for row in rows:
+            with self._routers.repeating(self._routers.of_engine(row.experts)):
+                logprobs.append(self._logprobs(row))
         self._check_mismatch(rows, anchors, logprobs, mismatch)
         return mismatch.metrics()
 
@@ -188,7 +191,7 @@ class Learner:
         finally:
             self._optimizer.zero_grad()
             return_cached_memory(self._device)
-        self._move_reference(num_steps=len(steps))
+        self._move_reference()
         adapted = self._adapt_entropy_bonus(statistics)
         return merge([*steps, statistics.metrics(), mismatch.metrics(), adapted])
 
@@ -348,13 +351,12 @@ class Learner:
         is_own = isinstance(self._reference, FrozenModel) and self._objective.reference_every > 0
         return cast(FrozenModel, self._reference) if is_own else None
 
-    def _move_reference(self, *, num_steps: int) -> None:
-        """Replace the reference by the policy after every algorithm.reference_every updates, each
-        of `num_steps` optimizer steps.
-        """
-        every, reference = self._objective.reference_every, self._moving_reference()
-        if reference is not None and self._optimizer.num_steps // num_steps % every == 0:
-            reference.become(self._policy)
+    def _move_reference(self) -> None:
+        """Replace the reference by the policy after every algorithm.reference_every updates."""
+        if (reference := self._moving_reference()) is not None:
+            reference.age += 1
+            if reference.age >= self._objective.reference_every:
+                reference.become(self._policy)
 
     def _adapt_entropy_bonus(self, statistics: TokenStatistics) -> Metrics:
         """Set the weight of the entropy bonus in the next update; return its weight in this one."""

@@ -103,6 +103,8 @@ class TrainingState:
         shards = {name: shard for name, shard in shards.items() if shard.values.numel()}
         num_steps = {_num_steps(p): one.optimizer.num_steps for p, one in self._models.items()}
         counters = {**num_steps, "entropy_bonus": self._entropy_bonus.save()}
+        if self._reference is not None:
+            counters["reference_age"] = self._reference.age
         return Snapshot(dist.get_rank(), shards, counters)
 
     def load(self, folder: Path) -> None:
@@ -141,6 +143,8 @@ class TrainingState:
                 _load(trained, saved, prefix=prefix, num_steps=num_steps[prefix])
             for name, parameter in self._of_reference():
                 saved.fill(name, parameter)
+        if self._reference is not None:
+            self._reference.age = counters.get("reference_age", 0)
 
     def _of_reference(self) -> Iterator[tuple[str, nn.Parameter]]:
         named = self._reference.shards() if self._reference else ()

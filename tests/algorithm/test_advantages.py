@@ -255,6 +255,22 @@ def test_the_advantage_of_a_token_sums_its_turn_and_later_turns():
     assert found[1] == pytest.approx([only] * 4)
 
 
+def test_a_critic_gets_each_turns_reward_at_its_last_token():
+    """A parked turn is one turn; the environment's rewards have their weight, and the rest belongs
+    to the last turn.
+    """
+    samples = (episode((2, None), (1, "stop"), 0.5, (2, "stop"), 1.0), episode((2, "stop"), 1.0))
+    reward = RewardConfig(
+        functions={
+            "environment": RewardFunctionConfig(function="environment", weight=2.0),
+            "exact": RewardFunctionConfig(function="exact"),
+        }
+    )
+    [[first, second]] = advantages_of(Advantage.gae, reward)([scored(samples)], [[3.5, 2.0]])
+    assert first.tolist() == [0, 0, 1.0, 0, 2.5]
+    assert second.tolist() == [0, 2.0]
+
+
 @pytest.mark.parametrize("weight", [0.1, 1.0, 10.0, -2.0])
 def test_equal_rewards_in_later_turns_give_equal_advantages_there_with_any_weight(weight):
     """Scaling the whole reward changes only the sign of an advantage. Planted bug: a turn gets the

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from april_rl.config.choices import Schedule
 from april_rl.config.critic import CriticConfig
+from april_rl.learner.row import PackedRow
 from april_rl.learner.update_errors import NonFiniteError
 
 pytestmark = pytest.mark.usefixtures("_group")
@@ -130,6 +131,58 @@ def test_updates_with_a_critic_equal_plain_torch(path):
         torch.testing.assert_close(parameter.full_tensor(), plain, rtol=0, atol=2e-5)
     assert metrics[0]["critic/explained_variance"] == pytest.approx(0.0, abs=1e-9)
     assert OPTIMIZER["lr"] != CRITIC.lr
+
+
+def test_weights_masks_and_the_clip_of_values_act_as_in_plain_torch(path):
+    """While the critic trains alone, in two passes, so that values move by more than the clip; some
+    tokens are masked, and the others have different weights. Fails when masked tokens count in the
+    whitening, the loss or the metrics, or values are clipped around anything but the old ones.
+    """
+    examples = rewarded(path)
+    config = replace(CRITIC, value_clip=0.02)
+    learner = make_learner(path, critic=config, num_critic_only_steps=99, num_passes=2)
+    assert learner._critic is not None
+    [row] = pack_minibatch([examples])
+    weights = [torch.arange(e.num_response) % 3 * 0.5 for e in examples]
+    scaled = row.loss_weights.copy()
+    scaled[row.response_mask] *= torch.cat(weights).numpy()
+    row = replace(row, loss_weights=scaled)
+    critic = PlainCritic(path)
+    optimizer = plain_adamw(critic)
+    for group in optimizer.param_groups:
+        group["lr"] = config.lr
+    for update in range(2):
+        with torch.no_grad():
+            old = [critic.values(e) for e in examples]
+        returns = [advantages(e, v, 1.0) + v for e, v in zip(examples, old, strict=True)]
+        raw = torch.cat([advantages(e, v, 0.9) for e, v in zip(examples, old, strict=True)])
+        is_trained = torch.cat(weights) > 0
+        error = (torch.cat(returns) - torch.cat(old))[is_trained]
+        explained = 1 - error.var() / torch.cat(returns)[is_trained].var()
+        spread = raw[is_trained].std(correction=0)
+        judged = learner._critic.judge([[PackedRow.of(row, device=torch.device("cpu"))]])
+        torch.testing.assert_close(
+            judged.rows[0][0].advantages, (raw - raw[is_trained].mean()) / spread, atol=1e-3, rtol=0
+        )
+        metrics = learner.update([[row]]).read()
+        assert metrics["critic/explained_variance"] == pytest.approx(explained.item(), abs=1e-4)
+        assert metrics["critic/error_old"] == pytest.approx(error.abs().mean().item(), abs=1e-4)
+        moved = 0.0
+        for _ in range(2):
+            optimizer.zero_grad()
+            for e, before, target, weight in zip(examples, old, returns, weights, strict=True):
+                values = critic.values(e)
+                moved = max(moved, (values - before).abs().max().item())
+                near = before + (values - before).clamp(-0.02, 0.02)
+                loss = torch.maximum((values - target) ** 2, (near - target) ** 2) / 2
+                ((weight * loss).sum() / num_tokens([examples])).backward()
+            torch.nn.utils.clip_grad_norm_(critic.parameters(), MAX_GRAD_NORM)
+            optimizer.step()
+        assert moved > 0.02, update
+    trained = dict(critic.named_parameters())
+    for name, parameter in learner._critic.trained.model.named_parameters():
+        plain = trained["head.weight" if name == "lm_head.weight" else name]
+        torch.testing.assert_close(parameter.full_tensor(), plain, rtol=0, atol=2e-5)
 
 
 def test_a_critic_learns_to_explain_the_returns_and_is_measured_by_age(path):
