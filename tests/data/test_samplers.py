@@ -58,6 +58,19 @@ def test_prompts_without_signal_are_drawn_less_often_but_never_left_out():
     assert counts.min() > 20
 
 
+def test_each_prompt_is_skipped_by_its_own_threshold():
+    """Fails when a prompt is skipped by the random number of another one."""
+    sampler = ByPassRate(64, 0)
+    for index in range(0, 64, 2):
+        sampler.learn(index, [1.0] * 50)
+    order, thresholds = sampler._order, sampler._thresholds
+    expected = [
+        int(i) for i, t in zip(order, thresholds, strict=True) if t < sampler.chance(int(i))
+    ]
+    assert 32 < len(expected) < 64
+    assert [sampler.draw() for _ in expected] == expected
+
+
 def test_knowledge_fades_with_the_epochs():
     sampler = ByPassRate(1, 0, forget=0.25, least=0.001)
     sampler.draw()
@@ -81,11 +94,15 @@ def test_rewards_with_another_range_are_scaled():
 def test_a_restored_stream_keeps_what_it_learned(count, before, elsewhere, is_own):
     name = "own_samplers:Backwards" if is_own else "pass_rate"
     source, other = stream(name, count), stream(name, count)
-    for taken in [source.take() for _ in range(before)][::2]:
+    drawn = [source.take() for _ in range(before)]
+    for taken in drawn[::2]:
         source.learn(taken, [float(len(taken.text) % 2), 0.0])
     for _ in range(elsewhere):
         other.learn(other.take(), [1.0, 1.0])
     other.restore(json.loads(json.dumps(source.save())))
+    for under_way in drawn[1::2]:
+        source.learn(under_way, [0.0, 0.0])
+        other.learn(under_way, [0.0, 0.0])
     for _ in range(20):
         mine, theirs = source.take(), other.take()
         assert mine == theirs
