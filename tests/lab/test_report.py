@@ -25,6 +25,8 @@ from april_rl.lab.report.run_files import RunFiles, read_run
 CHARTS = {
     *("reward", "evaluation", "time", "lengths", "length-histogram", "ages", "ledger"),
     *("occupancy", "rework", "teacher", "critic", "mismatch", "timeline", "synchronous"),
+    # The small charts of the learner's update; this run has no reference.
+    *("loss-total", "loss-entropy", "loss-grad_norm", "loss-clip_frac", "loss-behaviour_kl"),
 }
 MAX_BYTES = 3_000_000
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -205,6 +207,25 @@ def test_the_report_advises_what_to_change(run: RunFiles, changes: dict, sentenc
     healthy = {"staleness/age_max": 1, "rollout/truncated_frac": 0.0}
     assert advice_for(run, None, **healthy) == ""
     assert re.search(sentence, advice_for(run, None, **(healthy | changes)))
+
+
+@pytest.mark.parametrize(
+    ("entropies", "is_collapsed"),
+    [
+        ([0.043] * 2, True),  # hardly a choice, from the beginning
+        ([0.9] * 5 + [0.5] * 20 + [0.15] * 5, True),
+        ([2.25] * 5 + [0.3] * 5, False),  # a steep fall, to an entropy that others begin with
+        ([0.19] * 5 + [0.1] * 5, False),  # low from the beginning
+        ([0.06] * 5, False),
+        ([], False),
+    ],
+)
+def test_the_report_says_when_entropy_has_collapsed(
+    run: RunFiles, entropies: list[float], is_collapsed: bool
+) -> None:
+    rows = [{"step": step, "loss/entropy": value} for step, value in enumerate(entropies)]
+    advice = "\n".join(advisories(replace(run, rows=rows), None))
+    assert ("Entropy has collapsed" in advice) == is_collapsed
 
 
 def test_the_report_says_when_batches_differ_more_than_random_draws(run: RunFiles) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import exp
 from statistics import fmean
 
 from april_rl.config.choices import SAMPLE_BY_SAMPLE
@@ -20,6 +21,11 @@ _DISPERSION = 1.25  # ratio of standard deviations; 1 is a random draw
 _PREEMPTED = 0.01  # share of the samples
 _PREFILLED_AGAIN = 0.05  # share of the rollouts' time
 _SLOW_REWARD = 0.1  # share of the rollouts' time
+_FEW_STEPS = 5  # steps over which the entropy is averaged
+# Below the first, in nats, the policy has e^0.05 = 1.05 tokens to choose from. Below the second
+# Skywork-OR1 (arXiv 2505.22312) adds a bonus; some policies begin there, so that it counts as a
+# collapse only after a fall to a fifth of the entropy at the beginning.
+_CERTAIN, _LOW, _FALL = 0.05, 0.2, 0.2
 _SEVERAL, _MOST_TURNS = 1.5, 0.8
 _FASTER_REWARD = (
     "Use a faster reward, or run more of it in parallel: reward.num_processes, or its argument "
@@ -38,6 +44,7 @@ def advisories(run: RunFiles, gains: Gains | None) -> list[str]:
         *_slow_reward(run),
         *_contexts(run),
         *_signal(run),
+        *_entropy(run),
         *(_tail(run, gains) if gains else ()),
         *_staleness(run),
         *_engines(run),
@@ -99,6 +106,21 @@ def _signal(run: RunFiles) -> Iterator[str]:
             " and are replaced: easier or harder prompts, or more samples of each, cost less."
             if is_replaced
             else "; algorithm.dynamic_sampling=true would replace them."
+        )
+
+
+def _entropy(run: RunFiles) -> Iterator[str]:
+    values = [value for _, value in run.series("loss/entropy")]
+    if not values:
+        return
+    first, last = fmean(values[:_FEW_STEPS]), fmean(values[-_FEW_STEPS:])
+    if last < _CERTAIN or (last < _LOW and last < _FALL * first):
+        yield (
+            f"Entropy has collapsed: {last:.3f} nats at the end of the run, {first:.3f} at its "
+            f"beginning (loss/entropy). A token has {exp(last):.2f} alternatives, itself included, "
+            "so the samples of a group hardly differ and little more is learned: continue from "
+            "an earlier checkpoint with a lower optimizer.lr or with algorithm.entropy_target "
+            "(docs/trouble.md)."
         )
 
 
