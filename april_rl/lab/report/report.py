@@ -149,14 +149,15 @@ def _timeline(run: RunFiles, gains: Gains | None) -> Iterator[str]:
     if gains is None:
         return
     idle = 1 - busy_frac(gains.synchronous)
-    scaled = " Simulated smaller than the run, with the times of the run." * gains.is_scaled
+    notes = " Simulated smaller than the run, with the times of the run." * gains.is_scaled
+    notes += " Real steps have longer responses, which are parked here still." * run.is_tail_missing
     yield html.chart_block(
         Chart(
             id="synchronous",
             title="The same work in a synchronous step",
             caption=f"Simulated on the lengths and the engine cost of this run: all samples of a "
             f"step start together, and its end waits for the longest. Slots are idle "
-            f"{percent(idle)} of the time.{scaled}",
+            f"{percent(idle)} of the time.{notes}",
             spec=timeline_spec(gains.synchronous, until_s=until_s, height=280),
         )
     )
