@@ -214,9 +214,10 @@ def test_the_report_advises_what_to_change(run: RunFiles, changes: dict, sentenc
     ("entropies", "is_collapsed"),
     [
         ([0.043] * 2, True),  # hardly a choice, from the beginning
-        ([0.9] * 5 + [0.5] * 20 + [0.15] * 5, True),
-        ([2.25] * 5 + [0.3] * 5, False),  # a steep fall, to an entropy that others begin with
-        ([0.19] * 5 + [0.1] * 5, False),  # low from the beginning
+        ([0.9] * 10 + [0.5] * 20 + [0.15] * 10, True),
+        ([0.08] * 30 + [0.045] * 5, False),  # a few batches of short answers
+        ([2.25] * 10 + [0.3] * 10, False),  # a steep fall, to an entropy that others begin with
+        ([0.19] * 10 + [0.1] * 10, False),  # low from the beginning
         ([0.06] * 5, False),
         ([], False),
     ],

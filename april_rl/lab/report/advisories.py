@@ -24,7 +24,7 @@ _PREFILLED_AGAIN = 0.05  # share of the rollouts' time
 # response and a block for each slot, which in a small cache is up to half of it.
 _FULL_CACHE = 0.5
 _SLOW_REWARD = 0.1  # share of the rollouts' time
-_FEW_STEPS = 5  # steps over which the entropy is averaged
+_FEW_STEPS = 10  # steps over which the entropy is averaged; single batches vary by a half
 # Below the first, in nats, the policy has e^0.05 = 1.05 tokens to choose from. Below the second
 # Skywork-OR1 (arXiv 2505.22312) adds a bonus; some policies begin there, so that it counts as a
 # collapse only after a fall to a fifth of the entropy at the beginning.
