@@ -93,19 +93,11 @@ def _as_hydra_takes(arguments: Sequence[str]) -> list[str]:
     if unknown:
         raise ConfigError(wrong_option(unknown[0], arguments, TrainConfig))
     plain = without_folder(arguments)
-    if late := parser.parse_known_args(plain)[1]:
-        raise ConfigError(_late_setting(late[0], plain))
+    if late := parser.parse_known_args(plain)[1]:  # they stand on both sides of an option
+        before = plain[: len(plain) - 1 - plain[::-1].index(late[0])]
+        option = " ".join(before[max(n for n, word in enumerate(before) if word.startswith("-")) :])
+        raise ConfigError(f"{late[0]} stands behind {option}: put settings before {option}")
     return as_hydra_takes(plain)
-
-
-def _late_setting(word: str, words: Sequence[str]) -> str:
-    """Return where to write a setting that stands behind settings and an option, which Hydra
-    refuses.
-    """
-    before = words[: len(words) - 1 - words[::-1].index(word)]
-    start = max(n for n, each in enumerate(before) if each.startswith("-"))
-    option = " ".join(before[start:])
-    return f"{word} stands behind {option}: put settings before {option}"
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")

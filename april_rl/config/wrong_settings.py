@@ -157,9 +157,8 @@ def wrong_section(given: Mapping[Any, object], schema: type, *, section: str = "
             continue
         is_section = is_dataclass(kind) or get_origin(kind) is dict
         if isinstance(value, dict) != is_section:
-            if is_section or isinstance(value, dict):
-                return f"{key} must be {expected_value(key, schema)}, got {value}"
-        elif isinstance(value, dict) and (wrong := wrong_section(value, schema, section=key)):
+            return f"{key} must be {expected_value(key, schema)}, got {value}"
+        if isinstance(value, dict) and (wrong := wrong_section(value, schema, section=key)):
             return wrong
     return ""
 

@@ -123,14 +123,14 @@ def chart_block(chart: Chart) -> str:
     """Return a section with a chart, its heading and caption."""
     return (
         f'<section><h2>{escape(chart.title)}</h2><p class="soft">{escape(chart.caption)}</p>'
-        f"{_drawn(chart)}</section>"
+        f"{_element(chart)}</section>"
     )
 
 
 def small_charts(title: str, caption: str, charts: Sequence[Chart]) -> str:
     """Return a section with charts side by side; empty without charts."""
     blocks = "".join(
-        f"<div><h3>{escape(chart.title)}</h3><small>{escape(chart.caption)}</small>{_drawn(chart)}"
+        f"<div><h3>{escape(chart.title)}</h3><small>{escape(chart.caption)}</small>{_element(chart)}"
         "</div>"
         for chart in charts
     )
@@ -138,7 +138,7 @@ def small_charts(title: str, caption: str, charts: Sequence[Chart]) -> str:
     return f'<section>{head}<div class="small">{blocks}</div></section>' if blocks else ""
 
 
-def _drawn(chart: Chart) -> str:
+def _element(chart: Chart) -> str:
     return (
         f'<div class="chart" id="{chart.id}" role="img" aria-label="{escape(chart.title)}"></div>'
         f'<script type="application/json" data-chart="{chart.id}">{_json(chart.spec)}</script>'
