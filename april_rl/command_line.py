@@ -92,7 +92,12 @@ def _as_hydra_takes(arguments: Sequence[str]) -> list[str]:
     unknown += [word for word in others if word.startswith("-")]
     if unknown:
         raise ConfigError(wrong_option(unknown[0], arguments, TrainConfig))
-    return as_hydra_takes(without_folder(arguments))
+    plain = without_folder(arguments)
+    if late := parser.parse_known_args(plain)[1]:  # they stand on both sides of an option
+        before = plain[: len(plain) - 1 - plain[::-1].index(late[0])]
+        option = " ".join(before[max(n for n, word in enumerate(before) if word.startswith("-")) :])
+        raise ConfigError(f"{late[0]} stands behind {option}: put settings before {option}")
+    return as_hydra_takes(plain)
 
 
 @hydra.main(version_base="1.3", config_path=config_dir(), config_name="train")

@@ -48,6 +48,7 @@ COMMANDS = {
     "compare": Command(
         "compare runs: time to an accuracy, samples/s, ages, waste, with paired intervals"
     ),
+    "dashboard": Command("save a W&B dashboard: the first look at runs, or a sweep over α"),
 }
 
 

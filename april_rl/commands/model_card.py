@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ CONFIG = "config.yaml"
 class Records:
     """The records of a run that concern one of its exports."""
 
+    run: Path
     step: int  # the step of the export
     config: TrainConfig
     settings: str  # the text of config.yaml
@@ -56,6 +58,7 @@ class Records:
             raise RunError(str(error)) from error
         by_step = {row["step"]: row for row in rows}
         return cls(
+            run=run,
             step=step,
             config=run_config(run / CONFIG),
             settings=(run / CONFIG).read_text(encoding="utf-8"),
@@ -76,6 +79,17 @@ class Records:
             }
             if found["avg"] is not None:
                 yield name, {key: value for key, value in found.items() if value is not None}
+
+    def is_accuracy(self, name: str) -> bool:
+        """Return whether all rewards of a set's saved samples are 0 or 1, so that their mean is an
+        accuracy.
+        """
+        path = self.run / "samples" / f"eval_{name}_step_{self.step}.jsonl"
+        try:
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            return bool(rows) and all(row["reward"] in (0, 1, None) for row in rows)
+        except (OSError, ValueError, KeyError):
+            return False
 
     def num_samples(self, name: str) -> int:
         return set_sampling(self.config, self.config.evaluation.sets[name]).num_samples
@@ -115,6 +129,7 @@ def model_card(name: str, records: Records | None) -> ModelCard:
         about = records.manifest.about if records.manifest is not None else {}
         shown |= {
             "sets": dict(records.sets()),
+            "is_accuracy": all(records.is_accuracy(name) for name, _ in records.sets()),
             "data": paths,
             "rewards": functions or [config.reward.function],
             "command": shlex.join(about.get("overrides", ())),
@@ -145,7 +160,7 @@ def _results(records: Records) -> Iterator[EvalResult]:
             task_type="text-generation",
             dataset_type=_hub_id(path) or name,
             dataset_name=name,
-            metric_type="accuracy",
+            metric_type="accuracy" if records.is_accuracy(name) else "mean_reward",
             metric_name=f"avg@{records.num_samples(name)}",
             metric_value=round(estimates["avg"].value, 4),
         )

@@ -23,7 +23,7 @@ from april_rl.config.consistency import check_consistency
 from april_rl.config.schema import TrainConfig
 from april_rl.config.secrets import mask, with_references, without_absent
 from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
-from april_rl.config.wrong_settings import LIST_OF_RECIPES, REMOVED, explain, keys
+from april_rl.config.wrong_settings import LIST_OF_RECIPES, REMOVED, explain, keys, wrong_section
 from april_rl.errors import RunError
 
 # Mappings whose keys the user chooses, with the type of each entry.
@@ -142,6 +142,11 @@ def _store(name: str, path: Path) -> None:
         return
     if not isinstance(node, DictConfig) or not node:
         _unusable_files[name] = f"{path} must have settings, KEY: VALUE on each line"
+        return
+    plain, section = OmegaConf.to_container(node), "" if is_recipe else group.replace("/", ".")
+    assert isinstance(plain, dict)
+    if wrong := wrong_section(plain, TrainConfig, section=section):
+        _unusable_files[name] = f"{path}: {wrong}"
         return
     package = "_global_" if is_recipe else None
     _unusable_files.pop(name, None)

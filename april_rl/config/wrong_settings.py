@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -54,6 +54,7 @@ _MEANT = {
     "evaluation.k": "evaluation.num_samples",
     "k": "evaluation.num_samples",
     "epochs": "trainer.num_steps",
+    "steps": "trainer.num_steps",
 }
 _OWN_RECIPE = "your own recipe is FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"
 
@@ -130,6 +131,8 @@ def unknown_setting(key: str, schema: type) -> str:
     kind = _type_of(section, schema)
     beside = [one.name for one in fields(kind)] if is_dataclass(kind) else []
     near = [] if is_name(key) else get_close_matches(name, beside, n=2, cutoff=0.75)
+    if not near and not is_name(key):  # trainer.steps is trainer.num_steps
+        near = sorted((one for one in beside if one.endswith(f"_{name}")), key=len)[:1]
     likely = [f"{section}.{one}".lstrip(".") for one in near]
     if not is_name(key):
         likely = likely or [one for one in known if one.endswith(f".{name}")]
@@ -141,6 +144,23 @@ def unknown_setting(key: str, schema: type) -> str:
     likely = likely or get_close_matches(key, known, n=2)
     hint = f"did you mean {' or '.join(likely)}?" if likely else _HELP
     return f"{key} is not a setting; {hint}"
+
+
+def wrong_section(given: Mapping[Any, object], schema: type, *, section: str = "") -> str:
+    """Return which key of a file has a list or a value in place of a section, or a section in place
+    of a value; empty if there is no such key.
+    """
+    for name, value in given.items():
+        key = f"{section}.{name}".lstrip(".")
+        kind = _type_of(key, schema)
+        if value is None or kind in (None, Any) or str(value).startswith("${"):
+            continue
+        is_section = is_dataclass(kind) or get_origin(kind) is dict
+        if isinstance(value, dict) != is_section:
+            return f"{key} must be {expected_value(key, schema)}, got {value}"
+        if isinstance(value, dict) and (wrong := wrong_section(value, schema, section=key)):
+            return wrong
+    return ""
 
 
 def wrong_option(

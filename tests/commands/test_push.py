@@ -129,6 +129,28 @@ def test_only_files_that_an_export_writes_are_published(
     assert "name: ${oc.env:HF_TOKEN}" in hub.files["README.md"].decode()
 
 
+@pytest.mark.parametrize(
+    ("rewards", "metric", "heading"),
+    [
+        ((0, 1.0, 1, None), "accuracy", "Held-out accuracy"),
+        ((0.0, 0.25, 1.0), "mean_reward", "Held-out mean reward"),
+        ((-1.0, 1.0), "mean_reward", "Held-out mean reward"),
+        ((), "mean_reward", "Held-out mean reward"),  # no samples were saved
+    ],
+)
+def test_a_mean_of_partial_credits_is_not_called_an_accuracy(
+    push: Push, hub: Hub, tmp_path: Path, rewards: tuple, metric: str, heading: str
+) -> None:
+    export = make_export(tmp_path / "run")
+    (tmp_path / "run" / "samples").mkdir()
+    text = "".join(json.dumps({"reward": reward}) + "\n" for reward in rewards)
+    (tmp_path / "run" / "samples" / "eval_aime_step_20.jsonl").write_text(text)
+    printed = push(hub, str(export), "lab/math-4b", "--dry-run", token=None).stdout
+    assert f"type: {metric}\n" in printed
+    assert f"## {heading}\n" in printed
+    assert ("accuracy" in printed.lower()) == (metric == "accuracy")
+
+
 def test_a_dry_run_prints_the_card_and_the_files_without_a_token(
     push: Push, hub: Hub, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from april_rl.config.schema import TrainConfig
 from april_rl.config.wrong_settings import unknown_setting
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming_from.md"
+OF_ROWS = "learner.max_tokens, in tokens of a packed row"
 FIRST_NAME = re.compile(r"`(-{0,2}[\w.-]+)")
 
 
@@ -48,15 +49,20 @@ def test_every_row_of_the_page_can_be_a_suggestion(trainer: str) -> None:
         ("max_completion_length",
          "TRL's max_completion_length is here: rollout.max_response_tokens"),
         ("per_device_train_batch_size",
-         "TRL's per_device_train_batch_size is here: learner.max_tokens"),
+         f"TRL's per_device_train_batch_size is here: {OF_ROWS}"),
         ("algorithm.beta", "TRL's beta is here: algorithm.kl_coefficient"),
-        ("data.train_batch_size", "verl's data.train_batch_size is here: trainer.num_groups"),
+        ("data.train_batch_size",
+         "verl's data.train_batch_size is here: trainer.num_groups, prompts of a step"),
         ("actor_rollout_ref.rollout.n",
          "verl's actor_rollout_ref.rollout.n is here: rollout.group_size"),
         ("rollout.n", "verl's actor_rollout_ref.rollout.n is here: rollout.group_size"),
         ("custom_reward_function.path",
          "verl's custom_reward_function.path is here: reward.function"),
-        ("rollout_batch_size", "slime's --rollout-batch-size is here: trainer.num_groups"),
+        ("rollout_batch_size",
+         "slime's --rollout-batch-size is here: trainer.num_groups, prompts of a step"),
+        ("micro_train_batch_size", f"OpenRLHF's --micro_train_batch_size is here: {OF_ROWS}"),
+        ("actor_learning_rate", "OpenRLHF's --actor_learning_rate is here: optimizer.lr"),
+        ("generate_max_len", "OpenRLHF's --generate_max_len is here: rollout.max_response_tokens"),
     ],
 )  # fmt: skip
 def test_a_setting_of_another_trainer_gives_an_error_with_ours(key: str, answer: str) -> None:
@@ -76,6 +82,10 @@ def test_a_section_of_another_trainer_is_recognised(key: str) -> None:
     [
         ("lr", "did you mean critic.lr or optimizer.lr?"),
         ("rank", "did you mean lora.rank?"),
+        ("trainer.steps", "did you mean trainer.num_steps?"),
+        ("trainer.minibatches", "did you mean trainer.num_minibatches?"),
+        ("rollout.size", "did you mean rollout.group_size?"),
+        ("steps", "did you mean trainer.num_steps?"),
         ("model.name", "model has path"),
     ],
 )

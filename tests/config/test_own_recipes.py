@@ -119,6 +119,19 @@ def test_the_settings_of_a_run_of_an_older_version_can_be_read(tmp_path: Path) -
         ("list", "[a, b]", "recipe/list.yaml must have settings, KEY: VALUE on each line"),
         ("empty", "", "recipe/empty.yaml must have settings, KEY: VALUE on each line"),
         (
+            "part",
+            "trainer: [1, 2]",
+            "recipe/part.yaml: trainer must be a section: set trainer.num_s",
+        ),
+        (
+            "one",
+            "model: mine",
+            "recipe/one.yaml: model must be a section: set model.path, ..., got",
+        ),
+        ("sets", "evaluation: {sets: [a]}", "evaluation.sets must be a mapping such as {name: val"),
+        ("entry", "evaluation: {sets: {a: b}}", "evaluation.sets.a must be a section: set evalua"),
+        ("steps", "profiler: {steps: {a: 1}}", "profiler.steps must be a list in brackets, each"),
+        (
             "slash",
             "defaults: [override algorithm: dapo]",
             "recipe/slash: write `override /algorithm",

@@ -47,9 +47,9 @@ WRONG = [
     ("kl_coef=0.1", "kl_coef is not a setting; slime's --kl-coef is here: "
      "algorithm.kl_coefficient (docs/coming_from.md)"),
     ("num_train_epochs=3", "num_train_epochs is not a setting; TRL's num_train_epochs is here: "
-     "trainer.num_steps (docs/coming_from.md)"),
+     "trainer.num_steps, in steps (docs/coming_from.md)"),
     ("trainer.total_epochs=3", "trainer.total_epochs is not a setting; verl's trainer.total_epochs "
-     "is here: trainer.num_steps (docs/coming_from.md)"),
+     "is here: trainer.num_steps, in steps (docs/coming_from.md)"),
     ("rollout.top_p=0.9", "rollout.top_p is not a setting; verl's rollout.top_p: no top-p or top-k "
      "in training (docs/coming_from.md)"),
     ("evaluation.k=4", "evaluation.k is not a setting; did you mean evaluation.num_samples?"),
@@ -177,6 +177,10 @@ def test_a_wrong_setting_is_named_with_the_accepted_values(
         (["--recipe", "tiny_gpu"], "--recipe is not an option: write +recipe=tiny_gpu"),
         (["--config", "mine.yaml"], "--config is not an option: your own recipe is "
          "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),
+        (["--cfg", "job", "data.args={}"],
+         "data.args={} stands behind --cfg job: put settings before --cfg job"),
+        (["--multirun", "seed=1,2", "optimizer.lr=1e-6"],
+         "seed=1,2 stands behind --multirun: put settings before --multirun"),
         (["+evaluation.sets.x={path:", "data/test.jsonl}"],
          "the shell has split evaluation.sets.x={path: at the space; put the whole word into "
          "quotes: '+evaluation.sets.x={path: data/test.jsonl}'"),

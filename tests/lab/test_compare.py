@@ -303,6 +303,44 @@ def test_the_command_prints_the_table_and_writes_the_page(
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "is_warned"),
+    [
+        ("reward.function", "letters:partial", True),
+        ("reward.args", {"strict": True}, True),
+        ("data.path", "other.jsonl", True),
+        ("evaluation.sets", {"held_out": {"path": "other.jsonl"}}, True),
+        ("evaluation.sets", {"another": {"path": "other.jsonl"}}, False),
+        ("reward.num_processes", 7, False),
+        ("optimizer.lr", 3e-6, False),
+    ],
+)
+def test_accuracies_of_other_rewards_or_data_come_with_a_warning(
+    tmp_path: Path, key: str, value: object, is_warned: bool
+) -> None:
+    section, _, name = key.partition(".")
+    config = make_run(tmp_path / "a", num_steps=2) / "config.yaml"
+    make_run(tmp_path / "b", num_steps=2)
+    settings = yaml.safe_load(config.read_text())
+    settings[section][name] = value
+    config.write_text(yaml.safe_dump(settings))
+    found = compare([tmp_path], accuracy=None, evaluation_set=None)
+    for text in (comparison_table(found), comparison_page(found)):
+        assert ("scored by other rewards or on other data" in text) == is_warned
+        assert not is_warned or f"{key}" in text.partition("may not mean the same: ")[2]
+
+
+def test_a_table_that_is_wider_than_the_terminal_is_divided(comparison: RunComparison) -> None:
+    whole, narrow = (comparison_table(comparison, width=width) for width in (None, 80))
+    assert max(map(len, whole.splitlines())) > 80 >= max(map(len, narrow.splitlines()))
+    assert sorted(narrow.split()) == sorted([*whole.split(), *_labels(comparison)])
+
+
+def _labels(comparison: RunComparison) -> list[str]:
+    """Return the words of the first column, which the second part of the table repeats."""
+    return " ".join(label for label, _ in comparison.rows()).split()
+
+
+@pytest.mark.parametrize(
     ("names", "options", "message"),
     [
         (["a0"], {}, "at least two runs"),

@@ -25,6 +25,8 @@ from april_rl.lab.report.run_files import RunFiles, read_run
 CHARTS = {
     *("reward", "evaluation", "time", "lengths", "length-histogram", "ages", "ledger"),
     *("occupancy", "rework", "teacher", "critic", "mismatch", "timeline", "synchronous"),
+    # The small charts of the learner's update; this run has no reference.
+    *("loss-total", "loss-entropy", "loss-grad_norm", "loss-clip_frac", "loss-behaviour_kl"),
 }
 MAX_BYTES = 3_000_000
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -192,6 +194,7 @@ def advice_for(run: RunFiles, gains: Gains | None = None, **changes: object) -> 
                 "rollout/reprefill_tokens": 30_000,
                 "rollout/time_s": 2,
                 "rollout/kept_samples": 1,
+                "rollout/kv_cache_frac": 0.93,
             },
             r"parked samples again.*; their KV cache made room for running ones: give it more",
         ),
@@ -207,8 +210,75 @@ def test_the_report_advises_what_to_change(run: RunFiles, changes: dict, sentenc
     assert re.search(sentence, advice_for(run, None, **(healthy | changes)))
 
 
+@pytest.mark.parametrize(
+    ("entropies", "is_collapsed"),
+    [
+        ([0.043] * 2, True),  # hardly a choice, from the beginning
+        ([0.9] * 10 + [0.5] * 20 + [0.15] * 10, True),
+        ([0.08] * 30 + [0.045] * 5, False),  # a few batches of short answers
+        ([2.25] * 10 + [0.3] * 10, False),  # a steep fall, to an entropy that others begin with
+        ([0.19] * 10 + [0.1] * 10, False),  # low from the beginning
+        ([0.06] * 5, False),
+        ([], False),
+    ],
+)
+def test_the_report_says_when_entropy_has_collapsed(
+    run: RunFiles, entropies: list[float], is_collapsed: bool
+) -> None:
+    rows = [{"step": step, "loss/entropy": value} for step, value in enumerate(entropies)]
+    advice = "\n".join(advisories(replace(run, rows=rows), None))
+    assert ("Entropy has collapsed" in advice) == is_collapsed
+
+
+# Steps of runs that keep KV caches; the first step after a resume has none to keep.
+ROOM = {"rollout/kept_samples": 9, "rollout/kv_cache_frac": 0.006}
+FULL = {"rollout/kept_samples": 3, "rollout/kv_cache_frac": 0.93}
+AGAIN = {"rollout/reprefill_tokens": 60_000}
+RESUMED = {"rollout/kept_samples": 0} | AGAIN
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([ROOM, RESUMED, ROOM, RESUMED], None),
+        ([FULL, FULL | RESUMED, FULL], None),
+        ([ROOM, RESUMED, FULL | AGAIN, FULL | AGAIN], "made room for running ones"),
+        ([ROOM | AGAIN | {"rollout/preempted_samples": 2}], "made room for running ones"),
+        ([ROOM | AGAIN], "was not kept, although it had room"),
+        ([RESUMED, RESUMED], "rollout.resume=keep, with engines that stay awake, saves that"),
+    ],
+)
+def test_a_cache_that_ended_with_its_process_is_not_called_too_small(
+    run: RunFiles, rows: list[dict], reason: str | None
+) -> None:
+    rows = [
+        {"step": 20 + n, "time/step_s": 1, "rollout/time_s": 2, **r} for n, r in enumerate(rows)
+    ]
+    text = "\n".join(advisories(replace(run, rows=rows), None))
+    assert ("prefilling parked samples again" in text) == (reason is not None)
+    assert reason is None or reason in text
+
+
+@pytest.mark.parametrize(
+    ("cap", "parked", "is_told"), [(6, 6460, False), (5, 6460, True), (6, 0, True)]
+)
+def test_short_runs_get_no_advice_about_lengths_that_are_parked_still(
+    run: RunFiles, cap: int, parked: int, is_told: bool
+) -> None:
+    """The run has six steps; the longest responses are trained at most `cap` steps later."""
+    found = with_cap(run, cap)
+    found = replace(found, rows=[{**row, "rollout/parked_tokens": parked} for row in run.rows])
+    vars(found)["length_bias"] = replace(run.length_bias, dispersion=1.4)
+    advice = "\n".join(advisories(found, simulated_gains(run)))
+    assert ("samples/s" in advice) == ("times as far" in advice) == is_told
+
+
+def with_cap(run: RunFiles, cap: int) -> RunFiles:
+    return replace(run, config={**run.config, "rollout": {"refill": True, "max_staleness": cap}})
+
+
 def test_the_report_says_when_batches_differ_more_than_random_draws(run: RunFiles) -> None:
-    found = replace(run)
+    found = with_cap(run, 5)
     assert run.length_bias is not None
     vars(found)["length_bias"] = replace(run.length_bias, dispersion=1.4)
     assert "\n".join(advisories(found, None)).count("deviates 1.4 times as far") == 1
@@ -217,6 +287,7 @@ def test_the_report_says_when_batches_differ_more_than_random_draws(run: RunFile
 def test_the_report_states_the_long_tail_and_the_gain_of_another_alpha(run: RunFiles) -> None:
     found = simulated_gains(run)
     assert found is not None
+    run = with_cap(run, 5)
     text = advice_for(run, replace(found, by_factor={2.0: 1.2, 3.0: 1.8}))
     assert re.search(r"\d+ % of a synchronous rollout would wait for the last \d+ % of its", text)
     assert "α = 2, as run, gives +20%" in text
@@ -261,14 +332,14 @@ def test_the_command_refuses_a_folder_that_is_not_a_run_directory(
 
 
 def test_a_run_ends_with_the_path_of_its_report_or_why_there_is_none(
-    tmp_path: Path, run_dir: Path
+    tmp_path: Path, long_run: Path
 ) -> None:
     """A failure to write it is one line; a run that logged nothing gets no report."""
-    line, *advice = report_line(run_dir, since_s=0.0).splitlines()
-    assert line == f"report: {run_dir / 'report.html'}"
-    assert advice == [f"  - {text}" for text in write_report(run_dir).advice] != []
+    line, *advice = report_line(long_run, since_s=0.0).splitlines()
+    assert line == f"report: {long_run / 'report.html'}"
+    assert advice == [f"  - {text}" for text in write_report(long_run).advice] != []
     assert report_line(tmp_path, since_s=0.0) is None
-    assert report_line(run_dir, since_s=4e9) is None
+    assert report_line(long_run, since_s=4e9) is None
     (tmp_path / "metrics.jsonl").write_text("not json\n")
     (tmp_path / "config.yaml").write_text("name: x\n")
     line = report_line(tmp_path, since_s=0.0)

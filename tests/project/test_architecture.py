@@ -44,7 +44,7 @@ CORE = (  # the rooms that train, as floors from the lowest
     {"commands"},
 )
 LAB = (  # the rooms that predict, rehearse, compare and draw; they depend on the core
-    {"lab.simulator"},
+    {"lab.simulator", "lab.dashboards"},
     {"lab.tuning", "lab.report"},
     {"lab.rehearsal"},
     {"lab.commands", "lab"},
@@ -57,7 +57,8 @@ HYDRA_USERS = {"config", "command_line", "commands", "lab.commands"}
 OWNERS = {
     "vllm": {"engine", "trl"},
     "trl": {"trl"},
-    "wandb": {"tracking"},
+    "wandb": {"tracking", "lab.dashboards"},
+    "wandb_workspaces": {"lab.dashboards"},
     "trackio": {"tracking"},
     "tensorboard": {"tracking"},
     "vl_convert": {"lab.report"},

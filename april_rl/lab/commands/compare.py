@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shutil import get_terminal_size
 
 from april_rl.commands.arguments import Arguments
 from april_rl.errors import RunError
@@ -21,7 +23,8 @@ def main(arguments: Sequence[str]) -> int:
         options.html.write_text(comparison_page(comparison), encoding="utf-8")
     except OSError as error:
         raise RunError(f"--html {options.html} cannot be written: {error.strerror}") from error
-    print(f"{comparison_table(comparison)}\n\n{options.html}")
+    width = get_terminal_size().columns if sys.stdout.isatty() else None
+    print(f"{comparison_table(comparison, width=width)}\n\n{options.html}")
     return 0
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import exp
 from statistics import fmean
 
 from april_rl.config.choices import SAMPLE_BY_SAMPLE
 from april_rl.lab.report.gains import NUM_FILES, Gains
-from april_rl.lab.report.run_files import RunFiles
+from april_rl.lab.report.run_files import Row, RunFiles
 from april_rl.lab.simulator.recorded_run import NO_SMALL_BATCHES, RecordedRunError, read_cost
 from april_rl.rollout.over_sampling import waitless_staleness
 from april_rl.tracking.signal_watch import NUM_SILENT, SignalWatch
@@ -19,7 +20,15 @@ _TRUNCATED = 0.2
 _DISPERSION = 1.25  # ratio of standard deviations; 1 is a random draw
 _PREEMPTED = 0.01  # share of the samples
 _PREFILLED_AGAIN = 0.05  # share of the rollouts' time
+# Share of the KV cache in use at which parked samples give theirs up: room is left for the longest
+# response and a block for each slot, which in a small cache is up to half of it.
+_FULL_CACHE = 0.5
 _SLOW_REWARD = 0.1  # share of the rollouts' time
+_FEW_STEPS = 10  # steps over which the entropy is averaged; single batches vary by a half
+# Below the first, in nats, the policy has e^0.05 = 1.05 tokens to choose from. Below the second
+# Skywork-OR1 (arXiv 2505.22312) adds a bonus; some policies begin there, so that it counts as a
+# collapse only after a fall to a fifth of the entropy at the beginning.
+_CERTAIN, _LOW, _FALL = 0.05, 0.2, 0.2
 _SEVERAL, _MOST_TURNS = 1.5, 0.8
 _FASTER_REWARD = (
     "Use a faster reward, or run more of it in parallel: reward.num_processes, or its argument "
@@ -38,7 +47,8 @@ def advisories(run: RunFiles, gains: Gains | None) -> list[str]:
         *_slow_reward(run),
         *_contexts(run),
         *_signal(run),
-        *(_tail(run, gains) if gains else ()),
+        *_entropy(run),
+        *(_tail(run, gains) if gains and not run.is_tail_missing else ()),
         *_staleness(run),
         *_engines(run),
         *_learning(run),
@@ -102,6 +112,21 @@ def _signal(run: RunFiles) -> Iterator[str]:
         )
 
 
+def _entropy(run: RunFiles) -> Iterator[str]:
+    values = [value for _, value in run.series("loss/entropy")]
+    if not values:
+        return
+    first, last = fmean(values[:_FEW_STEPS]), fmean(values[-_FEW_STEPS:])
+    if last < _CERTAIN or (last < _LOW and last < _FALL * first):
+        yield (
+            f"Entropy has collapsed: {last:.3f} nats at the end of the run, {first:.3f} at its "
+            f"beginning (loss/entropy). A token has {exp(last):.2f} alternatives, itself included, "
+            "so the samples of a group hardly differ and little more is learned: continue from "
+            "an earlier checkpoint with a lower optimizer.lr or with algorithm.entropy_target "
+            "(docs/trouble.md)."
+        )
+
+
 def _tail(run: RunFiles, gains: Gains) -> Iterator[str]:
     own = round(run.mean("rollout/over_sampling_factor", late=True) or 1.0, 2)
     gain_now = gains.by_factor.get(own, 1.0) if own > 1 else 1.0
@@ -161,11 +186,12 @@ def _larger_cap(run: RunFiles) -> str:
 
 
 def _engines(run: RunFiles) -> Iterator[str]:
-    again = _reprefill_share(run)
+    rows = _reprefills(run)
+    again = _reprefill_share(run, rows)
     if again > _PREFILLED_AGAIN:
         yield (
             f"{percent(again)} of the rollouts went into prefilling parked samples again (by the "
-            f"engine's fitted cost); {_spares_prefill(run)}"
+            f"engine's fitted cost); {_spares_prefill(run, rows)}"
         )
     preempted = run.total("rollout/preempted_samples")
     if preempted > _PREEMPTED * run.samples_per_step * len(run.steps):
@@ -187,18 +213,39 @@ def _engines(run: RunFiles) -> Iterator[str]:
         )
 
 
-def _spares_prefill(run: RunFiles) -> str:
-    """Return the change that would keep the KV caches of parked samples."""
-    if run.total("rollout/kept_samples") or run.setting("rollout.resume") == "keep":
-        return "their KV cache made room for running ones: give it more memory, or reduce α."
-    return "rollout.resume=keep, with engines that stay awake, saves that."
-
-
-def _reprefill_share(run: RunFiles) -> float:
-    """Return the share of the engines' time in rollouts that resumed samples needed before they
-    could continue; 0 if the timelines lack the cost.
+def _reprefills(run: RunFiles) -> list[Row]:
+    """Return the steps that prefilled parked samples again, without the first steps after a resume
+    of a run that keeps KV caches: these caches ended with the earlier process.
     """
-    tokens = run.total("rollout/reprefill_tokens")
+    rows = [row for row in run.rows if row.get("rollout/reprefill_tokens")]
+    if run.total("rollout/kept_samples"):
+        return [row for row in rows if row.get("rollout/kept_samples")]
+    return [row for row in rows if _is_full(row)] if _is_keeping(run) else rows
+
+
+def _is_keeping(run: RunFiles) -> bool:
+    return bool(run.total("rollout/kept_samples")) or run.setting("rollout.resume") == "keep"
+
+
+def _is_full(row: Row) -> bool:
+    used = row.get("rollout/kv_cache_frac") or 0.0
+    return used >= _FULL_CACHE or bool(row.get("rollout/preempted_samples"))
+
+
+def _spares_prefill(run: RunFiles, rows: Sequence[Row]) -> str:
+    """Return the change that would keep the KV caches of parked samples."""
+    if not _is_keeping(run):
+        return "rollout.resume=keep, with engines that stay awake, saves that."
+    if any(_is_full(row) for row in rows):
+        return "their KV cache made room for running ones: give it more memory, or reduce α."
+    return "their KV cache was not kept, although it had room (rollout/kept_samples)."
+
+
+def _reprefill_share(run: RunFiles, rows: Sequence[Row]) -> float:
+    """Return the share of the engines' time in rollouts that resumed samples needed in these steps
+    before they could continue; 0 if the timelines lack the cost.
+    """
+    tokens = sum(row.get("rollout/reprefill_tokens") or 0.0 for row in rows)
     total_s = run.total("rollout/time_s") * run.num_engines
     if not tokens or not total_s:
         return 0.0
@@ -217,7 +264,7 @@ def _learning(run: RunFiles) -> Iterator[str]:
             f"more than learner.max_mismatch={limit:g}."
         )
     dispersion = run.length_bias.dispersion if run.length_bias else None
-    if dispersion and dispersion > _DISPERSION:
+    if dispersion and dispersion > _DISPERSION and not run.is_tail_missing:
         yield (
             f"Batches are not like random draws: their mean length deviates {dispersion:.1f} times "
             "as far from that of neighbouring steps as a random draw would. A smaller α, or a "

@@ -25,6 +25,12 @@ _MIN_SEEDS, _MIN_STEPS = 2, 10  # with fewer, a ratio of two variants is noise
 # Two-sided 95 % quantiles of Student's t, for 1 … 10 degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 _SCHEDULE = ("rollout.over_sampling_factor", "rollout.refill")
+# Settings that decide what an accuracy means, besides those of its evaluation set.
+_SCORING = (
+    *("reward.function", "reward.functions", "reward.args", "reward.extract", "data"),
+    *("evaluation.function", "evaluation.temperature", "evaluation.top_p"),
+    *("evaluation.max_response_tokens", "evaluation.max_prompts"),
+)
 # Settings in which runs of one variant may differ.
 _PLACES = ("seed", "resume", "name", "tracking", "checkpoint")
 
@@ -84,6 +90,21 @@ class RunComparison:
             for reason in dict.fromkeys(reasons):
                 found.setdefault(reason, []).append(variant)
         return found
+
+    def unlike_scores(self) -> list[str]:
+        """Return the settings, with their values, by which accuracies of these runs may not mean
+        the same; none if there are no accuracies.
+        """
+        name = self.budget.evaluation_set
+        if not name:
+            return []
+        flat = [_flat(run.config) for runs in self.variants.values() for run in runs]
+        deciding = (*_SCORING, f"evaluation.sets.{name}")
+        return [
+            f"{key}={' or '.join(dict.fromkeys(str(each.get(key)) for each in flat))}"
+            for key in _differing(flat)
+            if any(f"{key}.".startswith(f"{section}.") for section in deciding)
+        ]
 
     def _doubts(self, figure: Figure, variant: str) -> Iterator[str]:
         """Yield the reasons why chance alone could explain the ratio of a variant to the
@@ -187,14 +208,18 @@ def _run_dirs(path: Path) -> list[Path]:
 def _variants(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
     """Return the runs by the settings in which they differ, the synchronous ones first."""
     flat = [_flat(run.config) for run in runs]
-    keys = sorted({key for settings in flat for key in settings})
-    differing = [key for key in keys if len({repr(each.get(key)) for each in flat}) > 1]
+    differing = _differing(flat)
     variants: dict[str, list[RunFiles]] = {}
     for run, settings in zip(runs, flat, strict=True):
         variants.setdefault(_name(settings, differing), []).append(run)
     return dict(
         sorted(variants.items(), key=lambda each: (not each[0].startswith(SYNCHRONOUS), each[0]))
     )
+
+
+def _differing(flat: Sequence[Mapping[str, object]]) -> list[str]:
+    keys = sorted({key for settings in flat for key in settings})
+    return [key for key in keys if len({repr(each.get(key)) for each in flat}) > 1]
 
 
 def _heads(variants: Mapping[str, Sequence[RunFiles]]) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
+from textwrap import fill
 
 from april_rl.lab.report import html
 from april_rl.lab.report.compared_run import evaluations
@@ -11,20 +12,45 @@ from april_rl.lab.report.comparison import Cell, RunComparison
 from april_rl.lab.report.vega import Chart, Spec, axis, base, legend
 
 
-def comparison_table(comparison: RunComparison) -> str:
-    """Return the comparison as text in columns."""
-    rows = [("", list(comparison.variants))]
+def comparison_table(comparison: RunComparison, *, width: int | None = None) -> str:
+    """Return the comparison as text in columns. In a terminal of `width` characters, variants that
+    do not fit beside the others follow below them.
+    """
+    labels, rows = [""], [list(comparison.variants)]
     for label, cells in comparison.rows():
-        rows.append((label, [f"{cell.mean}  {cell.versus}".strip() for cell in cells]))
-    widths = [max(len(cells[n]) for _, cells in rows) for n in range(len(comparison.variants))]
-    first = max(len(label) for label, _ in rows)
-    lines = [
-        f"{label:<{first}}" + "".join(f"  {c:>{w}}" for c, w in zip(cells, widths, strict=True))
-        for label, cells in rows
-    ]
+        labels.append(label)
+        rows.append([f"{cell.mean}  {cell.versus}".strip() for cell in cells])
+    columns = [_right(column) for column in zip(*rows, strict=True)]
+    first = [f"{label:<{max(map(len, labels))}}" for label in labels]
+    lines = []
+    while columns:
+        table, *columns = [first, *columns]
+        while columns and (table is first or width is None or _fits(table, columns[0], width)):
+            table = ["  ".join(cells) for cells in zip(table, columns.pop(0), strict=True)]
+        lines += [*table, ""]
     differences = [f"{head}: {text}" for head, text in comparison.differences.items()]
-    notes = (*differences, _explanation(comparison), *_omission_note(comparison))
-    return "\n".join((*lines, "", *notes))
+    notes = (*_warning(comparison), *differences, _explanation(comparison))
+    notes = (*notes, *_omission_note(comparison))
+    return "\n".join((*lines, *(note if width is None else fill(note, width) for note in notes)))
+
+
+def _right(cells: Sequence[str]) -> list[str]:
+    return [f"{cell:>{max(map(len, cells))}}" for cell in cells]
+
+
+def _fits(table: Sequence[str], column: Sequence[str], width: int) -> bool:
+    return len(table[0]) + 2 + len(column[0]) <= width
+
+
+def _warning(comparison: RunComparison) -> list[str]:
+    """Return the sentence that accuracies may not be comparable, if so."""
+    settings = comparison.unlike_scores()
+    if not settings:
+        return []
+    return [
+        "Warning: these runs were scored by other rewards or on other data, so that their "
+        f"accuracies may not mean the same: {'; '.join(settings)}."
+    ]
 
 
 def _explanation(comparison: RunComparison) -> str:
@@ -62,7 +88,7 @@ def _body(comparison: RunComparison) -> Iterator[str]:
     yield f"<p>{escape(_explanation(comparison))}</p></header><main>"
     for head, text in comparison.differences.items():
         yield f'<p class="soft">{escape(f"{head}: {text}")}</p>'
-    yield html.advice(_omission_note(comparison))
+    yield html.advice([*_warning(comparison), *_omission_note(comparison)])
     yield _table(comparison)
     for chart in _charts(comparison):
         yield html.chart_block(chart)

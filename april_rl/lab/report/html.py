@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from april_rl.lab.report.bundle import LICENCE, vega_bundle
@@ -37,6 +37,8 @@ p { margin: .25rem 0 .75rem; } .soft { color: var(--soft); overflow-wrap: anywhe
 .advice { border-left: .25rem solid var(--accent); background: var(--panel);
   padding: .5rem .75rem .5rem 1.75rem; margin: 1rem 0; }
 .advice li { margin: .25rem 0; }
+.small { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 1rem; }
+.small h3 { margin: 0; } .small small { color: var(--soft); }
 .chart { width: 100%; min-height: 4rem; } .chart summary { display: none; }
 details { border: 1px solid var(--line); border-radius: .4rem; margin: .4rem 0; }
 summary { padding: .4rem .75rem; cursor: pointer; overflow-wrap: anywhere; }
@@ -121,9 +123,25 @@ def chart_block(chart: Chart) -> str:
     """Return a section with a chart, its heading and caption."""
     return (
         f'<section><h2>{escape(chart.title)}</h2><p class="soft">{escape(chart.caption)}</p>'
+        f"{_element(chart)}</section>"
+    )
+
+
+def small_charts(title: str, caption: str, charts: Sequence[Chart]) -> str:
+    """Return a section with charts side by side; empty without charts."""
+    blocks = "".join(
+        f"<div><h3>{escape(chart.title)}</h3><small>{escape(chart.caption)}</small>{_element(chart)}"
+        "</div>"
+        for chart in charts
+    )
+    head = f'<h2>{escape(title)}</h2><p class="soft">{escape(caption)}</p>'
+    return f'<section>{head}<div class="small">{blocks}</div></section>' if blocks else ""
+
+
+def _element(chart: Chart) -> str:
+    return (
         f'<div class="chart" id="{chart.id}" role="img" aria-label="{escape(chart.title)}"></div>'
         f'<script type="application/json" data-chart="{chart.id}">{_json(chart.spec)}</script>'
-        "</section>"
     )
 
 

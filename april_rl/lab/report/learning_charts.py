@@ -7,8 +7,19 @@ from statistics import fmean, stdev
 
 from april_rl.lab.report.run_files import Row, RunFiles
 from april_rl.lab.report.vega import STEP, Chart, Spec, axis, base, legend, lines, points
+from april_rl.tracking.keys import KEYS
 
 _WINDOW = 10  # steps over which the drawn mean is taken
+_SMALL = 110  # pixels of height
+_UPDATE = {
+    "loss/total": "Loss",
+    "loss/entropy": "Entropy",
+    "loss/grad_norm": "Gradient norm",
+    "loss/clip_frac": "Clipped tokens",
+    "loss/behaviour_kl": "KL from the policy that sampled",
+    "loss/reference_kl": "KL from the reference",
+}
+_UNITS = {key.key: key.unit for key in KEYS}
 _ENOUGH = 5  # points in a window that an interval needs: fewer say little about their spread
 
 
@@ -87,6 +98,20 @@ def evaluation(run: RunFiles) -> Chart | None:
             ],
         ),
     )
+
+
+def update(steps: Sequence[Row]) -> list[Chart]:
+    """Return a small chart for each metric of the learner's update that the run has."""
+    return [
+        Chart(
+            id=key.replace("/", "-"),
+            title=title,
+            caption=key,
+            spec=lines(steps, {title: key}, title=_UNITS[key], height=_SMALL),
+        )
+        for key, title in _UPDATE.items()
+        if points(steps, {title: key})
+    ]
 
 
 def mismatch(steps: Sequence[Row]) -> Chart | None:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from april_rl.lab.report import html
 from april_rl.lab.report.advisories import advisories, percent
-from april_rl.lab.report.charts import charts
+from april_rl.lab.report.charts import MAX_POINTS, average, charts
 from april_rl.lab.report.gains import Gains, simulated_gains
+from april_rl.lab.report.learning_charts import update
 from april_rl.lab.report.run_files import ReportError, RunFiles, read_run
 from april_rl.lab.report.sample_blocks import age_key, sample_blocks
 from april_rl.lab.report.step_trace import write_step_traces
@@ -22,6 +23,11 @@ from april_rl.lab.report.vega import Chart
 from april_rl.rollout.measures.timeline import Timeline
 
 NAME = "report.html"
+_OF_UPDATE = (
+    "Means over the optimizer steps of each step. Entropy that falls towards 0 leaves nothing to "
+    "learn from; a gradient norm or a KL that grows for many steps often comes before a fall of "
+    "the reward. What to do then is in docs/trouble.md."
+)
 
 
 class WrittenReport(NamedTuple):
@@ -65,6 +71,8 @@ def _body(run: RunFiles, gains: Gains | None, advice: list[str]) -> Iterator[str
     drawn = charts(run)
     for chart in drawn[:4]:
         yield html.chart_block(chart)
+    of_update = update(average(run.steps, limit=MAX_POINTS))
+    yield html.small_charts("The learner's update", _OF_UPDATE, of_update)
     yield from _timeline(run, gains)
     for chart in drawn[4:]:
         yield html.chart_block(chart)
@@ -141,14 +149,15 @@ def _timeline(run: RunFiles, gains: Gains | None) -> Iterator[str]:
     if gains is None:
         return
     idle = 1 - busy_frac(gains.synchronous)
-    scaled = " Simulated smaller than the run, with the times of the run." * gains.is_scaled
+    notes = " Simulated smaller than the run, with the times of the run." * gains.is_scaled
+    notes += " Real steps have longer responses, which are parked here still." * run.is_tail_missing
     yield html.chart_block(
         Chart(
             id="synchronous",
             title="The same work in a synchronous step",
             caption=f"Simulated on the lengths and the engine cost of this run: all samples of a "
             f"step start together, and its end waits for the longest. Slots are idle "
-            f"{percent(idle)} of the time.{scaled}",
+            f"{percent(idle)} of the time.{notes}",
             spec=timeline_spec(gains.synchronous, until_s=until_s, height=280),
         )
     )

@@ -60,6 +60,15 @@ class RunFiles:
         return value if isinstance(value, (int, float)) else default
 
     @property
+    def is_tail_missing(self) -> bool:
+        """Return whether the longest responses may be parked still: the trained ones are then
+        shorter than those that the policy writes.
+        """
+        last = max((step for step, _ in self.series("time/step_s")), default=0)
+        is_early = last <= self.number("rollout.max_staleness")
+        return is_early and self.total("rollout/parked_tokens") > 0
+
+    @property
     def samples_per_step(self) -> int:
         """Return N·G, the samples a step trains."""
         return int(self.number("trainer.num_groups", 1) * self.number("rollout.group_size", 1))

@@ -57,8 +57,15 @@ def points(steps: Sequence[Row], keys: Mapping[str, str]) -> list[Spec]:
     ]
 
 
-def lines(steps: Sequence[Row], keys: Mapping[str, str], *, title: str, log: bool = False) -> Spec:
-    """Return a line for each metric in `keys`."""
+def lines(
+    steps: Sequence[Row],
+    keys: Mapping[str, str],
+    *,
+    title: str,
+    log: bool = False,
+    height: int = 220,
+) -> Spec:
+    """Return a line for each metric in `keys`, with a legend if there are several."""
     values = points(steps, keys)
     if log:
         values = [point for point in values if point["value"] > 0]
@@ -66,11 +73,14 @@ def lines(steps: Sequence[Row], keys: Mapping[str, str], *, title: str, log: boo
     grid = {"tickCount": 4} if log else {}
     return base(
         values,
+        height=height,
         mark={"type": "line", "interpolate": "linear", "tooltip": True, "strokeWidth": 1.8},
         encoding={
             "x": STEP,
             "y": axis("value", title, scale=scale, axis=grid),
-            "color": axis("name", "", "nominal", sort=list(keys), legend=legend()),
+            "color": axis(
+                "name", "", "nominal", sort=list(keys), legend=legend() if len(keys) > 1 else None
+            ),
         },
     )
 

@@ -1,0 +1,1 @@
+"""W&B dashboards as code: which panels show which metrics."""
