@@ -17,8 +17,8 @@ from april_rl.rewards.maths.kinds import Answer
 from april_rl.rewards.maths.reading import is_name, read
 from april_rl.rewards.maths.statements import (
     are_joined_differently,
+    connectives_of,
     in_order_of_names,
-    joined,
     leads_to_value,
     named_values,
     stated_sides,
@@ -44,8 +44,8 @@ def are_equal_answers(gold: str, text: str) -> bool:
 def _are_equal(gold: Answer, other: Answer) -> bool:
     if squeeze(gold.text) == squeeze(other.text):
         return True
-    if (expected := named_values(gold)) and (found := named_values(other)):
-        return joined(gold) == joined(other) and _are_equal_in_any_order(expected, found)
+    if named_values(gold) and named_values(other):
+        return _are_equal_named_values(gold, other)
     match gold, other:
         case (kinds.Verbatim(), _) | (_, kinds.Verbatim()):
             return False
@@ -63,13 +63,11 @@ def _are_equal(gold: Answer, other: Answer) -> bool:
             return _is_stated(gold, other)
         case kinds.Congruence(), kinds.Congruence():
             return _are_equal_congruences(gold, other)
-        case kinds.Congruence(), _:
-            return False
         case kinds.Number(), kinds.Congruence():
             return not (other.name and is_name(other.name.text)) and _are_equal(
                 gold, other.residues
             )
-        case _, kinds.Congruence():
+        case (kinds.Congruence(), _) | (_, kinds.Congruence()):
             return False
         case (kinds.Quantity(), _) | (_, kinds.Quantity()):
             return _are_equal_quantities(gold, other)
@@ -102,6 +100,11 @@ def _are_equal(gold: Answer, other: Answer) -> bool:
         case (kinds.Proportion(), _) | (_, kinds.Proportion()) if _num_parts(gold, other) > 2:
             return False
     return are_equal_formulas(gold.text, other.text)
+
+
+def _are_equal_named_values(gold: Answer, other: Answer) -> bool:
+    are_joined_alike = connectives_of(gold) == connectives_of(other)
+    return are_joined_alike and _are_equal_in_any_order(named_values(gold), named_values(other))
 
 
 def _are_equal_numbers(gold: kinds.Number, other: kinds.Number) -> bool:

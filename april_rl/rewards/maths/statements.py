@@ -46,7 +46,7 @@ def in_order_of_names(gold: kinds.Listing, other: kinds.Listing) -> tuple[Member
     """
     is_gold_named = bool(named_values(gold))
     named, bare = (gold, other) if is_gold_named else (other, gold)
-    if bare.opening not in ("", "(", r"\langle") or joined(named) != ("and",):
+    if bare.opening not in ("", "(", r"\langle") or connectives_of(named) != ("and",):
         return None
     members = list(named.members)
     is_alphabet = "".join(sorted(map(name_of, members))) in ascii_letters
@@ -55,7 +55,7 @@ def in_order_of_names(gold: kinds.Listing, other: kinds.Listing) -> tuple[Member
     return (members, bare.members) if is_gold_named else (bare.members, members)
 
 
-def joined(answer: Answer) -> tuple[str, ...]:
+def connectives_of(answer: Answer) -> tuple[str, ...]:
     """Return how named values are joined; a comma is an "and"."""
     return (isinstance(answer, kinds.Listing) and answer.connectives) or ("and",)
 
