@@ -8,22 +8,30 @@ changes what an answer says.
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
+from itertools import groupby
 
 from april_rl.rewards.extraction import bare
 
 _CHARACTERS = str.maketrans(
     {
         **{"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∗": "*"},
-        **{"÷": r"\div ", "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt ", "°": r"^\circ "},
+        **{"÷": r"\div ", "∞": r"\infty ", "√": r"\sqrt ", "°": r"^\circ "},
         **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "≡": r"\equiv "},
         **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "…": r"\ldots "},
-        **{"±": r"\pm ", "％": "%", "，": ",", "；": ";", "：": ":", "（": "(", "）": ")"},
-        **{"²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"},
+        **{"±": r"\pm ", "′": "'", "″": "''", "\N{FRACTION SLASH}": "/"},
         **{"\N{NO-BREAK SPACE}": " ", "\N{NARROW NO-BREAK SPACE}": " ", "\N{THIN SPACE}": " "},
     }
 )
+# Characters whose Unicode decomposition has one of these names, and how a run of them is written.
+_FORMS = {"<super>": "^{%s}", "<sub>": "_{%s}", "<wide>": "%s", "<fraction>": "%s"}
+_VULGAR = re.compile(r"(\d+)\N{FRACTION SLASH}(\d+)")
+_GREEK = re.compile("[\N{GREEK CAPITAL LETTER ALPHA}-\N{GREEK SMALL LETTER OMEGA}]")
 _COMMAND_END = r"(?![A-Za-z])"
+_FUNCTION = r"(?<![A-Za-z\\])(?:(?:arc)?(?:sin|cos|tan|cot)h?|sec|csc|ln|log|exp)"
+
+_ARGUMENT = r"\w|\\(?!(?:sqrt|frac|text)(?![a-z]))[A-Za-z]+"
 _REPLACEMENTS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -31,7 +39,8 @@ _REPLACEMENTS = tuple(
         (r"\\(?:[mb]?left|[mb]?right|[bB]igg?[lrm]?)(?=[\s()\[\]|.\\/<>{}])", ""),
         (r"\\(?:displaystyle|textstyle|limits|rm|bf|it)" + _COMMAND_END, " "),
         (r"\\(?:text|math)(?:rm|bf|it|sf|tt|normal)?" + _COMMAND_END + r"\s*(?=\{)", r"\\text"),
-        (r"\\frac\s+(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+        (rf"\\frac\s*({_ARGUMENT})\s*(?=[\\\w{{])", r"\\frac{\1}"),
+        (rf"(\\frac\s*\{{[^{{}}]*\}})\s*({_ARGUMENT})", r"\1{\2}"),
         (r"\\(?:mbox|textrm|operatorname|boldsymbol)" + _COMMAND_END + r"\s*(?=\{)", r"\\text"),
         (r"(?<=\d)(?:\{,\}|\\,|\\ |\\:|\\;|~|,\\!)\s*(?=\d{3}(?!\d))", ""),  # thousands
         (r"(?<!\\)\\[,;:! >]|~|\\q?quad" + _COMMAND_END, " "),
@@ -50,6 +59,13 @@ _REPLACEMENTS = tuple(
         (r"\\text\{\s*\}", " "),
         (r"\{?\s*(\w+)\s*\\choose\s*(\w+)\s*\}?", r"\\binom{\1}{\2}"),
         (r"\*\*", "^"),
+        (r"\^\s*([+-]\s*(?:\([^()]*\)|\d+(?:\.\d+)?|[A-Za-z]))", r"^{\1}"),
+        (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
+        (r"(?<![A-Za-z\\])log(\d+)\s*(?=\()", r"\\log_{\1}"),
+        (_FUNCTION + r"(?=\s*[(^_\\]|\s+(?:\d|[A-Za-z](?![A-Za-z])))", r"\\\g<0> "),
+        (r"(?<![A-Za-z\\])[aA]bs\s*\(([^()]*)\)", r"|\1|"),
+        (r"\\prime" + _COMMAND_END, "'"),
+        (r"\^\s*\{?\s*('[\s']*)\}?", r"\1"),
         (r"(?<=\d)\s*\^?\{?\s*(?:\\text\{\s*)?(?:st|nd|rd|th)\s*\}*$", ""),
         (r"(?<![A-Za-z\\])(?:infinity|inf)" + _COMMAND_END, r"\\infty "),
         (r"(?<![A-Za-z\\])pi" + _COMMAND_END, r"\\pi "),
@@ -57,7 +73,7 @@ _REPLACEMENTS = tuple(
         (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"(?<=\d)[eE]([+-]?\d+)(?![\w.])", r"\\times 10^{\1}"),
         (r"\^\{\s*(?:\\circ|\\degree)\s*\}|\\degree" + _COMMAND_END, r"^\\circ "),
-        (r"([\^_])\{(\w)\}", r"\1\2"),
+        (r"([\^_])\{(\w)\}(?!\d)", r"\1\2"),
     )
 )
 _ESCAPED_TWICE = re.compile(r"\\\\(?=[A-Za-z{}])")
@@ -72,7 +88,7 @@ _ENDS = " \t\r\n,;"
 
 def clean(answer: str) -> str:
     """Return an answer as plain LaTeX in one line, without markup and final punctuation."""
-    text = bare(answer).translate(_CHARACTERS)
+    text = _plain_characters(bare(answer).replace("º", "°"))
     if r"\begin" not in text:
         text = _ESCAPED_TWICE.sub(r"\\", text)
     for pattern, replacement in _REPLACEMENTS:
@@ -88,6 +104,24 @@ def clean(answer: str) -> str:
 def squeeze(text: str) -> str:
     """Return a cleaned answer without `\\text` and without spaces, except between two words."""
     return re.sub(r"(?<=\W) +| +(?=\W)", "", " ".join(_TEXT.sub(r" \1 ", text).split()))
+
+
+def _plain_characters(text: str) -> str:
+    """Return a text with ⁻³, ₁₀, ⅓, full-width characters and Greek letters as LaTeX has them."""
+    written = ""
+    for form, run in groupby(text, lambda each: unicodedata.decomposition(each).split(" ")[0]):
+        characters = "".join(run)
+        if form in _FORMS:
+            plain = _VULGAR.sub(r"\\frac{\1}{\2}", unicodedata.normalize("NFKC", characters))
+            characters = _FORMS[form] % plain
+        written += characters
+    return _GREEK.sub(_greek, written).translate(_CHARACTERS)
+
+
+def _greek(found: re.Match[str]) -> str:
+    words = unicodedata.name(found[0], "").replace("LAMDA", "LAMBDA").split()
+    name = words[-1] if words else found[0]
+    return f"\\{name.capitalize() if 'CAPITAL' in words else name.lower()} "
 
 
 def _fraction(whole: str, fixed: str, repeated: str) -> str:

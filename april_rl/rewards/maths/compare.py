@@ -15,7 +15,15 @@ from april_rl.rewards.maths.expressions import (
 )
 from april_rl.rewards.maths.kinds import Answer
 from april_rl.rewards.maths.reading import is_name, read
-from april_rl.rewards.maths.units import PERCENT
+from april_rl.rewards.maths.statements import (
+    are_joined_differently,
+    connectives_of,
+    in_order_of_names,
+    leads_to_value,
+    named_values,
+    stated_sides,
+)
+from april_rl.rewards.maths.units import DEGREE, PERCENT
 
 MOST_PLACES = 6  # decimal places that are compared
 LONGEST = 1000  # longer answers, in characters, are compared as text only
@@ -36,6 +44,8 @@ def are_equal_answers(gold: str, text: str) -> bool:
 def _are_equal(gold: Answer, other: Answer) -> bool:
     if squeeze(gold.text) == squeeze(other.text):
         return True
+    if named_values(gold) and named_values(other):
+        return _are_equal_named_values(gold, other)
     match gold, other:
         case (kinds.Verbatim(), _) | (_, kinds.Verbatim()):
             return False
@@ -53,13 +63,11 @@ def _are_equal(gold: Answer, other: Answer) -> bool:
             return _is_stated(gold, other)
         case kinds.Congruence(), kinds.Congruence():
             return _are_equal_congruences(gold, other)
-        case kinds.Congruence(), _:
-            return False
         case kinds.Number(), kinds.Congruence():
             return not (other.name and is_name(other.name.text)) and _are_equal(
                 gold, other.residues
             )
-        case _, kinds.Congruence():
+        case (kinds.Congruence(), _) | (_, kinds.Congruence()):
             return False
         case (kinds.Quantity(), _) | (_, kinds.Quantity()):
             return _are_equal_quantities(gold, other)
@@ -94,6 +102,11 @@ def _are_equal(gold: Answer, other: Answer) -> bool:
     return are_equal_formulas(gold.text, other.text)
 
 
+def _are_equal_named_values(gold: Answer, other: Answer) -> bool:
+    are_joined_alike = connectives_of(gold) == connectives_of(other)
+    return are_joined_alike and _are_equal_in_any_order(named_values(gold), named_values(other))
+
+
 def _are_equal_numbers(gold: kinds.Number, other: kinds.Number) -> bool:
     """Compare two numbers: a fraction with a decimal as far as the decimal goes; decimals and whole
     numbers exactly, up to the sixth decimal place.
@@ -124,6 +137,12 @@ def _are_equal_quantities(gold: Answer, other: Answer) -> bool:
     if PERCENT in (unit, other_unit) and unit != other_unit:
         plain, percentage = (value, other_value) if unit is None else (other_value, value)
         return _is_percentage(plain, percentage, may_be_small=unit == PERCENT)
+    # An answer in degrees counts for radians, but not the other way: such a gold asks for degrees.
+    if DEGREE in (unit, other_unit) and (unit is None or r"\circ" in other.text):
+        written = rf"({value.text})^\circ" if unit else gold.text
+        other_written = rf"({other_value.text})^\circ" if other_unit else other.text
+        if are_equal_formulas(written, other_written):
+            return True
     return _are_equal(value, other_value)
 
 
@@ -148,6 +167,11 @@ def _are_equal_lists(gold: kinds.Listing, other: kinds.Listing) -> bool:
     """Compare members: in any order in sets and in lists without brackets, otherwise in the given
     order.
     """
+    if named_values(gold) or named_values(other):
+        pair = in_order_of_names(gold, other)
+        return pair is not None and _are_equal_rows(*pair)
+    if are_joined_differently(gold, other):
+        return False
     loose = ("", r"\{")
     if gold.opening in loose and other.opening in loose:
         expected = _without_repeats(gold.members)
@@ -225,7 +249,16 @@ def _are_equal_rows(gold: Sequence[Answer], other: Sequence[Answer]) -> bool:
 
 
 def _are_equal_equations(gold: kinds.Equation, other: kinds.Equation) -> bool:
-    """Compare first and last sides, in either order, or as a whole where there are variables."""
+    """Compare first and last sides, in either order, and what is stated between them, or as a whole
+    where there are variables.
+    """
+    sides, other_sides = stated_sides(gold), stated_sides(other)
+    if len(sides) > 2 and len(other_sides) > 2:
+        return _are_equal_in_any_order(sides, other_sides)
+    if (len(sides) > 2 and not leads_to_value(gold, sides[1:-1])) or (
+        len(other_sides) > 2 and not leads_to_value(other, ())
+    ):
+        return False
     ends, other_ends = (gold.sides[0], gold.sides[-1]), (other.sides[0], other.sides[-1])
     if any(all(map(_are_equal, ends, pair)) for pair in (other_ends, other_ends[::-1])):
         return True

@@ -2,7 +2,8 @@ r"""Compares two formulas that a parser of LaTeX reads as a whole, by sympy and 
 
 Deviations from math-verify alone: small numbers are compared relatively; two equations are equal
 only if they have the same terms or an equal set of solutions that is not empty; case matters where
-a formula has a letter in both cases (R and r); 1 < x < 5 is 5 > x > 1.
+a formula has a letter in both cases (R and r), and for Greek letters; 1 < x < 5 is 5 > x > 1; an
+exponent T is not a transpose; a formula with a letter that the parser drops is not read.
 """
 
 from __future__ import annotations
@@ -34,6 +35,31 @@ _NORMALIZATION = NormalizationConfig(
 )
 _WORD = re.compile(r"(?<![\\A-Za-z{])(?!(?:sinh|cosh|tanh|sqrt|arc))[A-Za-z]{4,}(?![A-Za-z}])")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
+GREEK = re.compile(
+    r"(?<![A-Za-z\\])(?:alpha|beta|[gG]amma|[dD]elta|epsilon|zeta|eta|[tT]heta|iota|kappa|[lL]ambda"
+    r"|mu|nu|[xX]i|rho|[sS]igma|tau|[uU]psilon|[pP]hi|chi|[pP]si|[oO]mega)(?![A-Za-z}])"
+)
+_GREEK_CAPITAL = re.compile(
+    r"\\?(?:Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)(?![A-Za-z])"
+)
+# What the parser would multiply, subtract or drop: two numbers side by side, a number after a
+# letter, a subscript of a number, an operator d/dx, a date, products of vectors, a transpose.
+_LOST = re.compile(
+    r"(?<![_^])\d\s+\d|(?<![\\A-Za-z])[A-Za-z](?:_\{\w+\}\s*|\s+)\d|\d_|\\text|\\ldots|\\mid|\\to(?![a-z])"
+    r"|'\s*\(|\\frac\{(?:d|\\partial)\W|\b(?:and|or)\b|\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{2,4}"
+    r"|\\(?:vec|overrightarrow|nabla)\b.*\\(?:times|cdot)"
+    r"|\\top|(?:[A-Za-df-z]|\([A-Za-z\s]+\)|\])\s*\^\s*T(?![a-z])"
+)
+# What stands for a new unknown: y', y^{(4)}, dy/dx.
+_DIFFERENTIAL = r"(?:d|\\partial)\s*(?:\^\{?\d\}?)?\s*\\?[A-Za-z]+\s*(?:\^\{?\d\}?)?"
+_DERIVATIVE = re.compile(
+    rf"\\frac\s*\{{({_DIFFERENTIAL})\}}\s*\{{({_DIFFERENTIAL})\}}"
+    rf"|(?<![A-Za-z\\])(d\s?[A-Za-z])\s?/\s?(d\s?[A-Za-z])(?![A-Za-z])"
+)
+_PRIMES = re.compile(r"(?<=[A-Za-z])('+)|(?<=[A-Za-df-z])\^\{\((\d)\)\}")
+_NO_NAME = re.compile(r"\\frac|\\partial|[^A-Za-z0-9]")
+_NO_LETTER = re.compile(r"\\(?:begin|end|mathbb)\s*(?:\{\w+\*?\}|\w)|\\[A-Za-z]+")
+_EXPONENT_T = re.compile(r"\^\s*T(?![a-z])")
 Parsed: TypeAlias = sympy.Basic | sympy.MatrixBase
 _UNBOUNDED = (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
 
@@ -42,8 +68,9 @@ _UNBOUNDED = (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
 def are_equal_formulas(gold: str, text: str) -> bool:
     """Return whether two formulas are equal; False where one cannot be read as a whole."""
     keeps_case = _has_both_cases(gold) or _has_both_cases(text)
+    keeps_case = keeps_case or _GREEK_CAPITAL.search(f"{gold} {text}") is not None
     expected, found = _parse(gold, keeps_case), _parse(text, keeps_case)
-    if expected is None or found is None:
+    if expected is None or found is None or _is_lossy(gold, expected) or _is_lossy(text, found):
         return False
     try:
         return _are_equal(expected, found)
@@ -52,6 +79,8 @@ def are_equal_formulas(gold: str, text: str) -> bool:
 
 
 def _are_equal(expected: Parsed, found: Parsed) -> bool:
+    if isinstance(expected, sympy.Symbol) and isinstance(found, sympy.Symbol):
+        return bool(expected == found)
     if _is_number(expected) and _is_number(found):
         return _are_equal_numbers(expected, found)
     if isinstance(expected, Boolean) and isinstance(found, Boolean) and not expected.free_symbols:
@@ -90,7 +119,7 @@ def num_variables(formula: str) -> int:
 @lru_cache(maxsize=1024)
 def _parse(text: str, keeps_case: bool) -> Parsed | None:
     """Return a formula in sympy's form; None when the parser does not read all of it."""
-    named = _WORD.sub(r"\\text{\g<0>}", text)
+    named = _WORD.sub(r"\\text{\g<0>}", GREEK.sub(r"\\\g<0> ", _with_unknowns(text)))
     try:
         return latex2sympy(
             named,
@@ -101,6 +130,21 @@ def _parse(text: str, keeps_case: bool) -> Parsed | None:
         )
     except Exception:  # the parser raises errors of any kind for a text that is not a formula
         return None
+
+
+def _with_unknowns(text: str) -> str:
+    """Return a formula with a name of its own for y', y^{(4)} and dy/dx, and T as an exponent."""
+    text = _DERIVATIVE.sub(lambda found: f"{{D_{{{_NO_NAME.sub('', found[0])}}}}}", text)
+    text = _PRIMES.sub(lambda found: f"_{{{'p' * len(found[1] or 'p' * int(found[2]))}}}", text)
+    return _EXPONENT_T.sub("^{(T)}", text)
+
+
+def _is_lossy(text: str, parsed: Parsed) -> bool:
+    """Return whether the parser has dropped or misread something that is written."""
+    if _LOST.search(text) or "'" in (text := _with_unknowns(text)):
+        return True
+    names = "".join(map(str, parsed.atoms(sympy.Symbol, AppliedUndef))).lower()
+    return bool(set(re.findall("[abcf-hj-z]", _NO_LETTER.sub(" ", text).lower())) - set(names))
 
 
 def _solutions(parsed: Parsed) -> tuple[sympy.Basic, sympy.Set] | None:

@@ -56,6 +56,7 @@ class Listing(Answer):
     opening: str  # "" for a list without brackets
     members: tuple[Answer, ...]
     closing: str
+    connectives: tuple[str, ...] = ()  # those of "and", "or" that stand between the members
 
 
 @dataclass(frozen=True, slots=True)

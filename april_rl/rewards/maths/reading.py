@@ -13,6 +13,8 @@ from fractions import Fraction
 from functools import lru_cache
 
 from april_rl.rewards.maths.brackets import closing, depth, split
+from april_rl.rewards.maths.clean import squeeze
+from april_rl.rewards.maths.expressions import GREEK
 from april_rl.rewards.maths.kinds import (
     Answer,
     Approximation,
@@ -32,7 +34,10 @@ from april_rl.rewards.maths.kinds import (
 )
 from april_rl.rewards.maths.units import unit_of
 
-_SEPARATOR = re.compile(r"(?:,\s*|\s)(?:and|or)\s|,")  # separators as in "1, 2, and 3"
+_SEPARATOR = re.compile(
+    r"(?:,\s*|\s|(?<=[)\]}]))(?:and|or)(?:\s|(?=[(\[\\]))|,"
+)  # separators as in "1, 2, and 3"
+_CONNECTIVES = {word: re.compile(rf"(?:\s|(?<=[)\]}}])){word}\s") for word in ("and", "or")}
 _SEMICOLON = re.compile(";")
 # For example x | x > 3.
 _SET_BUILDER = re.compile(r"[A-Za-z]\s*(?:\\in\s*\S+\s*)?(?:\||\\mid|:)(.+)")
@@ -45,6 +50,7 @@ _ABOUT = re.compile(r"\\approx(?![A-Za-z])")
 _ARGUMENTS = re.compile(r"_\{[^{}]*\}|_\w|\([^()]*\)")
 _NAME = re.compile(r"(?:\\frac\{d\w*\}\{d\w+\}|[A-Za-z\\|][A-Za-z\\|'{} ]*)\s*")
 _NUMBER = re.compile(r"([+-]?)\s*(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?")
+_ANY_NUMBERS = re.compile(r"\d{3}(?:,\d{3})+")  # of 3,100 the comma separates thousands
 _FRACTION = re.compile(
     r"([+-]?)\s*(?:\\frac\s*(?:\{([+-]?\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))|(\d+)\s*/\s*(\d+))"
 )
@@ -74,13 +80,6 @@ _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 # Two-letter words; any other pair of letters is a product.
 _SHORT_WORDS = frozenset(("am", "at", "by", "do", "go", "if", "in", "is", "it", "me", "my", "no"))
 _SHORT_WORDS |= {"of", "on", "or", "so", "to", "up", "us", "we"}
-# What the parser would multiply, subtract or drop: two numbers side by side, a number after a
-# letter, a subscript of a number, a derivative, a date, products of vectors.
-_LOOSE = re.compile(
-    r"(?<![_^])\d\s+\d|(?<![\\A-Za-z])[A-Za-z]\s+\d|\d_|\\text|\\ldots|\\mid|\\to(?![a-z])|'\s*\(|\\frac\{d\w*\}\{d"
-    r"|\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{2,4}|\\(?:vec|overrightarrow)\b.*\\(?:times|cdot)"
-)
-_PRIMES = re.compile(r"(?<=[A-Za-z])'+")
 # Nesting depth of brackets up to which an answer is taken apart; the parser is slow there.
 DEEPEST = 10
 
@@ -98,7 +97,7 @@ def read(text: str) -> Answer:
     for reader in (_number, _time, _ratio, _numeral, _words, _quantity, _two_signs):
         if (found := reader(text)) is not None:
             return found
-    return Verbatim(text) if _LOOSE.search(text) else Expression(_PRIMES.sub(_prime, text))
+    return Expression(text)
 
 
 def number_of(text: str) -> Number | None:
@@ -108,7 +107,9 @@ def number_of(text: str) -> Number | None:
         if whole.startswith("0,"):  # a decimal comma
             whole, decimals = "0", f".{whole[2:].replace(',', '')}"
         value = Fraction(f"{sign}{whole.replace(',', '')}{decimals}")
-        return Number(text, value, bool(decimals), "," in whole and not decimals)
+        return Number(
+            text, value, bool(decimals), bool(_ANY_NUMBERS.fullmatch(whole)) and not decimals
+        )
     if not (found := _FRACTION.fullmatch(text)):
         return None
     sign, *parts = found.groups(default="")
@@ -137,6 +138,8 @@ def _table(text: str) -> Answer | None:
         return None if found[1].endswith("matrix") else Verbatim(text)
     rows = [row for row in found[2].split(r"\\") if row.strip()]
     cells = tuple(tuple(read(cell.strip(" ,;.")) for cell in row.split("&")) for row in rows)
+    if found[1] == "cases" and all(len(row) == 1 and name_of(row[0]) for row in cells):
+        return Listing(text, "", tuple(row[0] for row in cells), "")
     return Table(text, "cases" if found[1] == "cases" else "matrix", cells)
 
 
@@ -152,7 +155,37 @@ def _list(text: str) -> Answer | None:
         return None
     if any(not part for part in parts):
         return Verbatim(text)
-    return Listing(text, "", _members(parts), "")
+    members = _members(parts)
+    if len(groups := _groups(text, members)) > 1:
+        return Listing(text, "", groups, "")
+    used = [word for word, mark in _CONNECTIVES.items() if len(split(text, mark)) > 1]
+    return Listing(text, "", members, "", tuple(used))
+
+
+def _groups(text: str, members: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    """Return the groups of named values in x = 1, y = 2 or x = 2, y = 1; () if there are none."""
+    names = [name_of(member) for member in members]
+    size = len(set(names))
+    whole = range(0, len(names), size)
+    if size == 1 or not all(
+        names[i : i + size] and set(names[i : i + size]) == set(names) for i in whole
+    ):
+        return ()
+    if any(len(split(part, _SEPARATOR)) % size for part in split(text, _CONNECTIVES["or"])):
+        return ()
+    parts = [members[i : i + size] for i in whole]
+    return tuple(Listing(", ".join(each.text for each in part), "", part, "") for part in parts)
+
+
+def name_of(answer: Answer) -> str:
+    """Return the name in an equation such as x = 1; "" for an answer without one."""
+    if (
+        not isinstance(answer, Equation)
+        or len(answer.sides) > 2
+        or not is_name(answer.sides[0].text)
+    ):
+        return ""
+    return squeeze(answer.sides[0].text)
 
 
 def _congruence(text: str) -> Answer | None:
@@ -238,7 +271,7 @@ def _numeral(text: str) -> Answer | None:
 
 def _words(text: str) -> Answer | None:
     plain = " ".join(_TEXT.sub(r" \1 ", text).split())
-    if not _WORDS.fullmatch(plain) or len(plain) == 1:
+    if not _WORDS.fullmatch(plain) or len(plain) == 1 or GREEK.fullmatch(plain):
         return None
     longest = max(map(len, plain.split()))
     if plain == text and longest <= 2 and plain.lower() not in _SHORT_WORDS:
@@ -259,7 +292,7 @@ def _quantity(text: str) -> Answer | None:
 
 
 def _two_signs(text: str) -> Answer | None:
-    if r"\pm" not in text or _LOOSE.search(text):
+    if r"\pm" not in text:
         return None
     plus = text.replace(r"\pm", "+").replace(r"\mp", "-")
     minus = text.replace(r"\pm", "-").replace(r"\mp", "+")
@@ -277,7 +310,3 @@ def _members(parts: list[str]) -> tuple[Answer, ...]:
         else:
             found.append(member)
     return tuple(found)
-
-
-def _prime(found: re.Match[str]) -> str:
-    return f"_{{{'p' * len(found[0])}}}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 PERCENT = "%"
+DEGREE = "degree"
 
 _CURRENCIES = {r"\$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "₹": "rupee"}
 _CURRENCY = "|".join(map(re.escape, _CURRENCIES))
@@ -15,6 +16,8 @@ _PERCENT = re.compile(
     re.IGNORECASE,
 )
 _DEGREES = re.compile(r"(.+?)\s*\^\s*\\circ\s*(?:\\text\{)?\s*([CF]?)\s*\}?")
+# A sign of degrees behind these belongs to a part: \sin 2^\circ, 30^\circ + 45^\circ.
+_IN_PARTS = re.compile(r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)|log|ln|exp|circ)(?![a-z])")
 _WORD = r"(?:\\text\{[^{}]+\}|[A-Za-z]{2,}\.?)"
 _POWER = r"(?:\s*\^\s*\{?-?\d\}?)?"
 _REST = rf"(?:\s*(?:/|\\cdot|\s|-)\s*(?:{_WORD}|[a-z](?![a-z])){_POWER})*"
@@ -46,7 +49,7 @@ _SYNONYMS = (
     "ml milliliter millilitre",
     "dollar usd",
     "cent",
-    "degree deg",
+    f"{DEGREE} deg",
     "mi/h mph",
     "km/h kmh kmph kph",
 )
@@ -83,9 +86,9 @@ def unit_of(text: str) -> tuple[str, int, str | None] | None:
     if found := _AFTER.fullmatch(text):
         return found[1], 1, _CURRENCIES[found[2]]
     if found := _PERCENT.fullmatch(text):
-        return found[1].strip("\\ "), 1, PERCENT
+        return found[1].rstrip("\\ "), 1, PERCENT
     if found := _DEGREES.fullmatch(text):
-        return found[1], 1, f"degree{found[2]}"
+        return None if _IN_PARTS.search(found[1]) else (found[1], 1, DEGREE + found[2])
     if not (found := _UNIT.fullmatch(text)):
         return None
     words = " ".join(_TEXT.sub(r" \1 ", found["unit"]).split()).lower()
@@ -98,7 +101,10 @@ def unit_of(text: str) -> tuple[str, int, str | None] | None:
         return found["value"].strip(), factor, None
     if _NO_UNITS.intersection(_LETTERS.findall(words)[:1]) or "mod" in words.split():
         return None
-    return found["value"].strip(), factor, canonical_unit(words)
+    unit = canonical_unit(words)
+    if unit == DEGREE and _IN_PARTS.search(found["value"]):
+        return None
+    return found["value"].strip(), factor, unit
 
 
 def canonical_unit(words: str) -> str:
