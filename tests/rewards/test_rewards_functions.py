@@ -185,6 +185,26 @@ def test_other_values_are_not_rewards(returned):
     assert "expected a list of 2 numbers" in message
 
 
+@pytest.mark.parametrize(
+    ("value", "weight"),
+    [
+        (10**400, 1.0),
+        pytest.param(10**5000, 1.0, id="too long to be written"),
+        (Fraction(10**400), 1.0),
+        (Decimal("1e400"), 1.0),
+        (Decimal("sNaN"), 1.0),
+        (-1.7e308, 1.0),
+        (2e30, 0.1),
+        (1e29, -20.0),
+    ],
+)
+def test_a_reward_whose_sums_and_squares_overflow_is_refused_like_nan(value, weight):
+    assert read_values([1e30, -1e29], 2, weight=weight / abs(weight)) == [1e30, -1e29]
+    message = read_values([value, 0], 2, weight=weight)
+    assert isinstance(message, str)
+    assert "beyond ±1e+30: scale or clip it" in message
+
+
 def test_a_function_scores_only_its_own_sources():
     chosen = functions(
         here={"function": "reward_functions:data_sets", "sources": ["a"]},
