@@ -21,6 +21,7 @@ from april_rl.outside.user_code import (
     import_function,
     name_of,
 )
+from april_rl.rewards.extraction import with_thinking
 from april_rl.rewards.functions import RewardFunction, builtin_module
 from april_rl.rewards.jobs import DecodedJob, RewardError
 from april_rl.types import SampleId, Score
@@ -90,6 +91,8 @@ class Reward:
     columns: tuple[str, ...] = ()  # data columns; those in the signature of `call` are added
     note: str = ""  # shown to the user before training starts
     last_failure: Callable[[], str] = str  # why the last call gave no score
+    # Whether responses get the `<think>` that a chat template has written, if it is not closed.
+    is_builtin: bool = field(default=False, init=False)
     # JSON after the last call; None: it has no state.
     state: str | None = field(default=None, init=False)
     _names: tuple[str, ...] = field(init=False)  # columns and reserved names of a call
@@ -145,7 +148,10 @@ class Reward:
 
     def _call(self, job: DecodedJob) -> object:
         num = len(job.texts)
-        lists = ([job.prompt.text] * num, list(job.texts), [job.prompt.answer] * num)
+        texts = list(job.texts)
+        if self.is_builtin:
+            texts = [with_thinking(job.prompt.text, text) for text in texts]
+        lists = ([job.prompt.text] * num, texts, [job.prompt.answer] * num)
         by_name = dict(zip(self._lists, lists, strict=True)) if self._lists else {}
         returned = self.call(
             *(() if by_name else lists),
@@ -191,6 +197,7 @@ def load_reward(
         if missing := further_names(build, settings.args, given=("context",)):
             raise TypeError(f"needs the argument {' and '.join(missing)}")
         built: Reward = build(context, **settings.args)
+        built.is_builtin = True
         return built
     found = import_function(settings.function)
     is_class = inspect.isclass(found)

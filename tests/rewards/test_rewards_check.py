@@ -80,7 +80,7 @@ def test_tests_that_no_program_with_the_function_fails_are_refused() -> None:
     with closing(RewardPool(reward, decode=characters)) as pool:
         check_tests(pool, rows_of(*CAN_FAIL))
         for tests in CANNOT_FAIL:
-            with pytest.raises(RewardError, match="passes the test .*, so it is not a test"):
+            with pytest.raises(RewardError, match=r"passes the test .*, so it is not a test"):
                 check_tests(pool, rows_of(tests))
 
 
