@@ -5,7 +5,10 @@
 import asyncio
 import os
 import signal
+import stat
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
 
@@ -70,6 +73,13 @@ def _obey(order: str, answer: str) -> float:
         os._exit(3)
     if order == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if order == "kill its group":
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    if order == "kill a program's group":
+        with subprocess.Popen(["sleep", "60"]) as program:
+            os.killpg(os.getpgid(program.pid), signal.SIGKILL)
+    if order == "break all pipes":
+        _break_all_pipes()
     if order == "hunger":
         return float(len(bytearray(5 * 2**30)))
     if order == "reserve 2 GiB":
@@ -85,6 +95,14 @@ def _obey(order: str, answer: str) -> float:
     if order == "tell pid and hang":
         time.sleep(1000)
     return 1.0
+
+
+def _break_all_pipes():
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if number > 2 and stat.S_ISFIFO(os.fstat(number).st_mode):
+                os.set_blocking(number, False)
+                os.write(number, b"\0\0\0\x20" + b"x" * 40)
 
 
 def even_length(prompts, responses, answers):

@@ -150,6 +150,9 @@ class BatchTokenizer:
         """
         places = self._places[indices].tolist()
         rows = list(self._reader.rows(batch, places))
+        if self._renderer.is_chat:
+            for row, place in zip(rows, places, strict=True):
+                self._check_question(row, place)
         texts = [self._renderer.text(row, at) for row, at in zip(rows, places, strict=True)]
         encoded = self._tokenizer.encode(texts, add_special_tokens=not self._renderer.is_chat)
         if self._renderer.begins_turn:
@@ -165,6 +168,17 @@ class BatchTokenizer:
                 for name, kind in self._reader.columns.items()
             },
         }
+
+    def _check_question(self, row: Row, place: int) -> None:
+        """Raise DataError for a question with an end token, which would end its turn."""
+        messages = [{"content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
+        for end in self._ends.values():
+            if any(end in message["content"] for message in messages):
+                raise DataError(
+                    f"{self._renderer.name(place)}: the prompt holds the control token {end}, and "
+                    "the chat template would write its turns around it; give the question alone, "
+                    "or set data.template=plain if the prompt is rendered already"
+                )
 
     def _check_open(self, token_ids: tuple[int, ...], text: str, place: int) -> None:
         """Raise DataError for a prompt that ends with an end token."""

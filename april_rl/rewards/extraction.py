@@ -121,6 +121,17 @@ def after_thinking(response: str) -> str | None:
     return None if THINK_START in text else text
 
 
+def opens_thinking(prompt: str) -> bool:
+    """Return whether a prompt ends inside thoughts: its chat template has written `<think>`."""
+    return prompt.rstrip().endswith(THINK_START)
+
+
+def with_thinking(prompt: str, response: str) -> str:
+    """Return a response with the `<think>` that its prompt has written, if it is not closed."""
+    is_open = opens_thinking(prompt) and THINK_END not in response
+    return f"{THINK_START}{response}" if is_open else response
+
+
 def gold_answer(answer: str) -> str:
     """Return the answer of a data row as text to compare with, without box, `$` and markup.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from april_rl.errors import RunError
+from april_rl.rewards.extraction import THINK_END, opens_thinking
 from april_rl.types import Prompt, SampleId, Score
 
 _CHARACTERS_PER_TOKEN = 4  # typical of English, for functions that look at the length
@@ -47,8 +48,10 @@ class DecodedJob:
     @classmethod
     def of(cls, prompt: Prompt, texts: Sequence[str]) -> DecodedJob:
         """Return a job for responses that are given as text, whose lengths in tokens are estimated
-        as a fourth of the lengths in characters.
+        as a fourth of the lengths in characters. They follow the thoughts that a prompt begins.
         """
+        if opens_thinking(prompt.text):
+            texts = [text if THINK_END in text else f"{THINK_END}\n{text}" for text in texts]
         return cls(
             prompt=replace(prompt, token_ids=()),
             sample_ids=[SampleId(prompt.id, index) for index in range(len(texts))],

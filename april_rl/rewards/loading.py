@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -22,6 +21,7 @@ from april_rl.outside.user_code import (
     import_function,
     name_of,
 )
+from april_rl.rewards.extraction import with_thinking
 from april_rl.rewards.functions import RewardFunction, builtin_module
 from april_rl.rewards.jobs import DecodedJob, RewardError
 from april_rl.types import SampleId, Score
@@ -29,6 +29,9 @@ from april_rl.types import SampleId, Score
 LISTS = ("prompts", "responses", "answers")  # what every function receives
 # What a function receives if its signature names it, with a default or not.
 RESERVED = ("num_tokens", "truncated", "datasets", "environment_rewards")
+
+LARGEST = 1e30  # largest size of a reward: advantages of such rewards are finite in float32
+_LONG_BITS = 1024  # integers of more bits are not written out in messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,8 @@ class Reward:
     columns: tuple[str, ...] = ()  # data columns; those in the signature of `call` are added
     note: str = ""  # shown to the user before training starts
     last_failure: Callable[[], str] = str  # why the last call gave no score
+    # Whether responses get the `<think>` that a chat template has written, if it is not closed.
+    is_builtin: bool = field(default=False, init=False)
     # JSON after the last call; None: it has no state.
     state: str | None = field(default=None, init=False)
     _names: tuple[str, ...] = field(init=False)  # columns and reserved names of a call
@@ -124,7 +129,7 @@ class Reward:
         """Return the score of each response [n] by this function; raise RewardError if it fails."""
         values: list[float | None] | str = ""
         with Caught() as caught:
-            values = read_values(self._call(job), len(job.texts))
+            values = read_values(self._call(job), len(job.texts), weight=function.weight)
         if caught.message:
             message = f"{function} raised {caught.message}"
             return [Score(sample_id, None, "crash", message) for sample_id in job.sample_ids]
@@ -143,7 +148,10 @@ class Reward:
 
     def _call(self, job: DecodedJob) -> object:
         num = len(job.texts)
-        lists = ([job.prompt.text] * num, list(job.texts), [job.prompt.answer] * num)
+        texts = list(job.texts)
+        if self.is_builtin:
+            texts = [with_thinking(job.prompt.text, text) for text in texts]
+        lists = ([job.prompt.text] * num, texts, [job.prompt.answer] * num)
         by_name = dict(zip(self._lists, lists, strict=True)) if self._lists else {}
         returned = self.call(
             *(() if by_name else lists),
@@ -189,6 +197,7 @@ def load_reward(
         if missing := further_names(build, settings.args, given=("context",)):
             raise TypeError(f"needs the argument {' and '.join(missing)}")
         built: Reward = build(context, **settings.args)
+        built.is_builtin = True
         return built
     found = import_function(settings.function)
     is_class = inspect.isclass(found)
@@ -241,7 +250,9 @@ def _hint_at_trainer(named: Collection[str]) -> str:
     return ""
 
 
-def read_values(returned: object, num_expected: int) -> list[float | None] | str:
+def read_values(
+    returned: object, num_expected: int, *, weight: float = 1.0
+) -> list[float | None] | str:
     """Return the rewards that a function gave (None: no score), or a message if invalid."""
     expected = f"expected a list of {num_expected} numbers"
     plain = returned.tolist() if isinstance(returned, Array) else returned
@@ -251,9 +262,26 @@ def read_values(returned: object, num_expected: int) -> list[float | None] | str
     if len(values) != num_expected:
         return f"returned {len(values)} rewards for {num_expected} responses, {expected}"
     for value in values:
-        if value is not None and not (isinstance(value, (Real, Decimal)) and math.isfinite(value)):
-            return f"returned {value!r:.80} as a reward, {expected}, all of them finite, or None"
+        if value is None or _is_reward(value, weight):
+            continue
+        is_long = isinstance(value, int) and value.bit_length() > _LONG_BITS
+        shown = f"an integer of {value.bit_length():,} bits" if is_long else f"{value!r:.80}"
+        return (
+            f"returned {shown} as a reward, {expected}, all of them finite, or None; neither the "
+            f"value nor weight={weight:g} times the value may be beyond ±{LARGEST:g}: scale or "
+            "clip it in the function"
+        )
     return values
+
+
+def _is_reward(value: object, weight: float) -> bool:
+    if not isinstance(value, (Real, Decimal)):
+        return False
+    try:
+        size = abs(float(value))
+    except (OverflowError, ValueError):  # a whole number beyond all floats, a signalling NaN
+        return False
+    return size <= LARGEST and size * abs(weight) <= LARGEST
 
 
 def _number(value: object) -> Any:  # noqa: ANN401

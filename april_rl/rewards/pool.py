@@ -5,6 +5,9 @@ Before that it names the data columns of the functions and tries them on respons
 A timeout, a crash and an invalid result are three outcomes. A sample is tried once more when its
 process was killed or died, or when the function raised or had no score. A function that returns
 something invalid (NaN, the wrong number of values) ends the run.
+
+A response may end all processes at once, because they share the pipes of their pool. Each unit that
+may have run then is scored alone, so that only the guilty one uses up its attempts.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from april_rl.rewards.scorebook import Scorebook, Unit
 from april_rl.rewards.worker import Decode, about_rewards, prepare_process, score, try_on
 from april_rl.types import Prompt, Sample, Score, ScoreOutcome
 
-_MAX_RESTARTS = 3  # of all processes, without a score in between
+_MAX_RESTARTS = 3  # of processes that hang or cannot start, without an answer in between
 
 _Reply = TypeVar("_Reply")
 
@@ -67,6 +70,8 @@ class RewardPool:
         self._saved = dict(self._states)
         self._num_units = 0
         self._pending: dict[int, Unit] = {}  # by number, in the order of scheduling
+        # Numbers of the units that may have ended all processes: the first one is scored alone.
+        self._suspects: list[int] = []
         self.mailbox = Mailbox()
         self._counts: Counter[str] = Counter()
         self._restarts = 0
@@ -111,7 +116,8 @@ class RewardPool:
                 self._last_ended_s = time.monotonic()
             number, self._num_units = self._num_units, self._num_units + 1
             self._pending[number] = unit
-            self._schedule(number)
+            if not self._suspects:
+                self._schedule(number)
 
     def on_evaluation_end(self) -> None:
         """Do nothing: rewards keep nothing of an evaluation."""
@@ -165,6 +171,7 @@ class RewardPool:
     def close(self) -> None:
         """End every process; scores that were not collected are lost."""
         self._pending.clear()
+        self._suspects.clear()
         self._book.clear()
         self._stop()
 
@@ -226,44 +233,73 @@ class RewardPool:
         return self._reward.hard_timeout_s * len(unit.positions)
 
     def _schedule(self, number: int) -> None:
-        unit = self._pending[number]
+        unit = self._pending[number] = self._pending.pop(number)
+        unit.future = None
         try:
             future = self._pool.schedule(score, args=(unit.job,), timeout=self._limit_s(unit))
-        except RuntimeError:  # pebble raises this when its processes are gone
-            self._restart("all reward processes ended")
+        except RuntimeError as error:  # pebble raises this when its processes are gone
+            self.mailbox.put(partial(self._on_broken, self._pool, str(error)))
             return
         unit.future = future
         future.add_done_callback(
             lambda ended: self.mailbox.put(partial(self._on_ended, number, ended))
         )
 
-    def _restart(self, reason: str) -> None:
-        self._restarts += 1
-        if self._restarts > _MAX_RESTARTS:
-            raise RewardError(
-                f"{' and '.join(map(str, self.functions))}: the reward processes keep failing "
-                f"({reason}; restarted {_MAX_RESTARTS} times without a score). {self.last_failure}"
-            )
+    def _schedule_all(self) -> None:
+        """Schedule the units that no process has: the first suspect alone, or all."""
+        for number in self._suspects[:1] or [*self._pending]:
+            if self._pending[number].future is None:
+                self._schedule(number)
+
+    def _restart(self) -> None:
         self._stop()
         self._pool = self._new_pool()
         self._last_ended_s = time.monotonic()
         for unit in self._pending.values():
             unit.future = None
-        for number in sorted(self._pending):
-            if number in self._pending and self._pending[number].future is None:
-                self._schedule(number)
+
+    def _count_restart(self, reason: str) -> None:
+        """Count a restart that no unit is to blame for; raise RewardError after too many."""
+        self._restarts += 1
+        if self._restarts > _MAX_RESTARTS:
+            raise RewardError(
+                f"{' and '.join(map(str, self.functions))}: the reward processes keep failing "
+                f"({reason}; restarted {_MAX_RESTARTS} times without an answer). "
+                f"{self.last_failure}"
+            )
+
+    def _on_broken(self, pool: ProcessPool, reason: str) -> None:
+        """Replace the processes of a broken pool, and find the unit that ended them."""
+        if pool is not self._pool:
+            return  # it was replaced
+        taken = [number for number, unit in self._pending.items() if unit.future is not None]
+        # Processes take units in the order of scheduling, and each has one at a time.
+        taken = taken[: self._reward.num_processes]
+        if not taken:
+            self._count_restart(f"they cannot start: {reason}")
+        self._restart()
+        self._suspects = self._suspects or taken
+        if len(taken) == 1:
+            message = f"all reward processes ended while it was scored ({reason})"
+            scores = _failure_scores(self._pending[taken[0]], "crash", message)
+            self._record_scores(taken[0], scores)
+        self._schedule_all()
 
     def check(self) -> None:
-        """Restart a pool that is hung."""
+        """Restart a pool that is hung, or whose threads have ended without a word."""
         start_s = self._reward.start_timeout_s
+        if any(unit.future for unit in self._pending.values()) and not self._pool.active:
+            self._on_broken(self._pool, "a response has written into their pipes")
         if not self._pending or time.monotonic() - self._last_ended_s < start_s:
             return
         stalled_s = start_s + max(self._limit_s(unit) for unit in self._pending.values())
         if time.monotonic() - self._last_ended_s > stalled_s:
-            self._restart(
+            self._count_restart(
                 f"no response was scored for {stalled_s:g} s, including "
                 f"reward.start_timeout_s={start_s:g} for the start of a process"
             )
+            self._restart()
+            self._schedule_all()
 
     def _on_ended(self, number: int, future: Future[Result]) -> None:
         unit = self._pending.get(number)
@@ -271,15 +307,15 @@ class RewardPool:
             return  # the reply belongs to a pool that was replaced
         error = future.exception()
         if isinstance(error, BrokenProcessPool):
-            self._restart("all reward processes ended")
+            self._on_broken(self._pool, str(error))
             return
         if isinstance(error, RewardError):
             raise error
         self._last_ended_s = time.monotonic()
-        if error is not None:
-            self._record_scores(number, self._failure_scores(unit, error))
-            return
         self._restarts = 0
+        if error is not None:
+            self._record_scores(number, self._scores_of(unit, error))
+            return
         result = future.result()
         self._states.update(result.states)
         self._record_scores(number, result.scores)
@@ -296,13 +332,19 @@ class RewardPool:
                 return
         del self._pending[number]
         self._counts.update(score.outcome for score in self._book.record(unit, scores))
+        if number in self._suspects:
+            self._suspects.remove(number)
+            self._schedule_all()
 
-    def _failure_scores(self, unit: Unit, error: BaseException) -> list[list[Score]]:
-        outcome: ScoreOutcome = "crash"
-        message = f"{type(error).__name__}: {error}"
+    def _scores_of(self, unit: Unit, error: BaseException) -> list[list[Score]]:
         if isinstance(error, TimeoutError):
-            outcome = "timeout"
             message = f"no reward within {self._limit_s(unit):g} s; its process was killed"
-        elif isinstance(error, ProcessExpired):
+            return _failure_scores(unit, "timeout", message)
+        message = f"{type(error).__name__}: {error}"
+        if isinstance(error, ProcessExpired):
             message = f"the reward process died with exit code {error.exitcode}"
-        return [[Score(sample_id, None, outcome, message)] for sample_id in unit.job.sample_ids]
+        return _failure_scores(unit, "crash", message)
+
+
+def _failure_scores(unit: Unit, outcome: ScoreOutcome, message: str) -> list[list[Score]]:
+    return [[Score(sample_id, None, outcome, message)] for sample_id in unit.job.sample_ids]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,7 +45,9 @@ def prepare_process(
     """
     global loaded
     functions = reward_functions(reward)
-    prepare(lifeline, Limits(reward.memory_gib, {*reward.secrets, *keys_of(functions)}))
+    os.setsid()  # a reward that kills the group of a program that it started ends only itself
+    limits = Limits(reward.memory_gib, {*reward.secrets, *keys_of(functions)})
+    prepare(lifeline, limits, with_group=True)
     context = RewardContext(
         extract=reward.extract.value,
         soft_timeout_s=reward.soft_timeout_s,

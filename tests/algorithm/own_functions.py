@@ -107,6 +107,10 @@ def not_finite(samples, _rewards):
     return [[float("nan") for _ in group] for group in samples]
 
 
+def infinite_in_float32(samples, _rewards):
+    return [[1e39 for _ in group] for group in samples]
+
+
 def flat(_samples, rewards):
     return np.concatenate(rewards)
 

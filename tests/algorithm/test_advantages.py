@@ -23,6 +23,7 @@ from april_rl.algorithm.advantages import (
 )
 from april_rl.config.choices import Advantage
 from april_rl.config.task import RewardConfig, RewardFunctionConfig
+from april_rl.rewards.loading import LARGEST
 from april_rl.types import Completion, Group, Observation, Prompt, Sample, ScoredGroup, Span
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=16)
@@ -120,6 +121,15 @@ def test_a_nan_reward_is_refused():
 @pytest.mark.parametrize("rewards", [[0.1] * 3, [0.7] * 7, [1.0]])
 def test_equal_rewards_and_a_group_of_one_have_exactly_zero_advantage(advantages, rewards):
     assert advantages(rewards).tolist() == [0.0] * len(rewards)
+
+
+@pytest.mark.parametrize("advantages", [grpo, dr_grpo, rloo])
+def test_the_largest_rewards_have_the_advantages_of_small_ones(advantages):
+    found = advantages([0.0, LARGEST, -LARGEST, LARGEST])
+    scale = 1.0 if advantages is grpo else LARGEST
+    expected = advantages([0.0, 1.0, -1.0, 1.0]) * scale
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-5 * scale)
+    assert np.isfinite(found.astype(np.float32)).all()
 
 
 @given(REWARDS)

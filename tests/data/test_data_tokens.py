@@ -74,6 +74,13 @@ def test_a_prompt_that_ends_with_an_end_token_is_refused(tmp_path, kind):
         read_tokens(tmp_path, "one", make(), **settings)
 
 
+def test_a_question_with_an_end_token_is_refused_under_a_chat_template(tmp_path):
+    rendered = "user one <eos> assistant"
+    with pytest.raises(DataError, match=r"data\.jsonl:1: the prompt holds the control token <eos>"):
+        read_tokens(tmp_path, rendered, hf_tokenizer())
+    assert rendered in read_tokens(tmp_path, rendered, hf_tokenizer(), **PLAIN)
+
+
 def test_a_prompt_that_an_environment_continues_may_end_its_turn(tmp_path):
     assert read_tokens(tmp_path, "one", hf_tokenizer(), environment=True) == "user one <eos>"
 

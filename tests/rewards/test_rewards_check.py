@@ -49,6 +49,41 @@ def test_rows_whose_tests_check_nothing_are_named_with_the_reason() -> None:
     assert "tasks.jsonl:4: reward.function=code raised ValueError: the tests of a task mu" in said
 
 
+CASE = "import unittest\nclass TestIt(unittest.TestCase):\n    def test_it(self):\n        "
+CANNOT_FAIL = (
+    "assert (add(1, 2) == 3, 'sum')",
+    ["from solution import add\nassert (add(1, 2) == 3, 'sum')"],
+    f"{CASE}self.assertTrue(add(1, 2), 3)",
+    f"{CASE}self.assertFalse(Solution().add(1, 2), 3)",
+    "try:\n    assert add(1, 2) == 3\nexcept AssertionError:\n    print('wrong')",
+    "def test_it():\n    try:\n        assert Solution().add(1, 2) == 3\n    except:\n        pass",
+    "def check(f):\n    try:\n        assert f(1) == 3\n    except AssertionError:\n"
+    "        return False\ncheck(add)",
+)
+CAN_FAIL = (
+    "assert add(1, 2) == 3",
+    "assert add(1, 2) != 4",
+    "assert is_even(2)",
+    "assert not is_even(3)",
+    "assert add(1, 2) is not None",
+    "from solution import *\nassert add(1, 2) in (3, 4)",
+    f"{CASE}self.assertTrue(is_even(2), 'even')",
+    f"{CASE}self.assertTrue(add(1, 2) == 3, 3)",
+    f"{CASE}self.assertNotEqual(add(1, 2), 4)",
+    f"{CASE}with self.assertRaises(ValueError):\n            add(1, 'a')",
+    [{"input": [1, 2], "output": 3, "fn_name": "add"}],
+)
+
+
+def test_tests_that_no_program_with_the_function_fails_are_refused() -> None:
+    reward = RewardConfig(function="code", args={"sandbox": "none"}, num_processes=2)
+    with closing(RewardPool(reward, decode=characters)) as pool:
+        check_tests(pool, rows_of(*CAN_FAIL))
+        for tests in CANNOT_FAIL:
+            with pytest.raises(RewardError, match=r"passes the test .*, so it is not a test"):
+                check_tests(pool, rows_of(tests))
+
+
 def test_tests_for_another_reward_function_are_not_tried() -> None:
     functions = {
         "tests": RewardFunctionConfig(function="code", sources=["x"], args={"sandbox": "none"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -183,6 +184,41 @@ def test_other_values_are_not_rewards(returned):
     message = read_values(returned, 2)
     assert isinstance(message, str)
     assert "expected a list of 2 numbers" in message
+
+
+@pytest.mark.parametrize(
+    ("value", "weight"),
+    [
+        (10**400, 1.0),
+        pytest.param(10**5000, 1.0, id="too long to be written"),
+        (Fraction(10**400), 1.0),
+        (Decimal("1e400"), 1.0),
+        (Decimal("sNaN"), 1.0),
+        (-1.7e308, 1.0),
+        (2e30, 0.1),
+        (1e29, -20.0),
+    ],
+)
+def test_a_reward_whose_sums_and_squares_overflow_is_refused_like_nan(value, weight):
+    assert read_values([1e30, -1e29], 2, weight=weight / abs(weight)) == [1e30, -1e29]
+    message = read_values([value, 0], 2, weight=weight)
+    assert isinstance(message, str)
+    assert "beyond ±1e+30: scale or clip it" in message
+
+
+@pytest.mark.parametrize("end", ["<think>", "<think>\n", ""])
+@pytest.mark.parametrize("function", ["exact", "math_verify", "last_number", "format"])
+def test_a_response_cut_off_in_thoughts_that_its_prompt_began_has_no_answer(function, end):
+    asked = replace(prompt(), text=f"1 + 1 = {end}")
+    responses = (r"We try \boxed{2}. Then", "So 2 </think> Answer: 2", "Answer: 2")
+    reward = RewardConfig(function=function)
+    with closing(RewardPool(reward, decode=characters)) as scorer:
+        for index, response in enumerate(responses):
+            scorer.submit(sample(asked, index, response), group_size=3)
+        is_told = not end and function != "format"
+        assert [score.value for score in scorer.collect(None)] == [is_told, 1.0, is_told]
+        if function != "format":
+            assert scorer.try_on(asked, ["Answer: 2"])[0][0].value == 1.0
 
 
 def test_a_function_scores_only_its_own_sources():

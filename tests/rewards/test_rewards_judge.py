@@ -111,6 +111,16 @@ def test_an_unknown_model_is_an_error() -> None:
     assert str(error.value).startswith(f"{server.url}, model ")
 
 
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_refused_text_costs_its_own_score_only(status: int) -> None:
+    def answer(_: int, body: dict) -> tuple[int, str]:
+        is_flagged = "flagged" in body["messages"][0]["content"]
+        return (status, '{"error": {"message": "moderated"}}') if is_flagged else says(YES)
+
+    with serving(answer) as server:
+        assert ask(server, ["2", "flagged", "2"]) == [1.0, None, 1.0]
+
+
 @pytest.mark.parametrize(
     ("reply", "value"),
     [
@@ -119,6 +129,19 @@ def test_an_unknown_model_is_an_error() -> None:
         ("verdict = 0.25", 0.25),
         ("Verdict: yes\nNo, wait.\nVerdict: no", 0.0),
         ("Verdict: not sure", None),
+        ('{"reason": "fine", "verdict": "yes"}', 1.0),
+        ('{"verdict": "no", "reason": "wrong"}', 0.0),
+        ("1. Verdict: no", 0.0),
+        (r"Verdict: \boxed{yes}", 1.0),
+        (r"Verdict: $\boxed{\text{no}}$", 0.0),
+        ("### Verdict\n\nyes", 1.0),
+        ("### Verdict\n\n1. The answer is wrong.", None),
+        ("Verdict: no, and the answer is 4", 0.0),
+        ("Verdict: yes, but incomplete", None),
+        ("Verdict: **yes** - although one step is missing", None),
+        ("Verdict: yes and no", None),
+        ("> Verdict: yes", None),
+        ('The response says "Verdict: yes".\nVerdict: no', 0.0),
         ("Verdict: 1.5", None),
         ("Verdict: 10", None),
         ("yes", None),

@@ -88,6 +88,8 @@ def test_the_reward_processes_extract_the_answer_as_set(extract, values):
         ("hang", "timeout"),
         ("exit", "crash"),
         ("die", "crash"),
+        ("kill its group", "crash"),
+        ("kill a program's group", "crash"),
         ("hunger", "crash"),
         ("raise", "crash"),
     ],
@@ -114,6 +116,22 @@ def test_a_failure_that_does_not_repeat_loses_nothing(tmp_path):
         assert metrics["reward/errors"] == 0
         # If pebble reports one death as the death of all processes, no sample loses an attempt.
         assert metrics["reward/retries"] <= 2
+
+
+# A thread of pebble's ends, too, when it reads what is not a message.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_response_that_ends_all_processes_fails_alone(num_processes):
+    """However many there are. Fails when units that ran beside it lose attempts, too, or when the
+    run ends after some breaks without a score.
+    """
+    orders = ["break all pipes"] * 3 + ["fine"] * 3
+    with pool(num_processes=num_processes) as scorer:
+        for number, response in enumerate(orders):
+            scorer.submit(sample(number, response), group_size=1)
+        found = outcomes(scorer.collect(None))
+        assert found == [(n, "scored" if n > 2 else "crash") for n in range(6)]
+        assert scorer.metrics().read()["reward/retries"] <= 4
 
 
 def test_what_was_raised_can_be_written():

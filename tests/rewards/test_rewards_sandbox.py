@@ -15,6 +15,7 @@ from own_process import wait_until
 from source_tree import ROOT
 
 from april_rl.rewards.code import landlock, sandbox, seccomp
+from april_rl.rewards.code.blocks import last_block
 from april_rl.rewards.code.probe import (
     Isolation,
     Threat,
@@ -274,3 +275,10 @@ def is_alive(pid: int) -> bool:
     except psutil.NoSuchProcess:
         return False
     return any(s not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) for s in states)
+
+
+def test_a_program_reads_and_prints_integers_of_any_length() -> None:
+    program = last_block("```py3\nprint(int(input()) + 1)\n```")
+    assert program is not None
+    long = "1" * 5000
+    assert NONE.run(program, timeout_s=5.0, stdin=f"{long}\n").output == f"{long[:-1]}2\n"

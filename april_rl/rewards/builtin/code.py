@@ -12,7 +12,7 @@ from april_rl.rewards.code.blocks import last_block
 from april_rl.rewards.code.cases import Case, FunctionCall, calling
 from april_rl.rewards.code.probe import Isolation, check_isolation, probe
 from april_rl.rewards.code.sandbox import Check, Level, Sandbox, SandboxError
-from april_rl.rewards.code.task_tests import IDLE_PROGRAMS, read_tests
+from april_rl.rewards.code.task_tests import ANY_NAME, ANY_NAME_NONE, IDLE_PROGRAMS, read_tests
 from april_rl.rewards.loading import Reward, RewardContext
 
 WALL_PER_CPU = 2.0  # wall time that a run may take, per second of its CPU time limit
@@ -107,15 +107,20 @@ class Code:
                 passed = self._passed_cases(program, cases)
             else:
                 passed = self._passed_checks(program, checks)
+                if passed and program.strip() == ANY_NAME:  # a test of `is not None` can fail
+                    again = self._passed_checks(ANY_NAME_NONE, checks)
+                    passed = [check for check in passed if check in again]
         except SandboxError as error:
             self.last_failure = str(error)
             return None
         share = len(passed) / (len(cases) or sum(check.counts for check in checks))
         value = share if self.value == "share" else float(share == 1.0)
         if value > 0.0 and program.strip() in IDLE_PROGRAMS:
+            shown = f"the program {program.strip()!r}"
+            if program.strip() == ANY_NAME:
+                shown = "any program that defines the function"
             raise ValueError(
-                f"the program {program.strip()!r} passes {passed[0]}, so it is not a test: fix "
-                "the row, or leave it out"
+                f"{shown} passes {passed[0]}, so it is not a test: fix the row, or leave it out"
             )
         return value
 

@@ -12,7 +12,7 @@ from april_rl.rewards.extraction import after_thinking
 _OPENING = re.compile(
     r"(?P<indent>[ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)*)(?P<fence>`{3,}(?=[^`]*$)|~{3,})(?P<info>.*)"
 )
-_PYTHON = {"python", "python3", "py"}
+_PYTHON = {"python", "python3", "py", "py3"}
 # Comments and texts, so that a quote in them is not taken for the start of a multi-line text.
 _TEXTS = re.compile(r"""#.*|\"{3}|'{3}|"(?:\\.|[^"\\])*"?|'(?:\\.|[^'\\])*'?""")
 

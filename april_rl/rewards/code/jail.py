@@ -224,6 +224,7 @@ def _run(job: dict[str, Any], stdin: int, output: int, ready: int) -> None:
     os.dup2(output, REPORT)
     os.closerange(REPORT + has_tests, MAX_OPEN_FILES)
     sys.argv = [SOLUTION]
+    sys.set_int_max_str_digits(0)  # the limit of time bounds long integers
     for name in [name for name in sys.modules if name.partition(".")[0] == "april_rl"]:
         del sys.modules[name]  # the code must not reach the module that watches it
     main_module = _new_module("__main__")

@@ -9,8 +9,35 @@ from april_rl.rewards.code.cases import Case, FunctionCall
 from april_rl.rewards.code.sandbox import Check
 from april_rl.rewards.code.sources import split_source, split_sources
 
+# Defines every name that the tests use. What it returns equals and differs from nothing, and has no
+# truth value, so that no test of a value passes, except for `assertTrue(value, expected)`.
+ANY_NAME = """
+import builtins, unittest
+class Idle:
+    def __init__(self, *args, **keywords): pass
+    def __call__(self, *args, **keywords): return RETURNED
+    def __getattr__(self, name): return Idle()
+    def __eq__(self, other): return False
+    def __ne__(self, other): return False
+    def __bool__(self): raise RuntimeError
+    __hash__ = object.__hash__
+class Names(dict):
+    def __missing__(self, name): return Idle if name[0].isupper() else Idle()
+def __getattr__(name):
+    if name.startswith("__"): raise AttributeError
+    return Idle if name[0].isupper() else Idle()
+def ignoring(method):
+    def check(self, value, msg=None):
+        if msg is None or isinstance(msg, str) or value is not RETURNED: method(self, value, msg)
+    return check
+unittest.TestCase.assertTrue = ignoring(unittest.TestCase.assertTrue)
+unittest.TestCase.assertFalse = ignoring(unittest.TestCase.assertFalse)
+RETURNED = Idle()
+__builtins__ = Names(vars(builtins))
+""".strip()
+ANY_NAME_NONE = ANY_NAME.replace("RETURNED = Idle()", "RETURNED = None")
 # Programs that solve nothing: a test that accepts one of them is useless.
-IDLE_PROGRAMS = ("pass", "raise RuntimeError")
+IDLE_PROGRAMS = ("pass", "raise RuntimeError", ANY_NAME)
 
 _FORMS = (
     "Python source with asserts or tests of pytest or unittest, a list of such sources, a list of "
