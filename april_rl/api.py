@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import PicklingError
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import cloudpickle
@@ -336,7 +337,8 @@ class _Copies:
     def name_of(self, key: str, given: Callable[..., object]) -> str:
         """Return `module:name` of the function or class that is the value of a setting."""
         self.keys.add(key)
-        name = str(getattr(given, "__name__", "given"))
+        has_name = isinstance(given, type | FunctionType | BuiltinFunctionType)
+        name = given.__name__ if has_name else "given"
         module = vars(sys.modules.get(given.__module__, sys))
         if given.__module__ != "__main__" and module.get(name) is given:
             return f"{given.__module__}:{name}"

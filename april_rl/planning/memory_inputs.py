@@ -35,6 +35,7 @@ class MemoryInputs:
     lora: LoraConfig
     engine: EngineConfig
     has_reference: bool  # a frozen copy of the policy
+    moves_reference: bool = False  # whether the policy replaces it during the run
     beside: Beside
     longest_tokens: int  # longest sample: learner.max_tokens cannot be less
     keeps_parked: bool  # rollout.resume=keep: engines must not sleep; with auto they may
@@ -105,6 +106,7 @@ def memory_inputs(config: TrainConfig, layout: Layout, beside: Beside) -> Memory
         lora=config.lora,
         engine=config.engine,
         has_reference=config.algorithm.kl is not Kl.none,
+        moves_reference=config.algorithm.reference_every > 0,
         beside=beside,
         longest_tokens=longest_sequence(config)[0],
         keeps_parked=config.rollout.resume is Resume.keep,

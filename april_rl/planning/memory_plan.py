@@ -339,8 +339,9 @@ class _Sizes:
         return _MOMENTS * self._model.num_trained / self._inputs.shard_size
 
     def _checkpoint(self) -> float:
-        """Return the copy that is written: trained weights in float32 and optimizer state."""
-        return CHECKPOINT_BYTES * self._model.num_trained / self._inputs.shard_size
+        """Return the copy that is written, which includes a reference that moves."""
+        moving = self._reference() if self._inputs.moves_reference else 0.0
+        return CHECKPOINT_BYTES * self._model.num_trained / self._inputs.shard_size + moving
 
     def _gradients(self) -> float:
         return _GRADIENT * self._model.num_trained / self._inputs.shard_size
@@ -391,9 +392,8 @@ class _Sizes:
 
     def _teacher(self) -> float:
         teacher = self._inputs.beside.teacher
-        if teacher is None:
-            return 0.0
-        return self._inputs.compute_bytes * teacher.num_parameters / self._inputs.shard_size
+        num_parameters = teacher.num_parameters if teacher is not None else 0
+        return self._inputs.compute_bytes * num_parameters / self._inputs.shard_size
 
 
 def _gib(size: float) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from april_rl.config.choices import LOSS_SETTINGS, Offload, Ratio, RouterReplay, Sleep
+from april_rl.config.choices import LOSS_SETTINGS, Advantage, Offload, Ratio, RouterReplay, Sleep
 from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import TrainConfig
 from april_rl.planning.memory_plan import CHECKPOINT_BYTES
@@ -28,6 +28,9 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
         *most, last = [f"algorithm.{key}" for key in bounds]
         keys = " and ".join([", ".join(most), last]) if most else last
         yield f"with trainer.num_minibatches=1 every ratio is 1: {keys} never act, which is fine"
+    has_critic = algorithm.advantage == Advantage.gae
+    if has_critic and is_one_update and config.critic.value_clip is not None:
+        yield "with trainer.num_minibatches=1 critic.value_clip never acts, which is fine"
     replay, has_proximal = config.learner.router_replay, algorithm.ratio is Ratio.proximal
     if replay is RouterReplay.learner and (is_one_update or not has_proximal):
         cause = "trainer.num_minibatches=1" if is_one_update else "algorithm.ratio=behaviour"

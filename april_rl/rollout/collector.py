@@ -171,7 +171,7 @@ class Collector:
         """
         self._buffer.take_back(collection.record.groups)
 
-    def settle_scores(self, look: Callable[[], None]) -> None:
+    def settle_scores(self, look: Callable[[], None] = lambda: None) -> None:
         """Wait between two steps for all scores and replies; what they reject counts later. `look`
         is called at least every second, and may raise.
         """

@@ -15,12 +15,16 @@ def notes(*overrides: str, device: str = "cpu") -> list[str]:
     return list(inert_settings(load("+recipe=tiny_cpu", *overrides), device=device))
 
 
+CRITIC = ["algorithm.advantage=gae", "critic.value_clip=0.2"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
         (["algorithm=dapo"], "algorithm.clip_high and algorithm.dual_clip never act"),
         (["algorithm=gspo"], "algorithm.clip_low and algorithm.clip_high never act"),
         (["algorithm=cispo"], "clip_high never act"),
+        ([*CRITIC, "algorithm.loss=policy_gradient"], "critic.value_clip never acts"),
     ],
 )
 def test_with_one_update_per_batch_the_start_says_that_clipping_has_no_effect(

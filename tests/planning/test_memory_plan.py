@@ -127,6 +127,9 @@ def test_adapters_are_trained_and_the_model_is_stored_in_the_compute_precision()
     assert items["master weights"] == (4 * adapters + 2 * model.num_parameters) / 8
     assert phase(adapted, "host", has_reference=True).items["reference"] == 0
     assert phase(model, "host", has_reference=True).items["reference"] == model.num_parameters / 4
+    still = phase(model, "host", has_reference=True).items
+    moving = phase(model, "host", has_reference=True, moves_reference=True).items
+    assert moving["checkpoint"] == still["checkpoint"] + still["reference"]
 
 
 @pytest.mark.parametrize(

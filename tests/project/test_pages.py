@@ -243,3 +243,17 @@ def test_the_commands_tools_and_targets_on_every_page_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"(?:^|`)make (\w+)", text, flags=re.M))
     assert [target for target in targets if f"\n{target}:" not in makefile] == []
+
+
+def test_the_badges_of_the_readme_are_true(request: pytest.FixtureRequest) -> None:
+    """The number of tests is compared where all of them run."""
+    badges = re.findall("`([^`]+)`", (ROOT / "README.md").read_text("utf-8").split("\n\n")[1])
+    licence, python, tests, models = badges
+    setup = (ROOT / "setup.cfg").read_text("utf-8")
+    assert f"license = {licence.removeprefix('licence ')}\n" in setup
+    assert f"python_requires = >={re.findall(r'[0-9.]+', python)[0]}\n" in setup
+    assert f"found right for {models.partition(' ')[0]} kinds of model" in " ".join(
+        (ROOT / "docs" / "models.md").read_text("utf-8").split()
+    )
+    num_tests, collected = int(tests.replace(",", "").split()[0]), request.session.testscollected
+    assert collected < 4_000 or abs(num_tests - collected) < 0.05 * collected
