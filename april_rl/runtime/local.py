@@ -47,7 +47,7 @@ class LocalWorker:
             plan.config.engine, sleeps=plan.engines_sleep, keeps_parked=keeps_parked
         )
         if sends_adapter(self._settings.config.lora):
-            self._worker.send_first_adapter()
+            self._worker.load_first_adapter()
 
     def start_engines(self) -> None:
         """Start the engine with the model's own weights, without a learner."""

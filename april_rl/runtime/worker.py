@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import psutil
@@ -112,12 +113,17 @@ class Worker:
 
     @records_activity
     def build_learner(self, learner: LearnerConfig) -> None:
-        """Load this rank's shard, and offload it, so that the engine finds the memory free."""
+        """Load this rank's shard, write its first adapter, which is still zero, and offload it, so
+        that the engine finds the memory free.
+        """
         self._learner = build_learner(
             replace(self._settings.config, learner=learner),
             device=self._settings.device,
             on_forward=self.heartbeat.beat,
         )
+        if sends_adapter(self._settings.config.lora):
+            self._first_adapter = TemporaryDirectory(prefix="april_rl_adapter_")
+            self._learner.write_adapter(Path(self._first_adapter.name))
         self._learner.offload()
 
     @records_activity
@@ -129,10 +135,12 @@ class Worker:
         self._closing.callback(lambda: self.engine.close())
 
     @records_activity
-    def send_first_adapter(self) -> None:
-        """Send the adapter, still zero, so that all samples begin with it; a collective."""
-        send_adapter(self._learner, self.engine, self.heartbeat, version=0)
-        self._learner.offload()
+    def load_first_adapter(self) -> None:
+        """Load the adapter that `build_learner` wrote, so that all samples begin with one. The
+        learner stays on the host: an engine that has not slept yet leaves no room for it.
+        """
+        self.engine.load_adapter(Path(self._first_adapter.name), policy_version=0)
+        self._first_adapter.cleanup()
 
     def kv_cache_tokens(self) -> int:
         return self.engine.kv_cache_tokens

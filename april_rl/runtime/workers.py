@@ -84,7 +84,7 @@ class Workers:
             plan.config.engine, sleeps=plan.engines_sleep, keeps_parked=keeps_parked
         )
         if sends_adapter(self._lora):
-            self._all("send_first_adapter")
+            self._all("load_first_adapter")
 
     def start_engines(self) -> None:
         """Form the process group and start the engines with the model's own weights, without a
