@@ -9,6 +9,8 @@ TORCH_INDEX ?=
 
 ifneq ($(wildcard /dev/nvidiactl),)
 DEVICE ?= cuda
+else ifneq ($(wildcard /usr/lib/wsl/lib/libcuda.so.1),)
+DEVICE ?= cuda
 else ifneq ($(wildcard /dev/kfd),)
 DEVICE ?= rocm
 else

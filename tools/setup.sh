@@ -36,6 +36,13 @@ pip_setting() {
     done
 }
 
+# torch of the pinned version is built for CUDA 13. This is looked at before gigabytes are downloaded.
+driver=$(PATH=$PATH:/usr/lib/wsl/lib nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1) || true
+if [ "$device" = cuda ] && [ -n "$driver" ] && [ "${driver%%.*}" -lt 580 ]; then
+    echo "NVIDIA's driver $driver is older than 580, which CUDA 13 needs: update it, or rent a machine with a newer one." >&2
+    exit 1
+fi
+
 say "virtual environment in $venv ($("$python" --version), $device)"
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 install=uv_install

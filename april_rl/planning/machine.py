@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sysconfig
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from april_rl.supervision.host_memory import host_memory
+
+_MIN_DRIVER = 580
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +50,11 @@ def num_gpus(
     """Return how many GPUs of this machine may be used.
 
     Counts device files and the nodes of AMD's kernel driver: asking CUDA would start CUDA in the
-    controller.
+    controller. Windows' WSL2 has one device file for all GPUs; there `nvidia-smi` counts them.
     """
-    nvidia = [p for p in devices.glob("nvidia*") if p.name[len("nvidia") :].isdigit()]
+    nvidia = [p.name for p in devices.glob("nvidia*") if p.name[len("nvidia") :].isdigit()]
+    if not nvidia and (devices / "dxg").exists():
+        nvidia = [line for line in _nvidia_smi("-L").splitlines() if line.startswith("GPU ")]
     # The driver's nodes are GPUs and processors; processors have gpu_id 0.
     amd = [node for node in nodes.glob("*/gpu_id") if node.read_text().strip() != "0"]
     return num_visible(len(nvidia) or len(amd), os.environ)
@@ -55,11 +62,49 @@ def num_gpus(
 
 def num_visible(gpus: int, environment: Mapping[str, str]) -> int:
     """Return how many of a machine's `gpus` the environment lets processes see."""
-    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+    # Slurm sets the last one on AMD's machines.
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if variable in environment:
             names = environment[variable].split(",")
             gpus = min(gpus, sum(name.strip() not in ("", "-1") for name in names))
     return gpus
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    """Return what `nvidia-smi` prints; empty if it is missing or fails."""
+    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/lib/wsl/lib"))
+    try:
+        found = shutil.which("nvidia-smi", path=path) or "nvidia-smi"
+        done = subprocess.run([found, *arguments], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def wrong_tools(*, include: Path | None = None, driver_version: str | None = None) -> list[str]:
+    """Return messages when this machine cannot compile kernels for a GPU, or has an old driver.
+
+    Triton compiles a small C program against Python's headers, for vLLM and for the learner. The
+    pinned torch is built for CUDA 13, which needs a driver of NVIDIA's branch 580.
+    """
+    if driver_version is None:
+        driver_version = _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
+    include = include or Path(sysconfig.get_path("include"))
+    found = []
+    branch = driver_version.strip().partition(".")[0]
+    if branch.isdigit() and int(branch) < _MIN_DRIVER:
+        found.append(
+            f"driver: NVIDIA's driver {driver_version.strip().splitlines()[0]} is older than "
+            f"{_MIN_DRIVER}, which CUDA 13 needs: update it, or rent a machine with a newer one"
+        )
+    if not (os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))):
+        found.append("compiler: there is no C compiler, which Triton needs: install gcc")
+    if not (include / "Python.h").exists():
+        found.append(
+            f"headers: {include / 'Python.h'} does not exist, which Triton needs: install Python's "
+            "headers (python3-dev on Debian and Ubuntu, python3-devel on Fedora)"
+        )
+    return found
 
 
 def installed_engines() -> frozenset[str]:

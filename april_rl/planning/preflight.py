@@ -13,7 +13,7 @@ from april_rl.config.choices import RouterReplay
 from april_rl.learner.model.sizes import ModelSizes
 from april_rl.planning.errors import PreflightError
 from april_rl.planning.layout import Layout
-from april_rl.planning.machine import Machine, wrong_engine
+from april_rl.planning.machine import Machine, wrong_engine, wrong_tools
 from april_rl.planning.model import max_context_tokens, num_heads, read_model
 from april_rl.planning.sizes import TOKEN_BYTES, batch_tokens, context_length
 
@@ -33,6 +33,8 @@ def check_start(
     context_tokens, context_key = context_length(config, is_training=is_training)
     missing = [*_too_small(layout, machine)]
     missing += wrong_engine(layout.device, installed=machine.engines)
+    if layout.device == "cuda" and machine.num_local_gpus:
+        missing += wrong_tools()
     if is_training:
         missing += _batch_too_large(TOKEN_BYTES * batch_tokens(config, context_tokens), machine)
     try:

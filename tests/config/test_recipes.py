@@ -208,3 +208,11 @@ def test_a_sweep_without_multirun_is_refused_before_anything_is_created(
     assert "several values of seed and rollout" in (said := capsys.readouterr().err)
     assert "--multirun" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_recipes_that_avoid_compiling_for_the_engine_avoid_it_for_the_learner() -> None:
+    """Fails when the first minute on a GPU goes into compiling for a run of half a minute."""
+    for name in recipes():
+        config = load(f"+recipe={name}")
+        if config.runtime.device.value == "gpu":
+            assert (config.learner.fused is False) == (not config.engine.cuda_graphs), name

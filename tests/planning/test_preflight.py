@@ -2,10 +2,14 @@
 
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from composed_config import load
+from source_tree import ROOT
 from transformers import (
     MambaConfig,
     Qwen3Config,
@@ -14,7 +18,7 @@ from transformers import (
 
 from april_rl.planning.errors import PreflightError
 from april_rl.planning.layout import settle
-from april_rl.planning.machine import num_gpus, this_machine
+from april_rl.planning.machine import num_gpus, this_machine, wrong_tools
 from april_rl.planning.model import read_model
 from april_rl.planning.preflight import check_start
 
@@ -102,6 +106,7 @@ def test_gpus_are_counted_from_device_files(tmp_path, monkeypatch):
     """Fails when the control files of NVIDIA's driver count, or CPUs among AMD's nodes."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES", raising=False)
     devices, nodes = tmp_path / "dev", tmp_path / "nodes"
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (devices / name).mkdir(parents=True)
@@ -110,5 +115,57 @@ def test_gpus_are_counted_from_device_files(tmp_path, monkeypatch):
         (nodes / str(number) / "gpu_id").write_text(f"{gpu_id}\n")
     assert num_gpus(devices=devices, nodes=tmp_path / "none") == 2
     assert num_gpus(devices=tmp_path / "none", nodes=nodes) == 3
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0,1")
+    assert num_gpus(devices=tmp_path / "none", nodes=nodes) == 2
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     assert num_gpus(devices=tmp_path / "none", nodes=nodes) == 1
+
+
+def write_nvidia_smi(folder: Path, said: str) -> None:
+    """Write a program that prints `said`, as the first on PATH."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n")
+    (folder / "nvidia-smi").chmod(0o755)
+
+
+def test_gpus_of_wsl2_are_counted_by_nvidia_smi(tmp_path, monkeypatch):
+    """It has /dev/dxg in place of a device file for each GPU."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "dxg").touch()
+    write_nvidia_smi(tmp_path / "bin", "GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-1)")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    assert num_gpus(devices=tmp_path / "dev", nodes=tmp_path / "none") == 1
+
+
+def test_what_a_gpu_run_needs_to_compile_is_looked_at_before_it_starts(tmp_path, monkeypatch):
+    """Fails when a run downloads a model, and then ends in Triton's own words."""
+    (tmp_path / "Python.h").touch()
+    assert wrong_tools(include=tmp_path, driver_version="580.65.06\n") == []
+    [old] = wrong_tools(include=tmp_path, driver_version="550.54.15\n550.54.15\n")
+    assert old.startswith("driver: NVIDIA's driver 550.54.15 is older than 580")
+    [headers] = wrong_tools(include=tmp_path / "none", driver_version="")
+    assert "python3-dev" in headers
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    [compiler] = wrong_tools(include=tmp_path, driver_version="")
+    assert "install gcc" in compiler
+
+
+def test_setup_refuses_an_old_driver_before_it_downloads(tmp_path):
+    write_nvidia_smi(tmp_path / "bin", "550.54.15")
+    path = os.pathsep.join((str(tmp_path / "bin"), os.environ["PATH"]))
+    command = [
+        "bash",
+        str(ROOT / "tools" / "setup.sh"),
+        sys.executable,
+        "cuda",
+        str(tmp_path / "v"),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PATH": path}
+    )
+    assert done.returncode == 1
+    assert "driver 550.54.15 is older than 580" in done.stderr
+    assert not (tmp_path / "v").exists()
