@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from april_rl.learner.mesh import Site
 from april_rl.learner.model.lora import without_adapters
+from april_rl.learner.model.offload import Offloadable
 from april_rl.learner.model.shards import local_shard
 from april_rl.learner.policy import Policy
 from april_rl.learner.row import PackedRow
@@ -29,7 +30,6 @@ class FrozenModel:
         Weights are stored in the compute dtype: they give the same numbers as the policy before its
         first step, in half the memory of its master weights.
         """
-        self._device = site.device
         self.age = 0  # updates of the policy since it became this model
         self._policy = Policy.build(
             folder,
@@ -42,18 +42,21 @@ class FrozenModel:
             fused=site.is_fused,
         ).requires_grad_(False)
         site.watch(self._policy)
-        self._policy.to("cpu")
+        moved = tuple if site.device.type == "cpu" else self._policy.parameters
+        self.weights = Offloadable(moved, device=site.device, is_constant=True)
+        self.weights.offload()
 
     @torch.no_grad()
     def become(self, policy: Policy) -> None:
         """Copy the current weights of `policy`, which has the same model and mesh."""
         self.age = 0
         policy.reshard_all()
-        for own, its in zip(self._policy.parameters(), policy.parameters(), strict=True):
-            local_shard(own)[0].copy_(local_shard(its)[0])
+        with self.weights.change():
+            for own, its in zip(self._policy.parameters(), policy.parameters(), strict=True):
+                local_shard(own)[0].copy_(local_shard(its)[0])
 
     def shards(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the name and this rank's shard of every parameter, in host memory."""
+        """Yield the name and this rank's shard of every parameter, which `weights` moves."""
         return self._policy.named_parameters()
 
     @torch.no_grad()
@@ -62,9 +65,10 @@ class FrozenModel:
 
         `rows` has one sequence per minibatch. A collective; all ranks have the same number of rows.
         """
-        self._policy.to(self._device)
+        self.weights.reload()
         found = [[self._policy(row)[0] for row in part] for part in rows]
-        self._policy.to("cpu")
+        self._policy.reshard_all()
+        self.weights.offload()
         return found
 
 

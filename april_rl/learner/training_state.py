@@ -141,10 +141,11 @@ class TrainingState:
             saved.check(wanted)
             for prefix, trained in self._models.items():
                 _load(trained, saved, prefix=prefix, num_steps=num_steps[prefix])
-            for name, parameter in self._of_reference():
-                saved.fill(name, parameter)
-        if self._reference is not None:
-            self._reference.age = counters.get("reference_age", 0)
+            if self._reference is not None:
+                self._reference.age = counters.get("reference_age", 0)
+                with self._reference.weights.change():
+                    for name, parameter in self._of_reference():
+                        saved.fill(name, parameter)
 
     def _of_reference(self) -> Iterator[tuple[str, nn.Parameter]]:
         named = self._reference.shards() if self._reference else ()
@@ -160,8 +161,9 @@ class TrainingState:
                 for kind, values in moments._asdict().items() if moments else ():
                     yield f"{kind}.{name}", Shard(values, box, shape)
         for name, parameter in self._of_reference():
-            values, box = local_shard(parameter)
-            yield name, Shard(values.detach().clone(), box, parameter.shape)
+            assert self._reference is not None
+            values = self._reference.weights.host_copy(parameter)
+            yield name, Shard(values, local_shard(parameter)[1], parameter.shape)
 
 
 def _num_steps(prefix: str) -> str:

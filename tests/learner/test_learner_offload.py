@@ -2,14 +2,22 @@
 
 import gc
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import torch
-from learner_setup import Example, learner_logprobs, make_examples, make_learner, pack_minibatch
+from learner_setup import (
+    ALGORITHM,
+    Example,
+    learner_logprobs,
+    make_examples,
+    make_learner,
+    pack_minibatch,
+)
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from april_rl.config.choices import Offload
+from april_rl.config.choices import Kl, Offload
 from april_rl.learner.learner import Learner
 from april_rl.learner.model.offload import Offloadable
 
@@ -200,3 +208,48 @@ def test_cached_memory_of_an_accelerator_is_released():
     assert before - torch.accelerator.memory_allocated() >= 4 * 2**20
     held.reload()
     assert torch.equal(tensor.cpu(), torch.arange(2.0**20))
+
+
+def test_constant_values_are_copied_to_the_host_once():
+    """A teacher's 16 GB would go back in every step. Fails when each offload copies, or a change
+    that was announced is lost.
+    """
+    tensor = torch.ones(3)
+    weights = Offloadable(lambda: [tensor], device=CPU, is_constant=True)
+    weights.offload()
+    assert tensor.untyped_storage().nbytes() == 0
+    assert weights.host_copy(tensor).tolist() == [1, 1, 1]
+    weights.reload()
+    tensor += 1  # nothing does this: it shows that the next offload copies nothing
+    weights.offload()
+    with weights.change():
+        assert tensor.tolist() == [1, 1, 1]
+        tensor += 4
+    weights.reload()
+    assert tensor.tolist() == [5, 5, 5]
+
+
+def test_a_reference_on_the_host_gives_the_numbers_of_one_on_the_device(path, tmp_path):
+    """It moves every second update, and is saved and loaded. Fails when it is used or copied while
+    its memory is freed.
+    """
+    algorithm = replace(ALGORITHM, kl=Kl.k3, kl_coefficient=0.1, reference_every=2)
+    batch = [pack_minibatch([make_examples(path, noise=0.0, age=1)])]
+
+    def run(*, is_moved: bool) -> list[float]:
+        found: list[float] = []
+        for begins in (True, False):
+            learner = make_learner(path, algorithm=algorithm, lr=2e-3)
+            frozen = learner._reference
+            if is_moved:
+                parameters = frozen._policy.parameters
+                frozen.weights = Offloadable(parameters, device=CPU, is_constant=True)
+                frozen.weights.offload()
+            if not begins:
+                learner.load_state(tmp_path)
+            found += [learner.update(batch).read()["loss/reference_kl"] for _ in range(3)]
+            if begins:
+                learner.snapshot().write(tmp_path)
+        return found
+
+    assert run(is_moved=True) == run(is_moved=False)

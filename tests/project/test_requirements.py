@@ -18,7 +18,7 @@ DIFFERENT = {"torch", "triton", "apache-tvm-ffi"}
 def pinned(name: str) -> dict[str, str]:
     """Return the versions of a file of requirements."""
     text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
-    found = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==(\S+)$", text, re.MULTILINE)
+    found = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==([^\s;]+)", text, re.MULTILINE)
     return {canonicalize_name(package): version for package, version in found}
 
 
@@ -57,7 +57,7 @@ def test_the_pinned_libraries_are_what_resolving_gives(python: str, tmp_path: Pa
         check=True,
         timeout=300,
     )
-    lines = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==(\S+)$", target.read_text(), re.MULTILINE)
+    lines = re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==([^\s;]+)", target.read_text(), re.MULTILINE)
     found = {canonicalize_name(name): version for name, version in lines}
     assert found.items() <= pinned("cuda.txt").items()
     # Python 3.11 and 3.12 need one library less.

@@ -6,7 +6,8 @@ allocated again. So every reference to the tensor (in FSDP, the optimizer, a vie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -26,13 +27,18 @@ class _Copy(NamedTuple):
 class Offloadable:
     """Tensors that are either on their device, or on the host with their device memory freed."""
 
-    def __init__(self, tensors: Tensors, *, device: torch.device) -> None:
+    def __init__(
+        self, tensors: Tensors, *, device: torch.device, is_constant: bool = False
+    ) -> None:
         """Move the tensors that `tensors` returns at each offload; for a DTensor, its local shard.
+        The values of constant ones are copied to the host by the first offload only, and after
+        `change`.
 
         Host memory is allocated at the first offload and kept; it is pinned if `device` is an
         accelerator.
         """
-        self._tensors, self._device = tensors, device
+        self._tensors, self._device, self._is_constant = tensors, device, is_constant
+        self._is_copied = False
         self._copies: dict[int, _Copy] = {}  # by the address of the storage object
         self._is_away = False
 
@@ -44,9 +50,11 @@ class Offloadable:
             storage._cdata: self._copies.get(storage._cdata) or self._room(storage)
             for storage in map(_storage, self._tensors())
         }
-        for storage, host in self._copies.values():
-            host.copy_(_bytes(storage), non_blocking=True)
-        wait(self._device)
+        if not (self._is_constant and self._is_copied):
+            for storage, host in self._copies.values():
+                host.copy_(_bytes(storage), non_blocking=True)
+            wait(self._device)
+        self._is_copied = True
         for storage, _ in self._copies.values():
             storage.resize_(0)
         self._is_away = True
@@ -60,6 +68,14 @@ class Offloadable:
             _bytes(storage).copy_(host, non_blocking=True)
         wait(self._device)
         self._is_away = False
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Have the tensors on their device within this context, where constant ones may change."""
+        self.reload()
+        yield
+        self._is_copied = False
+        self.offload()
 
     def host_copy(self, tensor: Tensor) -> Tensor:
         """Return a host copy of a tensor's local values, wherever the values are now."""
