@@ -2,7 +2,8 @@
 
 An engine that stays awake during updates holds its share in every phase; an engine that sleeps
 holds it only in the rollout, where the learner needs less. So the share decides whether engines can
-stay awake.
+stay awake. Memory goes where it saves time: first a KV cache for the samples in flight, then the
+learner's activations, which would be computed twice otherwise, and the rest to the KV cache again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _MOST = 0.85
 # are estimates: if an engine sleeps without need, a step takes seconds longer; if it stays awake
 # without room, the run ends.
 MARGIN_FRAC = 0.1
+# KV cache that is enough for now, relative to what the samples in flight may need.
+_ENOUGH = 1.25
 
 
 class EngineShare(NamedTuple):
@@ -37,8 +40,8 @@ class EngineShare(NamedTuple):
 def settle_share(
     model: ModelSizes, inputs: MemoryInputs, *, room: Room, demand: KvDemand
 ) -> EngineShare:
-    """Decide engine.gpu_memory_utilization=auto: the largest share beside which every phase of the
-    learner fits with a margin, if its KV cache then holds the samples in flight.
+    """Decide engine.gpu_memory_utilization=auto: a share whose KV cache is enough for the samples
+    in flight, if every phase of the learner fits beside it with a margin; `use_rest` may raise it.
 
     `room` is the memory of the fullest GPU. Otherwise engines will sleep during updates, and the
     share is the largest that fits beside what the learner keeps during a rollout.
@@ -46,21 +49,19 @@ def settle_share(
     if inputs.is_on_cpu or not isinstance(inputs.engine.gpu_memory_utilization, str):
         return EngineShare(inputs, "")
     awake, asleep = _largest_shares(model, inputs, room)
-    cache = planned_kv_tokens(
-        model,
-        _with_share(inputs, awake),
-        device_bytes=room.device,
-        workspace=engine_workspace(inputs),
-    )
     needed = demand.total_tokens
-    holds = (
-        f"a KV cache of about {cache:,} tokens, and the samples in flight on an engine may need "
-        f"{needed:,}"
-    )
-    beside = "the most that fits beside the learner's update"
+    cache = _cache_tokens(model, inputs, awake, room=room)
+    holds, beside = _holds(cache, needed), "the most that fits beside the learner's update"
     must_stay_awake = inputs.engine.sleep is Sleep.never or inputs.keeps_parked
     if inputs.engine.sleep is Sleep.always:
         share, because = asleep, "the most that fits beside what the learner keeps in a rollout"
+    elif cache > _ENOUGH * needed:
+        enough = (
+            share
+            for share in (number / 100 for number in range(1, 100))
+            if _cache_tokens(model, inputs, share, room=room) >= _ENOUGH * needed
+        )
+        return EngineShare(_with_share(inputs, min(awake, next(enough))), "")
     elif must_stay_awake or cache >= needed or awake >= asleep:
         share, because = awake, f"{beside}, gives {holds}"
     else:
@@ -70,6 +71,24 @@ def settle_share(
         )
     reason = f"engine.gpu_memory_utilization=auto: {share:g}, {because}"
     return EngineShare(_with_share(inputs, share), reason)
+
+
+def use_rest(
+    model: ModelSizes, inputs: MemoryInputs, *, room: Room, demand: KvDemand
+) -> EngineShare:
+    """Raise the share of an engine that stays awake to the largest that fits beside the learner as
+    it was decided.
+    """
+    plan = plan_memory(model, inputs, device_bytes=room.device)
+    in_update = max(map(_of_learner, plan.phases[1:]))
+    rest = _round_down((room.free - in_update) / room.device - MARGIN_FRAC)
+    share = max(inputs.gpu_share, rest)
+    holds = _holds(_cache_tokens(model, inputs, share, room=room), demand.total_tokens)
+    return EngineShare(
+        _with_share(inputs, share),
+        f"engine.gpu_memory_utilization=auto: {share:g}, what the learner's update leaves, gives "
+        f"{holds}",
+    )
 
 
 def alone(engine: EngineConfig) -> EngineConfig:
@@ -90,6 +109,22 @@ def _largest_shares(model: ModelSizes, inputs: MemoryInputs, room: Room) -> tupl
     awake = (room.free - in_update) / room.device - MARGIN_FRAC
     asleep = (room.usable - _of_learner(rollout)) / room.device
     return _round_down(awake), _round_down(asleep)
+
+
+def _cache_tokens(model: ModelSizes, inputs: MemoryInputs, share: float, *, room: Room) -> int:
+    return planned_kv_tokens(
+        model,
+        _with_share(inputs, share),
+        device_bytes=room.device,
+        workspace=engine_workspace(inputs),
+    )
+
+
+def _holds(cache: int, needed: int) -> str:
+    return (
+        f"a KV cache of about {cache:,} tokens, and the samples in flight on an engine may need "
+        f"{needed:,}"
+    )
 
 
 def _of_learner(phase: Phase) -> float:

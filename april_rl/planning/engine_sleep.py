@@ -10,7 +10,7 @@ from typing import NamedTuple
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume, Sleep, Speculation
 from april_rl.learner.model.sizes import ModelSizes
-from april_rl.planning.engine_share import MARGIN_FRAC, settle_share
+from april_rl.planning.engine_share import MARGIN_FRAC, settle_share, use_rest
 from april_rl.planning.errors import PreflightError
 from april_rl.planning.kv_room import peak_demand
 from april_rl.planning.memory_check import Room, remedies
@@ -83,9 +83,12 @@ def decide_sleep_and_resume(
     PreflightError as `settle_sleep` does.
     """
     demand = peak_demand(config, inputs.layout)
+    asked = inputs.engine.gpu_memory_utilization
     inputs, share = settle_share(model, inputs, room=room, demand=demand)
     inputs, sleep = settle_sleep(model, inputs, room=room)
     inputs, again = settle_recomputation(model, inputs, room=room)
+    if isinstance(asked, str) and not share and not inputs.is_on_cpu:
+        inputs, share = use_rest(model, inputs, room=room, demand=demand)
     reasons = [reason for reason in (share, sleep, again) if reason]
     if config.rollout.resume is Resume.auto:
         resume, because = _resume(config, engines_sleep=inputs.engine_sleeps)

@@ -98,7 +98,7 @@ def test_the_plan_decides_the_share_of_a_gpu(model) -> None:
     found = make_plan("engine.gpu_memory_utilization=auto", machine=GPUS, model=model)
     assert found.config.engine.gpu_memory_utilization == 0.85  # such a small learner leaves more
     assert not found.engines_sleep
-    assert found.lines[1].startswith("engine.gpu_memory_utilization=auto: 0.85, the most that fits")
+    assert found.lines[1].startswith("engine.gpu_memory_utilization=auto: 0.85, what the learner's")
     assert found.lines[2].startswith("engine.sleep=auto: engines stay awake")
     on_cpu = make_plan("engine.gpu_memory_utilization=auto", machine=CPU, model=model)
     assert on_cpu.config.engine.gpu_memory_utilization == EngineConfig().gpu_memory_utilization
