@@ -12,7 +12,6 @@ from april_rl.outside.user_code import Caught, check_args, check_named, signatur
 from april_rl.planning.model_folder import check_model_folder
 from april_rl.planning.versions import check_versions
 from april_rl.rewards.functions import RewardFunction, reward_functions
-from april_rl.rewards.loading import LISTS, Reward
 from april_rl.tiny.builtins import resolve_builtins
 
 
@@ -55,6 +54,9 @@ def _columns(config: TrainConfig) -> Callable[[str], set[str]]:
     """Return a function that names the columns of a data set that the user's reward functions take.
     Raise RunError for one that does not take its arguments, or not those of this package.
     """
+    # It needs numpy, which --cfg job does not.
+    from april_rl.rewards.loading import LISTS, Reward
+
     taken: list[tuple[RewardFunction, tuple[str, ...]]] = []
     for each in reward_functions(config.reward):
         stub = signature_of(each.function) if ":" in each.function else None

@@ -84,7 +84,7 @@ def signature_of(path: str) -> Callable[..., Any] | None:
     """
     module, _, name = path.partition(":")
     body = [] if module in sys.modules else ast.parse(_source_of(module)).body
-    found = [node for node in body if name in (getattr(node, "name", None), *_targets(node))]
+    found = [node for node in body if name in _names_defined(node)]
     made = found[-1] if found else None
     if not isinstance(made, ast.FunctionDef | ast.AsyncFunctionDef) or made.decorator_list:
         return None
@@ -98,7 +98,9 @@ def signature_of(path: str) -> Callable[..., Any] | None:
     return cast(Callable[..., Any], names[name])
 
 
-def _targets(node: ast.stmt) -> list[str]:
+def _names_defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
     return [*map(ast.unparse, node.targets)] if isinstance(node, ast.Assign) else []
 
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from april_rl.checkpointing.exports import INDEX, SINGLE_FILE, newest_export
-from april_rl.checkpointing.resume import CHECKPOINTS
 from april_rl.planning.errors import PreflightError
 
 _CONFIG = "config.json"
@@ -17,6 +16,8 @@ def check_model_folder(given: str, *, key: str = "model.path", may_be_on_hub: bo
     exist, has no config.json or no weights, or is the directory of a run. A name that may be a
     model of the hub passes unless `may_be_on_hub` is false.
     """
+    from april_rl.checkpointing.resume import CHECKPOINTS  # it needs numpy
+
     path = Path(given)
     for folder, kind in ((path, "a run directory"), (path.parent.parent, "a checkpoint")):
         is_in_run = folder == path or path.parent.name == CHECKPOINTS
