@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from april_rl.config import TrainConfig
 from april_rl.data.files import check_files
 from april_rl.errors import RunError
-from april_rl.outside.user_code import Caught, check_named
+from april_rl.outside.user_code import Caught, check_args, check_named, signature_of
 from april_rl.planning.model_folder import check_model_folder
 from april_rl.planning.versions import check_versions
-from april_rl.rewards.functions import reward_functions
+from april_rl.rewards.functions import RewardFunction, reward_functions
 from april_rl.tiny.builtins import resolve_builtins
 
 
@@ -35,7 +35,12 @@ def check_early(
     for key, path in (("teacher.path", config.teacher.path), ("critic.path", config.critic.path)):
         if path and trains:
             check_model_folder(path, key=key)
-    check_files(config, trains=trains, evaluates=evaluates)
+    _check_functions(config, trains=trains)
+    check_files(config, trains=trains, evaluates=evaluates, columns_of=_columns(config))
+    return config
+
+
+def _check_functions(config: TrainConfig, *, trains: bool) -> None:
     for key, function in _functions(config, trains=trains):
         if ":" not in function:
             continue  # a built-in
@@ -43,7 +48,26 @@ def check_early(
             check_named(function)
         if caught.message:
             raise RunError(f"{key}={function} cannot be loaded: {caught.message}")
-    return config
+
+
+def _columns(config: TrainConfig) -> Callable[[str], set[str]]:
+    """Return a function that names the columns of a data set that the user's reward functions take.
+    Raise RunError for one that does not take its arguments, or not those of this package.
+    """
+    # It needs numpy, which --cfg job does not.
+    from april_rl.rewards.loading import LISTS, Reward
+
+    taken: list[tuple[RewardFunction, tuple[str, ...]]] = []
+    for each in reward_functions(config.reward):
+        stub = signature_of(each.function) if ":" in each.function else None
+        if stub is None:
+            continue
+        with Caught() as caught:
+            check_args(stub, each.args, given=LISTS)
+            taken.append((each, Reward(call=stub, args=each.args).columns))
+        if caught.message:
+            raise RunError(f"{each} cannot be loaded: {caught.message}")
+    return lambda name: {c for each, columns in taken if each.scores(name) for c in columns}
 
 
 def _functions(config: TrainConfig, *, trains: bool) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ itself: every `recipes/**/*.yaml` is registered in the ConfigStore under the gro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,14 @@ from april_rl.config.consistency import check_consistency
 from april_rl.config.schema import TrainConfig
 from april_rl.config.secrets import mask, with_references, without_absent
 from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
-from april_rl.config.wrong_settings import LIST_OF_RECIPES, REMOVED, explain, keys, wrong_section
+from april_rl.config.wrong_settings import (
+    LIST_OF_RECIPES,
+    REMOVED,
+    expected_value,
+    explain,
+    keys,
+    wrong_section,
+)
 from april_rl.errors import RunError
 
 # Mappings whose keys the user chooses, with the type of each entry.
@@ -34,15 +41,6 @@ NAMED_BY_USERS: dict[str, type] = {
 }
 # Groups without a default; Hydra requires a plus before them.
 _OPTIONAL_GROUPS = ("recipe", "schedule", "sweep")
-# Mappings of keyword arguments.
-_KEYWORDS = (
-    "data.chat_template_kwargs",
-    "data.args",
-    "data.sampler_args",
-    "reward.args",
-    "environment.args",
-    "algorithm.args",
-)
 _FOLDER_OPTIONS = ("--config-dir", "-cd")
 _own_folders: list[Path] = []  # folders that `register_folder` was given
 # Why a file could not be registered, by the name that it would have.
@@ -171,33 +169,35 @@ def _open_schema() -> DictConfig:
     """Return the schema with untyped mappings where the user names the entries.
 
     Hydra refuses `+evaluation.sets.test={path: ...}` when the entries have a type; `to_config`
-    adds the type. New names can also be set without a plus, like any other setting. Null empties a
-    text whose default is empty.
+    adds the type. New names can also be set without a plus, like any other setting. Null empties
+    the settings of `_empty_values`.
     """
     schema: DictConfig = OmegaConf.structured(TrainConfig)
     for key in NAMED_BY_USERS:
         OmegaConf.select(schema, key)._metadata.element_type = Any
-    for section, name in _empty_texts():
-        OmegaConf.select(schema, section)._get_node(name)._metadata.optional = True
-    for key in (*NAMED_BY_USERS, *_KEYWORDS):
-        OmegaConf.set_struct(OmegaConf.select(schema, key), False)
+    for key, empty in _empty_values().items():
+        section, _, name = key.rpartition(".")
+        node = OmegaConf.select(schema, section)._get_node(name)
+        node._metadata.optional = True
+        if empty == {}:
+            node._metadata.ref_type = Any  # entries can then be set after null has removed others
+            OmegaConf.set_struct(node, False)
     return schema
 
 
 @cache
-def _empty_texts() -> tuple[tuple[str, str], ...]:
-    """Return section and name of every setting whose default is an empty text."""
-    found = []
-    for key in keys(TrainConfig):
-        section, _, name = key.rpartition(".")
-        if section and OmegaConf.select(_schema(), key) == "":
-            found.append((section, name))
-    return tuple(found)
+def _empty_values() -> Mapping[str, str | dict[str, object]]:
+    """Return the empty value of every mapping, and of every text whose default is empty. Values of
+    mappings are merged, so only null can remove inherited ones.
+    """
+    defaults = {key: OmegaConf.select(_schema(), key) for key in keys(TrainConfig) if "." in key}
+    return {key: "" if value == "" else {} for key, value in defaults.items() if value in ("", {})}
 
 
 def as_hydra_takes(overrides: Iterable[str]) -> list[str]:
-    """Return overrides with a plus where Hydra requires one (before groups that no default
-    names), so that users need not know the rule.
+    """Return overrides with a plus where Hydra requires one, so that users need not know the rule:
+    before groups that no default names, and two before entries of mappings, which null may have
+    removed.
     """
     found = []
     for override in overrides:
@@ -205,6 +205,10 @@ def as_hydra_takes(overrides: Iterable[str]) -> list[str]:
         key = bare.partition("=")[0].partition("@")[0]
         if key in _OPTIONAL_GROUPS:
             found.append(f"+{bare}")
+        elif any(
+            key.startswith(f"{one}.") for one, empty in _empty_values().items() if empty == {}
+        ):
+            found.append(f"++{bare}")
         elif key.partition(".")[0] in TrainConfig.__dataclass_fields__:
             found.append(bare)
         else:
@@ -325,15 +329,24 @@ def _without_removed(settings: DictConfig | ListConfig) -> DictConfig | ListConf
 
 
 def _without_nulls(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:
-    """Remove the entries `KEY.NAME=null` from the mappings whose names the user chooses, and
-    empty the texts that are null.
+    """Empty the texts and mappings that are null, and remove the entries `KEY.NAME=null` from the
+    mappings whose names the user chooses. In an entry that stays, `args: null` is the default.
+    Raise ConfigError for a mapping that is something else.
     """
-    for section, name in _empty_texts():
+    for key, empty in _empty_values().items():
+        section, _, name = key.rpartition(".")
         found = OmegaConf.select(settings, section)
         if isinstance(found, DictConfig) and name in found and found[name] is None:
-            found[name] = ""
+            found[name] = empty
+        value = OmegaConf.select(settings, key, default=empty)
+        if empty == {} and not isinstance(value, Mapping):
+            wanted = expected_value(key, TrainConfig)
+            raise ConfigError(f"{key} must be {wanted}, got {value}")
     for key in NAMED_BY_USERS:
         entries = OmegaConf.select(settings, key) or {}
-        for name in [name for name, entry in entries.items() if entry is None]:
-            del entries[name]
+        for name, entry in [*entries.items()]:
+            if entry is None:
+                del entries[name]
+            elif isinstance(entry, DictConfig) and entry.get("args", "") is None:
+                del entry["args"]
     return settings

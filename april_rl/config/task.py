@@ -12,6 +12,7 @@ from april_rl.config.choices import Extract, Template
 
 MISSING = "???"  # OmegaConf's marker for a value that the user must give
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
+TASK_PREFIX = "reasoning_gym:"  # begins the path of a task whose rows are drawn
 SAMPLERS = ("shuffled", "pass_rate")
 BUILTIN_REWARDS = (  # each is a module of `rewards/builtin/`
     "math_verify",
@@ -122,6 +123,7 @@ class DataConfig(PromptSetConfig):
         _check_pattern("data", "prompt_pattern", self.prompt_pattern)
         _check_pattern("data", "answer_pattern", self.answer_pattern)
         _check_sets("data.sources", self.sources)
+        _check_args("data", self.args, f"path={self.path}" if self.path else "sources")
         require(
             bool(self.path) or bool(self.sources),
             "data.path is empty: give a file, a data set id or a builtin, or a mixture in "
@@ -248,8 +250,19 @@ def _check_sets(section: str, sets: Mapping[str, PromptSetOverrides]) -> None:
             chosen.path not in ("", MISSING),
             f"{section}.{name}.path is empty: give a file or a data set id",
         )
+        _check_args(f"{section}.{name}", chosen.args, f"path={chosen.path}")
         for key in ("prompt_pattern", "answer_pattern"):
             _check_pattern(f"{section}.{name}", key, vars_of(chosen)[key])
+
+
+def _check_args(section: str, args: Mapping[str, Any] | None, rows: str) -> None:
+    """Check that `rows`, the setting that names the rows of a section, is a task if it has args."""
+    require(
+        not args or rows.startswith(f"path={TASK_PREFIX}"),
+        f"{section}.args={args} has no effect with {section}.{rows}: only {TASK_PREFIX}NAME has "
+        f"settings; {section}.args=null (in a recipe, args: null) removes them, also those that a "
+        "recipe inherits",
+    )
 
 
 def vars_of(chosen: PromptSetOverrides) -> dict[str, Any]:

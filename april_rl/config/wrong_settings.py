@@ -74,9 +74,10 @@ def explain(
         wrong = _no_such_choice(str(error.missing_cfg_file), error.options or (), recipes)
         return _of_file(error) + wrong
     if isinstance(error, OverrideParseException):
-        if error.override in recipes:
-            return f"{error.override} is a recipe: write +recipe={error.override}"
-        return _split_by_shell(error.override, overrides) or _unreadable(error.override, schema)
+        given = error.override.removeprefix("++")  # `as_hydra_takes` adds them
+        if given in recipes:
+            return f"{given} is a recipe: write +recipe={given}"
+        return _split_by_shell(given, overrides) or _unreadable(given, schema)
     cause = next((one for one in _chain(error) if isinstance(one, OmegaConfBaseException)), None)
     if cause is None or not cause.full_key:
         return _refused_override(error, schema)
@@ -220,7 +221,9 @@ def _in_words(kind: object, key: str) -> str:
         return " or ".join([*named, *(["auto"] if is_auto else [])])
     if get_origin(kind) is list:
         return f"a list in brackets, each entry {_in_words(get_args(kind)[0], key)}"
-    return "a mapping such as {name: value}, or {}" if get_origin(kind) is dict else "another value"
+    return (
+        "a mapping such as {name: value}, or null" if get_origin(kind) is dict else "another value"
+    )
 
 
 def _entry_type(kind: object) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -26,15 +26,24 @@ def is_file(path: str) -> bool:
     return Path(path).suffix in FORMATS or Path(path).is_file()
 
 
-def check_files(config: TrainConfig, *, trains: bool = True, evaluates: bool = True) -> None:
+def check_files(
+    config: TrainConfig,
+    *,
+    trains: bool = True,
+    evaluates: bool = True,
+    columns_of: Callable[[str], Collection[str]] = lambda _: (),
+) -> None:
     """Raise DataError for a data file that is missing, empty or of another kind, or lacks a column
-    of the settings. A command that does not train, or does not evaluate, leaves those files out.
+    of the settings, or of `columns_of`, what the reward needs of a data set. A command that does
+    not train, or does not evaluate, leaves those files out.
     """
     for name, chosen in training_sets(config.data).items() if trains else ():
-        _check(chosen, key=f"data.sources.{name}.path" if name else "data.path")
+        key = f"data.sources.{name}.path" if name else "data.path"
+        _check(chosen, key=key, of_reward=columns_of(name))
     for name, held_out in config.evaluation.sets.items() if evaluates else ():
         try:
-            _check(evaluation_set(config.data, held_out), key=f"evaluation.sets.{name}.path")
+            key, chosen = f"evaluation.sets.{name}.path", evaluation_set(config.data, held_out)
+            _check(chosen, key=key, of_reward=columns_of(name))
         except DataError as error:
             raise of_held_out(error, name) from error
 
@@ -51,7 +60,7 @@ def no_column(where: str, setting: str, names: Iterable[str]) -> DataError:
     return DataError(f"{where} has no column {setting}; the columns are {', '.join(names)}")
 
 
-def _check(chosen: PromptSetConfig, *, key: str) -> None:
+def _check(chosen: PromptSetConfig, *, key: str, of_reward: Collection[str]) -> None:
     path, where = chosen.path, f"{key}={chosen.path}"
     if Path(path).is_dir() and not _has_data(Path(path)):
         raise DataError(
@@ -65,12 +74,19 @@ def _check(chosen: PromptSetConfig, *, key: str) -> None:
         if not is_json(path) and (fault := json_fault(path, where=where)):
             raise DataError(fault)
     columns = {"prompt": chosen.prompt_column, "answer": chosen.answer_column}
-    names = _columns_of_parquet(path) if FORMATS[Path(path).suffix] == "parquet" else None
     for kind, column in columns.items():
-        first = {column, column.partition(".")[0]}
-        lacking = _names_without(path, first) if names is None else names
-        if lacking and not first & {*lacking}:
+        if lacking := _names_if_none_is(path, {column, column.partition(".")[0]}):
             raise no_column(where, f"data.{kind}_column={column}", lacking)
+    for column in sorted(of_reward):
+        if lacking := _names_if_none_is(path, {column}):
+            raise no_column(where, f"{column}, which the reward needs", lacking)
+
+
+def _names_if_none_is(path: str, wanted: set[str]) -> list[str]:
+    """Return the columns of a file if no wanted one is among them, else []."""
+    is_parquet = FORMATS[Path(path).suffix] == "parquet"
+    names = _columns_of_parquet(path) if is_parquet else _names_without(path, wanted)
+    return [] if wanted & {*names} else names
 
 
 def _has_data(folder: Path) -> bool:

@@ -11,9 +11,10 @@ from typing import Any
 
 import xxhash
 
+from april_rl.config.task import TASK_PREFIX
 from april_rl.data.errors import DataError
 
-PREFIX = "reasoning_gym:"
+PREFIX = TASK_PREFIX
 _NUM_ROWS = {"train": 2000, "test": 200}  # used unless `args` has a size
 _TEST_SHARE = 5  # one question in five goes to the split `test`
 _TEST_SEED = 0  # seed of the split `test` in every run, so that evaluations are comparable

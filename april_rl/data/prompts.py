@@ -134,11 +134,6 @@ def load_prompts(
             chosen, template=Template.plain, plain_template="{prompt}", chat_template_kwargs={}
         )
     is_procedural = chosen.path.startswith(PREFIX)
-    if chosen.args and not is_procedural:
-        raise DataError(
-            f"{key}={chosen.path}: args={chosen.args} has no effect: only reasoning_gym tasks have "
-            "settings; remove it"
-        )
     tokenized = TableMaker(
         chosen,
         tokenizer,

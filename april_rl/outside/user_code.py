@@ -57,13 +57,10 @@ def check_named(path: str) -> None:
     not define, or defines as a number or a text.
     """
     module, _, name = path.partition(":")
-    if module in sys.modules:
+    source = b"" if module in sys.modules else _source_of(module)
+    if not source:
         return
-    spec = _spec_of(module)
-    if not spec.has_location or not str(spec.origin).endswith(".py"):
-        return
-    source = Path(str(spec.origin)).read_bytes()
-    tree = ast.parse(source, str(spec.origin))
+    tree = ast.parse(source, str(_spec_of(module).origin))
     text = source.decode(errors="replace")
     assigned = [
         node.value
@@ -79,6 +76,39 @@ def check_named(path: str) -> None:
         return
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     raise _no_function(module, name, [each.name for each in tree.body if isinstance(each, kinds)])
+
+
+def signature_of(path: str) -> Callable[..., Any] | None:
+    """Return a function with the signature of `module:function` that does nothing, read from the
+    source without importing it; None for what is not a plain function there.
+    """
+    module, _, name = path.partition(":")
+    body = [] if module in sys.modules else ast.parse(_source_of(module)).body
+    found = [node for node in body if name in _names_defined(node)]
+    made = found[-1] if found else None
+    if not isinstance(made, ast.FunctionDef | ast.AsyncFunctionDef) or made.decorator_list:
+        return None
+    for argument in ast.walk(made.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    made.args.defaults = [ast.Constant(None) for _ in made.args.defaults]
+    made.args.kw_defaults = [each and ast.Constant(None) for each in made.args.kw_defaults]
+    names: dict[str, Any] = {}
+    exec(f"def {name}({ast.unparse(made.args)}): ...", names)
+    return cast(Callable[..., Any], names[name])
+
+
+def _names_defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    return [*map(ast.unparse, node.targets)] if isinstance(node, ast.Assign) else []
+
+
+def _source_of(module: str) -> bytes:
+    """Return the source of a module, empty if it is not Python; raise ModuleNotFoundError."""
+    spec = _spec_of(module)
+    is_python = spec.has_location and str(spec.origin).endswith(".py")
+    return Path(str(spec.origin)).read_bytes() if is_python else b""
 
 
 def _spec_of(module: str) -> ModuleSpec:

@@ -16,9 +16,13 @@ def check_model_folder(given: str, *, key: str = "model.path", may_be_on_hub: bo
     exist, has no config.json or no weights, or is the directory of a run. A name that may be a
     model of the hub passes unless `may_be_on_hub` is false.
     """
+    from april_rl.checkpointing.resume import CHECKPOINTS  # it needs numpy
+
     path = Path(given)
-    if (export := newest_export(path)) is not None:
-        raise PreflightError(f"{key}={path} is a run directory: give an export, {export}")
+    for folder, kind in ((path, "a run directory"), (path.parent.parent, "a checkpoint")):
+        is_in_run = folder == path or path.parent.name == CHECKPOINTS
+        if is_in_run and path.is_dir() and (export := newest_export(folder)) is not None:
+            raise PreflightError(f"{key}={path} is {kind}: give an export, {export}")
     if path.is_file():
         raise PreflightError(
             f"{key}={path} is a file; give the folder that has {_CONFIG} and the weights"

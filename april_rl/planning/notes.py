@@ -27,10 +27,10 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
     if algorithm.ratio is Ratio.proximal and is_one_update and bounds:
         *most, last = [f"algorithm.{key}" for key in bounds]
         keys = " and ".join([", ".join(most), last]) if most else last
-        yield f"with trainer.num_minibatches=1 every ratio is 1: {keys} never act, which is fine"
+        yield f"with trainer.num_minibatches=1 every ratio is 1: {keys} never act"
     has_critic = algorithm.advantage == Advantage.gae
     if has_critic and is_one_update and config.critic.value_clip is not None:
-        yield "with trainer.num_minibatches=1 critic.value_clip never acts, which is fine"
+        yield "with trainer.num_minibatches=1 critic.value_clip never acts"
     replay, has_proximal = config.learner.router_replay, algorithm.ratio is Ratio.proximal
     if replay is RouterReplay.learner and (is_one_update or not has_proximal):
         cause = "trainer.num_minibatches=1" if is_one_update else "algorithm.ratio=behaviour"

@@ -56,16 +56,17 @@ def test_the_bounds_of_a_range_are_accepted() -> None:
 
 
 def test_names_that_users_choose_can_be_set_with_and_without_a_plus() -> None:
+    fixed = ["data.path=", "model.path=m", "data.sampler=pass_rate"]
     named = [
-        "data.args={max_digits: 1}",
+        "data.sampler_args={low: 0.1}",
         "data.chat_template_kwargs.enable_thinking=false",
         "reward.args={power: 2}",
         "data.sources.a={path: a.jsonl}",
         "evaluation.sets.new={path: a.jsonl}",
     ]
-    config = load("data.path=", "model.path=m", *named)
-    assert config == load("data.path=", "model.path=m", *(f"+{override}" for override in named))
-    assert config.data.args == {"max_digits": 1}
+    config = load(*fixed, *named)
+    assert config == load(*fixed, *(f"+{override}" for override in named))
+    assert config.data.sampler_args == {"low": 0.1}
     assert config.data.chat_template_kwargs == {"enable_thinking": False}
     assert config.reward.args == {"power": 2}
     assert config.data.sources["a"].path == config.evaluation.sets["new"].path == "a.jsonl"

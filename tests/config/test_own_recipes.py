@@ -11,7 +11,16 @@ from omegaconf import DictConfig, OmegaConf
 from april_rl.__main__ import main as command
 from april_rl.api import evaluate, train
 from april_rl.command_line import main
-from april_rl.config.store import as_plain, compose_overrides, recipes, run_config, to_config
+from april_rl.config import TrainConfig
+from april_rl.config.store import (
+    NAMED_BY_USERS,
+    as_plain,
+    compose_overrides,
+    recipes,
+    register_folder,
+    run_config,
+    to_config,
+)
 from april_rl.config.wrong_settings import REMOVED
 from april_rl.errors import RunError
 from april_rl.tracking.tracker import config_text
@@ -70,6 +79,73 @@ def test_the_saved_settings_of_a_run_can_be_read_when_null_removed_a_set(
     composed = compose_overrides(["recipe=tiny_cpu", f"++{removed}=null"])
     (tmp_path / "config.yaml").write_text(config_text(as_plain(composed)))
     assert run_config(tmp_path / "config.yaml") == to_config(composed)
+
+
+PARENT = """defaults: [tiny_cpu]
+data: {path: "reasoning_gym:a", args: {x: 1}, sampler: pass_rate, sampler_args: {x: 1},
+  chat_template_kwargs: {x: 1}}
+reward: {functions: {right: {function: exact, args: {x: 1}}}}
+algorithm: {loss: "mine:loss", args: {x: 1}}
+evaluation: {sets: {held_out: {path: "reasoning_gym:b", args: {x: 1}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("data.args", "data.sampler_args", "data.chat_template_kwargs", "algorithm.args"),
+        *("reward.functions.right.args", "evaluation.sets.held_out.args"),
+        *("reward.functions", "evaluation.sets"),
+    ],
+)
+def test_null_removes_what_a_mapping_inherits(tmp_path: Path, key: str) -> None:
+    """In a recipe and on the command line, also before new entries, and in the saved settings."""
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "parent.yaml").write_text(PARENT)
+    heir = OmegaConf.create({"defaults": ["parent"]})
+    OmegaConf.update(heir, key, None)
+    OmegaConf.save(heir, tmp_path / "recipe" / "heir.yaml")
+    register_folder(tmp_path)
+    assert OmegaConf.select(OmegaConf.structured(load("parent")), key)
+    for words in (["heir"], ["parent", f"{key}=null"]):
+        config = load(*words)
+        assert not OmegaConf.select(OmegaConf.structured(config), key)
+        (tmp_path / "config.yaml").write_text(config_text(as_plain(compose(*words))))
+        assert run_config(tmp_path / "config.yaml") == config
+        new = "{path: a.jsonl}" if key in NAMED_BY_USERS else "2"
+        found = OmegaConf.select(compose(*words, f"{key}.y={new}"), key)
+        assert found == OmegaConf.select(compose(*words, f"{key}={{y: {new}}}"), key)
+        assert list(found) == ["y"]
+
+
+def compose(recipe: str, *words: str) -> DictConfig:
+    return compose_overrides([f"recipe={recipe}", *words])
+
+
+def load(recipe: str, *words: str) -> TrainConfig:
+    return to_config(compose(recipe, *words))
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "rows"),
+    [
+        (["data.path=a.jsonl"], "data", "data.path=a.jsonl"),
+        (["data.path=''", "data.sources.a={path: a.jsonl}"], "data", "data.sources"),
+        (["data.path=''", "data.args=null", "data.sources.a={path: a/b, args: {x: 1}}"],
+         "data.sources.a", "data.sources.a.path=a/b"),
+        (["evaluation.sets.held_out.path=a.jsonl"], "evaluation.sets.held_out",
+         "evaluation.sets.held_out.path=a.jsonl"),
+    ],
+)  # fmt: skip
+def test_rows_that_take_no_inherited_args_are_refused_with_the_way_out(
+    words: list[str], key: str, rows: str
+) -> None:
+    held_out = "evaluation.sets.held_out={path: 'reasoning_gym:b', args: {x: 1}}"
+    with pytest.raises(RunError) as caught:
+        load("smollm2_135m_cpu", held_out, *words)
+    assert f"{key}.args=" in str(caught.value)
+    assert f"has no effect with {rows}: " in str(caught.value)
+    load("smollm2_135m_cpu", held_out, *words, f"{key}.args=null")
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,9 @@ WRONG = [
      "..., got a.jsonl"),
     ("trainer=3", "trainer must be a section: set trainer.num_steps, trainer.num_groups, "
      "trainer.num_minibatches, ..., got 3"),
-    ("reward.args=3", "reward.args must be a mapping such as {name: value}, or {}, got 3"),
-    ("evaluation.sets=x", "evaluation.sets must be a mapping such as {name: value}, or {}, got x"),
+    ("reward.args=3", "reward.args must be a mapping such as {name: value}, or null, got 3"),
+    ("evaluation.sets=x", "evaluation.sets must be a mapping such as {name: value}, or null, "
+     "got x"),
     # a text that cannot be read
     ("data.answer_pattern=(unclosed", "the value of data.answer_pattern cannot be read: (unclosed. "
      "Put it into two kinds of quotes, 'data.answer_pattern=\"(unclosed\"'"),

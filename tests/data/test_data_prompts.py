@@ -139,7 +139,6 @@ BAD_SETTINGS = {
         {"chat_template": "{{ messages[0].content }}{{ messages[0].content.index('one') }}"},
         "data.jsonl:2: .*models/words.*substring not found",
     ),
-    "settings of no task": (["one"], {"args": {"size": 3}}, "has no effect: only reasoning_gym"),
 }
 
 

@@ -1,10 +1,13 @@
 """A rehearsal finds what is wrong with a recipe before GPUs are rented, and names it."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 from byte_tokenizer import hf_byte_tokenizer
+from source_tree import ROOT
 
 from april_rl.__main__ import main
 from april_rl.config import to_config
@@ -260,3 +263,26 @@ def test_every_recipe_has_a_stand_in_for_its_model_and_its_data():
         assert all(stand_ins.rows(path) for path in paths), (name, paths)
         is_builtin = config.model.path.startswith("builtin:")
         assert is_builtin or stand_ins.model_config(config.model.path), name
+
+
+@pytest.mark.slow
+def test_the_command_of_the_first_page_flags_nothing_in_the_recipe_of_that_page(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    page = (ROOT / "docs" / "first_run.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"python -m april_rl rehearse (.*)", page)
+    for name, language in (("conf/recipe/mine.yaml", "yaml"), ("my_rewards.py", "python")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (text,) = re.findall(rf"```{language}\n(.*?)```", page, flags=re.S)
+        (tmp_path / name).write_text(text)
+    for name, start in (("train", 0), ("test", 1000)):
+        rows = [
+            {"question": f"{n} + {n % 7}?", "answer": f"{n + n % 7}"}
+            for n in range(start, start + 40)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert main(["rehearse", *shlex.split(command), "quick=true"]) == 0, capsys.readouterr().out
+    recipes.cache_clear()

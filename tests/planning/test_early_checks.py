@@ -177,6 +177,12 @@ def test_a_run_without_its_last_evaluation_or_export_continues_and_says_so(
 SENTENCES = {
     "reward.function=rewards:exac": "reward.function=rewards:exac cannot be loaded: module rewards "
     "has no function 'exac'; did you mean exact?",
+    "reward.function=rewards:other": "reward.function=rewards:other cannot be loaded: takes "
+    "(texts, labels), expected (prompts, responses, answers) by these names",
+    "reward={function: 'rewards:right', args: {bonsu: 2}}": "reward.function=rewards:right cannot "
+    "be loaded: has no argument 'bonsu'; it takes level, bonus",
+    "reward.function=rewards:right": "/problems/{file}.jsonl has no column level, which the reward "
+    "needs; the columns are prompt, answer",
     "data.answer_column=gold": "/problems/{file}.jsonl has no column data.answer_column=gold; "
     "the columns are prompt, answer",
 }
@@ -196,7 +202,10 @@ def test_a_command_that_does_not_evaluate_needs_no_context_for_evaluations() -> 
 def test_every_command_reports_a_mistake_alike_before_torch_is_imported(
     start: Start, command: str, override: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "rewards.py").write_text("import torch\n\ndef exact(responses): ...\n")
+    (tmp_path / "rewards.py").write_text(
+        "import torch\n\ndef exact(responses): ...\n\ndef other(texts, labels): ...\n\n"
+        "def right(prompts, responses, answers, level, *, bonus: int = torch.zero): ...\n"
+    )
     done = start(command, tmp_path, override)
     file = "held_out" if command == "evaluate" else "train"
     assert SENTENCES[override].format(file=file) in done.stderr

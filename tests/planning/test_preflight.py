@@ -67,6 +67,10 @@ def test_a_run_directory_given_as_model_is_refused_and_its_last_export_is_named(
     os.utime(tmp_path / "exports" / "step_10", times=(0, 0))
     with pytest.raises(PreflightError, match=r"is a run directory: give an export, .*/step_10$"):
         read_model(str(tmp_path))
+    checkpoint = tmp_path / "checkpoints" / "step_9"
+    checkpoint.mkdir(parents=True)
+    with pytest.raises(PreflightError, match=r"step_9 is a checkpoint: give an export, .*/step_10"):
+        read_model(str(checkpoint))
 
 
 @pytest.mark.parametrize("config", [T5Config, MambaConfig])

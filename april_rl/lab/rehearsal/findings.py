@@ -83,7 +83,7 @@ def check_one_update(config: TrainConfig) -> Finding | None:
         name="one_update",
         message="trainer.num_minibatches=1 with algorithm.ratio=proximal makes every ratio 1: "
         "clip_low, clip_high, dual_clip and GSPO's sequence ratio never act, loss/clip_frac stays "
-        "0; set trainer.num_minibatches above 1",
+        "0; set trainer.num_minibatches above 1, or accept=one_update if one update is meant",
     )
 
 
