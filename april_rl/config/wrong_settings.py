@@ -156,7 +156,8 @@ def wrong_section(given: Mapping[Any, object], schema: type, *, section: str = "
         kind = _type_of(key, schema)
         if value is None or kind in (None, Any) or str(value).startswith("${"):
             continue
-        is_section = is_dataclass(kind) or get_origin(kind) is dict
+        kinds = (kind,) if get_origin(kind) is dict else (get_args(kind) or (kind,))
+        is_section = any(is_dataclass(each) or get_origin(each) is dict for each in kinds)
         if isinstance(value, dict) != is_section:
             return f"{key} must be {expected_value(key, schema)}, got {value}"
         if isinstance(value, dict) and (wrong := wrong_section(value, schema, section=key)):
@@ -218,7 +219,7 @@ def _in_words(kind: object, key: str) -> str:
         # The setting takes a number or the word auto.
         is_auto = str in kinds and kinds != (str, NoneType)
         named = [_in_words(one, key) for one in kinds if not (is_auto and one is str)]
-        return " or ".join([*named, *(["auto"] if is_auto else [])])
+        return " or ".join([*named, *(["auto"] if is_auto else [])]).replace("null or null", "null")
     if get_origin(kind) is list:
         return f"a list in brackets, each entry {_in_words(get_args(kind)[0], key)}"
     return (

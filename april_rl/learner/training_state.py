@@ -143,9 +143,9 @@ class TrainingState:
                 _load(trained, saved, prefix=prefix, num_steps=num_steps[prefix])
             if self._reference is not None:
                 self._reference.age = counters.get("reference_age", 0)
-                with self._reference.weights.change():
-                    for name, parameter in self._of_reference():
-                        saved.fill(name, parameter)
+                stack.enter_context(self._reference.weights.change())
+            for name, parameter in self._of_reference():
+                saved.fill(name, parameter)
 
     def _of_reference(self) -> Iterator[tuple[str, nn.Parameter]]:
         named = self._reference.shards() if self._reference else ()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from april_rl.supervision.host_memory import host_memory
 
-_MIN_DRIVER = 580
+_MIN_NVIDIA = 580
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,27 +75,27 @@ def _nvidia_smi(*arguments: str) -> str:
     path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/lib/wsl/lib"))
     try:
         found = shutil.which("nvidia-smi", path=path) or "nvidia-smi"
-        done = subprocess.run([found, *arguments], capture_output=True, text=True, timeout=20)
+        ended = subprocess.run([found, *arguments], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return ended.stdout if ended.returncode == 0 else ""
 
 
-def wrong_tools(*, include: Path | None = None, driver_version: str | None = None) -> list[str]:
+def wrong_tools(*, include: Path | None = None, nvidia_version: str | None = None) -> list[str]:
     """Return messages when this machine cannot compile kernels for a GPU, or has an old driver.
 
     Triton compiles a small C program against Python's headers, for vLLM and for the learner. The
     pinned torch is built for CUDA 13, which needs a driver of NVIDIA's branch 580.
     """
-    if driver_version is None:
-        driver_version = _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
+    if nvidia_version is None:
+        nvidia_version = _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader")
     include = include or Path(sysconfig.get_path("include"))
     found = []
-    branch = driver_version.strip().partition(".")[0]
-    if branch.isdigit() and int(branch) < _MIN_DRIVER:
+    branch = nvidia_version.strip().partition(".")[0]
+    if branch.isdigit() and int(branch) < _MIN_NVIDIA:
         found.append(
-            f"driver: NVIDIA's driver {driver_version.strip().splitlines()[0]} is older than "
-            f"{_MIN_DRIVER}, which CUDA 13 needs: update it, or rent a machine with a newer one"
+            f"driver: NVIDIA's driver {nvidia_version.strip().splitlines()[0]} is older than "
+            f"{_MIN_NVIDIA}, which CUDA 13 needs: update it, or rent a machine with a newer one"
         )
     if not (os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))):
         found.append("compiler: there is no C compiler, which Triton needs: install gcc")

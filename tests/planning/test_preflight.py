@@ -146,14 +146,14 @@ def test_gpus_of_wsl2_are_counted_by_nvidia_smi(tmp_path, monkeypatch):
 def test_what_a_gpu_run_needs_to_compile_is_looked_at_before_it_starts(tmp_path, monkeypatch):
     """Fails when a run downloads a model, and then ends in Triton's own words."""
     (tmp_path / "Python.h").touch()
-    assert wrong_tools(include=tmp_path, driver_version="580.65.06\n") == []
-    [old] = wrong_tools(include=tmp_path, driver_version="550.54.15\n550.54.15\n")
+    assert wrong_tools(include=tmp_path, nvidia_version="580.65.06\n") == []
+    [old] = wrong_tools(include=tmp_path, nvidia_version="550.54.15\n550.54.15\n")
     assert old.startswith("driver: NVIDIA's driver 550.54.15 is older than 580")
-    [headers] = wrong_tools(include=tmp_path / "none", driver_version="")
+    [headers] = wrong_tools(include=tmp_path / "none", nvidia_version="")
     assert "python3-dev" in headers
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    [compiler] = wrong_tools(include=tmp_path, driver_version="")
+    [compiler] = wrong_tools(include=tmp_path, nvidia_version="")
     assert "install gcc" in compiler
 
 
