@@ -7,14 +7,13 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from april_rl.environments import door
 from april_rl.environments.agent.agent import Agent
 from april_rl.environments.calls import Calls
 from april_rl.environments.protocol import Environment, Saves, StepResult, Turn
 from april_rl.environments.threads import call, threads, time_limit
-from april_rl.outside.supervisor import ProcessReply
 from april_rl.outside.user_code import Caught
 from april_rl.types import SampleId
 
@@ -35,16 +34,24 @@ class EpisodeRequest:
     calls_again: bool = False  # the episode was lost: begin it again, with all its calls
 
 
+class Forget(NamedTuple):
+    """A request to forget an episode."""
+
+    sample_id: SampleId
+
+
 @dataclass(slots=True, kw_only=True)
-class EpisodeReply(ProcessReply):
+class EpisodeReply:
     """The results of the methods that a request called, in order: `reset`, and `step` by turn."""
 
+    number: int  # number of the question
     results: tuple[StepResult, ...] = ()  # each has a list of messages
     outcome: Outcome
     message: str = ""  # the reason why there is no observation
     elapsed_s: float = 0.0  # duration of the last call of a method
     num_calls: int = 0  # calls that `Context.once` made
     num_repeated: int = 0  # how many of them were further attempts
+    num_hung: int = 0  # calls in the process that took too long and have not returned yet
 
 
 class _TooSlowError(Exception):

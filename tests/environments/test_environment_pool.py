@@ -16,8 +16,8 @@ from own_process import is_running, wait_until
 from april_rl.config.choices import OnRestart
 from april_rl.environments.check import check_environment
 from april_rl.environments.episode import EpisodeReply
+from april_rl.environments.pool import MAX_FAILED, MAX_ORIGINS
 from april_rl.environments.protocol import EnvironmentFailedError
-from april_rl.outside.supervisor import MAX_FAILED, MAX_ORIGINS
 from april_rl.types import Observation
 
 
