@@ -112,8 +112,6 @@ def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
             f"{function} lacks the methods of an environment: `reset` and `step`, or `reset` and "
             "tools (TRL's form), or `init` and `step` (SkyRL-gym's form)"
         )
-    if len({"snapshot", "restore"} & names_of(found)) == 1 and not is_of_tools(found):
-        raise TypeError(f"{function} needs both `snapshot` and `restore`, or neither")
     check_args(found, args)
     if absent := further_names(found, args):
         raise TypeError(f"needs the argument {' and '.join(absent)}")
