@@ -129,7 +129,7 @@ class TrainingState:
         for trained in self._models.values():
             trained.model.reshard_all()
             trained.masters.reload()
-        self._entropy_bonus.restore(counters.get("entropy_bonus", {}))
+        self._entropy_bonus.restore(counters["entropy_bonus"])
         with ExitStack() as stack:
             saved = _Saved(folder, stack)
             wanted: dict[str, list[int]] = {}
@@ -144,7 +144,7 @@ class TrainingState:
             for name, parameter in self._of_reference():
                 saved.fill(name, parameter)
         if self._reference is not None:
-            self._reference.age = counters.get("reference_age", 0)
+            self._reference.age = counters["reference_age"]
 
     def _of_reference(self) -> Iterator[tuple[str, nn.Parameter]]:
         named = self._reference.shards() if self._reference else ()
