@@ -74,8 +74,8 @@ class Updates:
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Continue counting from the result of `save`."""
-        self._num_bad = state.get("num_bad", 0)
-        self._disagreed_in = state.get("disagreed_in", 0)
+        self._num_bad = state["num_bad"]
+        self._disagreed_in = state["disagreed_in"]
 
     def make(
         self, batch: Batch, *, step: int, records: Callable[[], Iterable[SampleRecord]]

@@ -58,8 +58,7 @@ def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str,
         check_observations(state["collector"], max_observation_tokens=limit)
     saved = state["base"]
     for name in _SIZES:
-        # A checkpoint of an earlier version does not hold num_parameters.
-        if saved.get(name, model[name]) != model[name]:
+        if saved[name] != model[name]:
             raise OtherModelError(
                 f"model.path={config.model.path} has {name} {model[name]}, but the model of the "
                 f"checkpoint has {saved[name]}: resume with that model"

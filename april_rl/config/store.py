@@ -25,7 +25,6 @@ from april_rl.config.secrets import mask, with_references, without_absent
 from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
 from april_rl.config.wrong_settings import (
     LIST_OF_RECIPES,
-    REMOVED,
     expected_value,
     explain,
     keys,
@@ -262,7 +261,7 @@ def run_config(path: Path) -> TrainConfig:
         )
     try:
         found = without_absent(OmegaConf.to_container(OmegaConf.load(path)))
-        saved = _without_removed(_without_nulls(OmegaConf.create(found)))
+        saved = _without_nulls(OmegaConf.create(found))
         merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), saved)
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -316,16 +315,6 @@ def _plain(composed: DictConfig) -> DictConfig:
     if plain.data.sources and OmegaConf.is_missing(plain.data, "path"):
         plain.data.path = ""
     return plain
-
-
-def _without_removed(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:
-    """Remove the settings of an older version's run that do not exist any more."""
-    for key in REMOVED:
-        section, _, name = key.rpartition(".")
-        found = OmegaConf.select(settings, section) if section else settings
-        if isinstance(found, DictConfig):
-            found.pop(name, None)
-    return settings
 
 
 def _without_nulls(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:

@@ -31,23 +31,6 @@ _WORDS: dict[object, str] = {
 }
 _HELP = "python -m april_rl.train --cfg job prints every setting"
 LIST_OF_RECIPES = "python -m april_rl.train --help lists all recipes"
-# Settings that were removed, and what to do instead; for a section, its whole key.
-REMOVED: dict[str, str] = {
-    "algorithm.sapo_positive_temperature": "it is 1, as in the paper",
-    "algorithm.sapo_negative_temperature": "it is 1.05, as in the paper",
-    "algorithm.sequence_mask": "set algorithm.geometric_mask, whose bounds fit all lengths",
-    "data.num_processes": "large sets are rendered by one process per core",
-    "engine.speculative_tokens": "4 tokens are guessed at a time",
-    "profiler.num_ticks": "the first 4 ticks of a step have operators",
-    "profiler.num_workers": "the first worker is traced",
-    "rehearsal": "give gpu_gib, mean_response_tokens and accept to python -m april_rl rehearse",
-    "reward.soft_timeout_s": "it is a third of reward.hard_timeout_s",
-    "rollout.abort_timeout_s": "an engine has 60 s to return its samples",
-    "rollout.max_rejected_groups": "it is 20 · trainer.num_groups",
-    "runtime.call_timeout_s": "it is six times runtime.stall_timeout_s",
-    "tracking.print_samples_every": "a few samples are shown every 20 steps, none with "
-    "tracking.save_samples_every=0",
-}
 
 # Common names for settings that are too far from ours to be found by spelling.
 _MEANT = {
@@ -120,11 +103,7 @@ def _of_file(error: Exception) -> str:
 
 
 def unknown_setting(key: str, schema: type) -> str:
-    """Return a message that `key` is not a setting, with the settings that it may mean; or that
-    it was removed, and what to do.
-    """
-    if (instead := REMOVED.get(key) or REMOVED.get(key.partition(".")[0])) is not None:
-        return f"{key} is not a setting any more: {instead}; remove it"
+    """Return a message that `key` is not a setting, with the settings that it may mean."""
     if (meant := _MEANT.get(key)) is not None:
         return f"{key} is not a setting; did you mean {meant}?"
     known = list(keys(schema))

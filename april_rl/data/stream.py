@@ -143,7 +143,7 @@ class PromptStream:
                 f"{self._setting} gives {len(self._prompts)} prompts and the saved prompt stream "
                 f"had {state['num_prompts']}: {_REMEDY}"
             )
-        if state.get("fingerprint", self._origin.fingerprint) != self._origin.fingerprint:
+        if state["fingerprint"] != self._origin.fingerprint:
             raise DataError(
                 f"{self._setting} has changed since the checkpoint was written: it gives "
                 f"{len(self._prompts)} prompts, as before, but their tokens, answers or order "

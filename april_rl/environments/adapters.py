@@ -1,11 +1,8 @@
-"""Adapters for environments in the form of other libraries.
+"""Adapter for environments in the form of TRL's classes.
 
 TRL's `environment_factory` (1.16): a class with `reset(**row) -> str | None` whose other public
 methods are tools, described by type hints and docstrings, and optionally `get_reward() -> float`. A
 turn without a call ends the episode. Source: docstring of trl.GRPOTrainer.
-
-SkyRL-gym's `BaseTextEnv` (0.4): `__init__(env_config, extras)`, `init(prompt)`, `step(action)`,
-which returns a mapping with observations, reward and done. Source: skyrl_gym.envs.base_text_env.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from april_rl.environments.protocol import StepResult, ToolCall, Turn
@@ -35,10 +31,6 @@ def names_of(found: type[Any]) -> set[str]:
 
 def is_of_tools(found: type[Any]) -> bool:
     return "reset" in (names := names_of(found)) and "step" not in names and bool(tools_of(found))
-
-
-def is_of_skyrl(found: type[Any]) -> bool:
-    return {"init", "step"} <= names_of(found) and "reset" not in names_of(found)
 
 
 def tools_of(found: type[Any]) -> list[str]:
@@ -133,26 +125,3 @@ class ToolsEnvironment:
             return str(await call(self._tools[asked.name], **asked.arguments))
         except (Exception, SystemExit) as error:  # a tool may raise anything
             return str({"error": str(error) or type(error).__name__})
-
-
-class SkyRLEnvironment:
-    """An instance of a class of SkyRL-gym."""
-
-    def __init__(self, found: type[Any], args: Mapping[str, Any], *, max_turns: int) -> None:
-        self._class, self._config = found, SimpleNamespace(**args)
-        self._max_turns = max_turns
-
-    async def reset(self, row: Mapping[str, Any], seed: int) -> list[Message]:  # noqa: ARG002
-        """Construct the instance with a row, and begin."""
-        rest = {name: value for name, value in row.items() if name not in OWN_COLUMNS}
-        spec = {"ground_truth": row["answer"]}
-        extras = {"reward_spec": spec, "max_turns": self._max_turns, **rest}
-        self._instance = await call(self._class, env_config=self._config, extras=extras)
-        prompt = [{"role": "user", "content": row["prompt"]}]
-        messages, _ = await call(self._instance.init, prompt)
-        return list(messages[len(prompt) :])
-
-    async def step(self, turn: Turn) -> StepResult:
-        """Make the instance reply to a turn."""
-        result = await call(self._instance.step, turn.text)
-        return StepResult(result["observations"], result["reward"], result["done"])

@@ -1,6 +1,5 @@
 """Calls with a side effect, made once in the life of a sample: each started call and its result
-is written to a file, so that an episode that is built again does not call a second time. The
-same file holds snapshots of its environment.
+is written to a file, so that an episode that is built again does not call a second time.
 """
 
 from __future__ import annotations
@@ -44,17 +43,12 @@ class Calls:
         self._name = uuid4().hex  # the name of these calls, in the first line of the file
         self._begun: dict[str, int] = {}  # number of attempts by key
         self._results: dict[str, Any] = {}  # by key
-        # Lines of snapshots, by the turns that came before.
-        self._snapshots: dict[str, dict[str, Any]] = {}
         lines = list(_lines(self._path))
         for line in lines:
             if "name" in line:
                 self._name = line["name"]
             elif "started_over" in line:
                 self._results.clear()
-                self._snapshots.clear()
-            elif "turns" in line:
-                self._snapshots[line["turns"]] = line
             elif "result" in line:
                 self._results[line["key"]] = line["result"]
             else:
@@ -70,7 +64,6 @@ class Calls:
         """Set the notes aside if there are any: every call is made again, as a further attempt."""
         with self._lock:
             self._results.clear()
-            self._snapshots.clear()
             if self._is_named:
                 self._note({"started_over": True})
 
@@ -108,23 +101,6 @@ class Calls:
             return self._note_result(
                 key, await function(*args, **self._begin(key, function, kwargs))
             )
-
-    def save(self, turns: str, state: Any) -> None:  # noqa: ANN401
-        """Note a snapshot after these turns. Raise TypeError if JSON cannot encode the state."""
-        with self._lock:
-            made = {given: len(numbers) for given, numbers in self._taken.items()}
-            line = {"turns": turns, "state": state, "made": made}
-            self._snapshots[turns] = line
-            self._note(line)
-
-    def has_snapshot(self, turns: str) -> bool:
-        return turns in self._snapshots
-
-    def restore(self, turns: str) -> Any:  # noqa: ANN401
-        """Return the snapshot after these turns; the numbering of calls continues from there."""
-        for given, number in self._snapshots[turns]["made"].items():
-            self._taken[given] = set(range(1, number + 1))
-        return self._snapshots[turns]["state"]
 
     def take_counts(self) -> tuple[int, int]:
         """Return how many calls and how many further attempts were made since the last time."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from april_rl.environments import door
 from april_rl.environments.agent.agent import Agent
 from april_rl.environments.calls import Calls
-from april_rl.environments.protocol import Environment, Saves, StepResult, Turn
+from april_rl.environments.protocol import Environment, StepResult, Turn
 from april_rl.environments.threads import call, threads, time_limit
-from april_rl.outside.supervisor import ProcessReply
 from april_rl.outside.user_code import Caught
 from april_rl.types import SampleId
 
@@ -35,16 +32,24 @@ class EpisodeRequest:
     calls_again: bool = False  # the episode was lost: begin it again, with all its calls
 
 
+class Forget(NamedTuple):
+    """A request to forget an episode."""
+
+    sample_id: SampleId
+
+
 @dataclass(slots=True, kw_only=True)
-class EpisodeReply(ProcessReply):
+class EpisodeReply:
     """The results of the methods that a request called, in order: `reset`, and `step` by turn."""
 
+    number: int  # number of the question
     results: tuple[StepResult, ...] = ()  # each has a list of messages
     outcome: Outcome
     message: str = ""  # the reason why there is no observation
     elapsed_s: float = 0.0  # duration of the last call of a method
     num_calls: int = 0  # calls that `Context.once` made
     num_repeated: int = 0  # how many of them were further attempts
+    num_hung: int = 0  # calls in the process that took too long and have not returned yet
 
 
 class _TooSlowError(Exception):
@@ -60,9 +65,7 @@ class Episode:
         """`limit_s` limits one call or `build`; `max_tokens` is the limit of observations."""
         self._build, self._calls = build, calls
         self._environment: Environment | None = None
-        self._has_snapshots = False
         self._limit_s, self._max_tokens = limit_s, max_tokens
-        self._texts: list[str] = []  # the texts of all turns so far
 
     def close(self) -> None:
         """End the episode; parts of it that are still running cannot make calls any more."""
@@ -79,21 +82,17 @@ class Episode:
             try:
                 if self._environment is None:
                     self._environment = await self._call_in_time(self._build)
-                    self._has_snapshots = isinstance(self._environment, Saves)
                 if isinstance(self._environment, Agent) and request.row is not None:
                     self._environment.expect([turn.request_key for turn in request.turns])
-                if request.row is not None and not await self._restore(self._environment, request):
+                if request.row is not None:
                     returned = await self._call_in_time(
                         self._environment.reset, request.row, request.seed
                     )
                     results.append(door.opening(returned, max_tokens=self._max_tokens))
-                    await self._save(self._environment)
-                for turn in request.turns[len(self._texts) if request.row is not None else 0 :]:
+                for turn in request.turns:
                     began_s = time.monotonic()
                     returned = await self._call_in_time(self._environment.step, turn)
                     results.append(door.result(returned, max_tokens=self._max_tokens))
-                    self._texts.append(turn.raw_text)
-                    await self._save(self._environment)
             except _TooSlowError:
                 outcome = "timeout"
                 raise
@@ -113,31 +112,6 @@ class Episode:
             num_hung=threads.num_hung,
         )
 
-    async def _save(self, environment: Environment) -> None:
-        if self._has_snapshots:
-            assert isinstance(environment, Saves)
-            state = await self._call_in_time(environment.snapshot)
-            try:
-                self._calls.save(_key(self._texts), state)
-            except TypeError as error:
-                raise door.GarbageError(
-                    f"snapshot returned a value that JSON cannot encode: {error}"
-                ) from error
-
-    async def _restore(self, environment: Environment, request: EpisodeRequest) -> bool:
-        """Continue from the latest snapshot before the turn without an observation, if any."""
-        if not self._has_snapshots:
-            return False
-        assert isinstance(environment, Saves)
-        texts = [turn.raw_text for turn in request.turns]
-        for num_turns in reversed(range(len(texts))):
-            if self._calls.has_snapshot(_key(texts[:num_turns])):
-                state = self._calls.restore(_key(texts[:num_turns]))
-                await self._call_in_time(environment.restore, request.row, request.seed, state)
-                self._texts = texts[:num_turns]
-                return True
-        return False
-
     async def _call_in_time(self, method: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
         """Call a method, in a thread unless it is a coroutine; raise _TooSlowError if it hangs."""
         try:
@@ -148,7 +122,3 @@ class Episode:
             if not limit.expired():
                 raise
         raise _TooSlowError(f"no answer within environment.step_timeout_s = {self._limit_s:g}")
-
-
-def _key(texts: Sequence[str]) -> str:
-    return hashlib.blake2b(json.dumps(texts).encode(), digest_size=16).hexdigest()

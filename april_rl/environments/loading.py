@@ -12,11 +12,9 @@ from typing import Any, NamedTuple, cast
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.environments.adapters import (
     FunctionTools,
-    SkyRLEnvironment,
     ToolsEnvironment,
     class_of_functions,
     columns_of,
-    is_of_skyrl,
     is_of_tools,
     methods_of,
     names_of,
@@ -25,8 +23,9 @@ from april_rl.environments.adapters import (
 from april_rl.environments.agent.agent import Agent
 from april_rl.environments.agent.endpoint import Endpoint, check_address
 from april_rl.environments.agent.programs import check_function, of_command, of_function
+from april_rl.environments.child import kill, start
 from april_rl.environments.protocol import Context, Environment, EnvironmentFailedError, Loads
-from april_rl.outside.process import Limits, kill, start
+from april_rl.outside.child_process import Limits
 from april_rl.outside.user_code import (
     Caught,
     check_args,
@@ -104,15 +103,11 @@ def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
     found = import_object(function)
     if not inspect.isclass(found):
         found = class_of_functions(found if isinstance(found, list | tuple) else [found])
-    if is_of_skyrl(found):
-        return found
     if not (is_of_tools(found) or {"reset", "step"} <= names_of(found)):
         raise TypeError(
             f"{function} lacks the methods of an environment: `reset` and `step`, or `reset` and "
-            "tools (TRL's form), or `init` and `step` (SkyRL-gym's form)"
+            "tools (TRL's form)"
         )
-    if len({"snapshot", "restore"} & names_of(found)) == 1 and not is_of_tools(found):
-        raise TypeError(f"{function} needs both `snapshot` and `restore`, or neither")
     check_args(found, args)
     if absent := further_names(found, args):
         raise TypeError(f"needs the argument {' and '.join(absent)}")
@@ -138,8 +133,6 @@ def environments_of(
     found = load(config)
     if found is None:
         return partial(_new_agent, config, endpoint)
-    if is_of_skyrl(found):
-        return lambda _: SkyRLEnvironment(found, config.args, max_turns=config.max_turns)
     has_tools = is_of_tools(found)
 
     def new(context: Context) -> Environment:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
@@ -17,12 +16,12 @@ from april_rl.environments.agent.commands import adopt_orphans
 from april_rl.environments.agent.endpoint import Endpoint
 from april_rl.environments.calls import Calls, path_of
 from april_rl.environments.door import repair
-from april_rl.environments.episode import Episode, EpisodeReply, EpisodeRequest
+from april_rl.environments.episode import Episode, EpisodeReply, EpisodeRequest, Forget
 from april_rl.environments.loading import environments_of
 from april_rl.environments.protocol import Context
 from april_rl.outside.child_process import raise_open_files
-from april_rl.outside.supervisor import Forget
 from april_rl.outside.user_code import Caught
+from april_rl.types import SampleId
 
 _STACK_BYTES = 1 << 20  # stack of a thread, which counts as memory
 _MOST_THREADS = 256  # threads that environments may start by asyncio.to_thread
@@ -48,7 +47,7 @@ class _Episodes:
         self._connection, self._config, self._folder = connection, config, folder
         self._pid = os.getpid()
         self._new = environments_of(config, Endpoint(config.address))
-        self._alive: dict[Hashable, Episode] = {}
+        self._alive: dict[SampleId, Episode] = {}
         # References to the tasks, because asyncio holds only weak ones.
         self._tasks: set[asyncio.Task[None]] = set()
         self._replies: list[EpisodeReply] = []  # replies that are sent together
@@ -72,7 +71,7 @@ class _Episodes:
         while requests := await received.get():
             for request in requests:
                 if isinstance(request, Forget):
-                    self._forget(request.key)
+                    self._forget(request.sample_id)
                     continue
                 task = loop.create_task(self._reply(request))
                 self._tasks.add(task)
@@ -107,7 +106,7 @@ class _Episodes:
         self._connection.send(self._replies)
         self._replies.clear()
 
-    def _forget(self, sample_id: Hashable) -> None:
+    def _forget(self, sample_id: SampleId) -> None:
         episode = self._alive.pop(sample_id, None)
         if episode is not None:
             episode.close()

@@ -95,19 +95,6 @@ class Environment(Protocol):
 
 
 @runtime_checkable
-class Saves(Protocol):
-    """An environment whose state can be saved, so that it need not be built again from its
-    turns. Both methods may be coroutines.
-    """
-
-    def snapshot(self) -> Any:  # noqa: ANN401
-        """Return the state as plain data, for JSON; called after `reset` and after every turn."""
-
-    def restore(self, row: Mapping[str, Any], seed: int, state: Any) -> Any:  # noqa: ANN401
-        """Continue from the `state` that `snapshot` returned, instead of `reset` and the turns."""
-
-
-@runtime_checkable
 class Loads(Protocol):
     """An environment that prepares itself before `reset`."""
 

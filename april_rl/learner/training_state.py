@@ -129,7 +129,7 @@ class TrainingState:
         for trained in self._models.values():
             trained.model.reshard_all()
             trained.masters.reload()
-        self._entropy_bonus.restore(counters.get("entropy_bonus", {}))
+        self._entropy_bonus.restore(counters["entropy_bonus"])
         with ExitStack() as stack:
             saved = _Saved(folder, stack)
             wanted: dict[str, list[int]] = {}
@@ -142,7 +142,7 @@ class TrainingState:
             for prefix, trained in self._models.items():
                 _load(trained, saved, prefix=prefix, num_steps=num_steps[prefix])
             if self._reference is not None:
-                self._reference.age = counters.get("reference_age", 0)
+                self._reference.age = counters["reference_age"]
                 stack.enter_context(self._reference.weights.change())
             for name, parameter in self._of_reference():
                 saved.fill(name, parameter)

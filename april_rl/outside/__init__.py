@@ -1,3 +1,3 @@
-"""Supervised processes of rewards and environments, the user's own functions, and a teacher's
+"""Replies from outside the controller: of processes, the user's own functions, and a teacher's
 server.
 """

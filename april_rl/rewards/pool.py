@@ -30,13 +30,13 @@ from april_rl.config.task import RewardConfig
 from april_rl.metrics import Metrics, Sum
 from april_rl.outside.child_process import lifeline
 from april_rl.outside.mailbox import Mailbox
-from april_rl.outside.supervisor import MAX_ATTEMPTS
 from april_rl.rewards.functions import MATH_VERIFY, builtin_module, reward_functions
 from april_rl.rewards.jobs import DecodedJob, Result, RewardError
 from april_rl.rewards.scorebook import Scorebook, Unit
 from april_rl.rewards.worker import Decode, about_rewards, prepare_process, score, try_on
 from april_rl.types import Prompt, Sample, Score, ScoreOutcome
 
+_MAX_ATTEMPTS = 2  # of a job that fails
 _MAX_RESTARTS = 3  # of processes that hang or cannot start, without an answer in between
 
 _Reply = TypeVar("_Reply")
@@ -325,7 +325,7 @@ class RewardPool:
         failed = next((score for score in chain.from_iterable(scores) if score.value is None), None)
         if failed is not None:
             self.last_failure = f"{unit.names}: {failed.message}"
-            if unit.attempt < MAX_ATTEMPTS:
+            if unit.attempt < _MAX_ATTEMPTS:
                 unit.attempt += 1
                 self._counts["retry"] += 1
                 self._schedule(number)

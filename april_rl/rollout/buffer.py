@@ -270,7 +270,7 @@ class Buffer:
 def _restore_events(state: Plain) -> GroupEvents:
     settled = [
         Settled(prompt_id, GroupState(name), lengths)
-        for prompt_id, name, lengths, *_ in state["settled"]  # older checkpoints also have rewards
+        for prompt_id, name, lengths in state["settled"]
     ]
     became = Counter(each.state for each in settled)
     lost = Lost(

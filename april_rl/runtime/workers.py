@@ -179,9 +179,6 @@ class Workers:
             if ray.is_initialized():
                 for actor in self.actors:  # the watchdog may not be watching them yet
                     ray.kill(actor, no_restart=True)
-                # Ray removes it at the run's end; without its head process this call would hang.
-                if self.watchdog.ray_head.is_listening():
-                    self._placement.remove()
         finally:
             stop_ray()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from april_rl.errors import RunError
 from april_rl.supervision.failures import (
     CallFailure,
     WorkerDiedError,
@@ -136,19 +135,6 @@ def memory_error(snapshot: ClusterSnapshot, rank: int | None, reason: str) -> Wo
     return WorkerMemoryError(
         f"{snapshot.worker_name(rank)} ran out of memory {snapshot.in_call(rank)} ({reason})."
         f"{usage} {memory_advice(snapshot.call(rank))}"
-    )
-
-
-def ray_head_error(snapshot: ClusterSnapshot, address: str) -> RunError:
-    """Return the error for a head process that no longer listens at `address`."""
-    kills = max((status.oom_kills for status in snapshot.statuses), default=0)
-    for_memory = f" (the kernel killed {kills} processes for lack of memory)" if kills else ""
-    return RunError(
-        f"Ray's head process (gcs_server at {address}) has ended: it was killed{for_memory}, "
-        "crashed, or was stopped with its cluster (`ray stop`). A Ray cluster does not survive it, "
-        "so the run ends. The file gcs_server.out in Ray's logs on its machine "
-        "(/tmp/ray/session_latest/logs) may say why. Start the run again; if runtime.ray_address "
-        "names a cluster, restart the cluster first: `ray stop`, then `ray start`, on every machine"
     )
 
 

@@ -23,17 +23,14 @@ from april_rl.supervision.diagnosis import (
     call_error,
     death_error,
     no_progress_error,
-    ray_head_error,
     stopped_error,
 )
 from april_rl.supervision.failures import CallFailure, WorkerStalledError, read_failure
 from april_rl.supervision.progress import ProgressTimer
-from april_rl.supervision.ray_head import RayHead
 from april_rl.supervision.stall_report import report_text
 
 T = TypeVar("T")
 _CHECK_S = 1.0  # pause between two checks of all workers
-_HEAD_CHECK_S = 0.9  # a little less than the pause, because a wait may end a moment early
 _STOPPED_S = 4.0  # a process that a signal has stopped for this long counts as hung
 _SETTLE_S = 1.0  # time after a failed call in which the death that caused it becomes visible
 _STACKS_S = 2.0
@@ -61,9 +58,8 @@ class Watchdog:
         self._call_limit = _Limit("6 · runtime.stall_timeout_s", call_timeout_s)
         self._actors: list[Any] = []
         self._ranks: dict[object, int] = {}  # rank by Ray's actor id
-        self._checked_at = self._head_checked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         self._monitor, self._progress = ClusterMonitor([]), ProgressTimer(0)
-        self.ray_head = RayHead()
         self.has_failed = False  # a failure has been reported
 
     @property
@@ -84,8 +80,7 @@ class Watchdog:
         """Return the results in order; `reports_beats` says that workers beat during these calls.
 
         Raise a worker's RunError as it is; for every other failure raise WorkerDiedError,
-        WorkerMemoryError or WorkerStalledError, which name the worker and the report, or another
-        RunError when Ray's head process has ended.
+        WorkerMemoryError or WorkerStalledError, which name the worker and the report.
         """
         found: dict[ray.ObjectRef[T], T] = {}
         while len(found) < len(calls):
@@ -103,7 +98,6 @@ class Watchdog:
             if failures:
                 self._raise_failure(calls, failures)
             self._check_workers(calls, limit)
-            self._check_ray_head()
             if found:
                 return found
             if not self._monitor.processes and time.monotonic() - started >= limit.timeout_s:
@@ -187,19 +181,6 @@ class Watchdog:
                 self._raise(stopped_error(snapshot, rank, limit_s=_STOPPED_S), snapshot)
         if self._ranks_without_progress(limit):
             self._raise_no_progress(limit)
-
-    def _check_ray_head(self) -> None:
-        """Once a second, raise when Ray's head process has ended.
-
-        `results_within` skips this check, because results of workers arrive without Ray's head.
-        """
-        if time.monotonic() - self._head_checked_at < _HEAD_CHECK_S:
-            return
-        self._head_checked_at = time.monotonic()
-        self.ray_head.check()
-        if self.ray_head.is_lost:
-            snapshot = self._snapshot()
-            self._raise(ray_head_error(snapshot, self.ray_head.address), snapshot)
 
     def _ranks_without_progress(self, limit: _Limit) -> list[int]:
         workers = enumerate(self._progress.workers)

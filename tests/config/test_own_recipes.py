@@ -21,7 +21,6 @@ from april_rl.config.store import (
     run_config,
     to_config,
 )
-from april_rl.config.wrong_settings import REMOVED
 from april_rl.errors import RunError
 from april_rl.tracking.tracker import config_text
 
@@ -166,19 +165,6 @@ def test_null_clears_a_text_of_the_recipe(tmp_path: Path, recipe, key, value) ->
     assert getattr(getattr(config, section), name) == value
     (tmp_path / "config.yaml").write_text(config_text(as_plain(composed)))
     assert run_config(tmp_path / "config.yaml") == config
-
-
-def test_the_settings_of_a_run_of_an_older_version_can_be_read(tmp_path: Path) -> None:
-    """Fails when `evaluate RUN` refuses a setting that has since been removed."""
-    composed = compose_overrides(["recipe=tiny_cpu"])
-    plain = as_plain(composed)
-    for key in REMOVED:
-        section, _, name = key.rpartition(".")
-        held = plain[section] if section else plain
-        assert isinstance(held, dict)
-        held[name] = {"accept": ["one_update"]} if key == "rehearsal" else 3
-    (tmp_path / "config.yaml").write_text(config_text(plain))
-    assert run_config(tmp_path / "config.yaml") == to_config(composed)
 
 
 @pytest.mark.parametrize(

@@ -53,12 +53,6 @@ WRONG = [
     ("rollout.top_p=0.9", "rollout.top_p is not a setting; verl's rollout.top_p: no top-p or top-k "
      "in training (docs/coming_from.md)"),
     ("evaluation.k=4", "evaluation.k is not a setting; did you mean evaluation.num_samples?"),
-    # a setting of an older version
-    ("rollout.abort_timeout_s=5",
-     "rollout.abort_timeout_s is not a setting any more: an engine has 60 s to return its "
-     "samples; remove it"),
-    ("rehearsal.accept=[one_update]", "rehearsal.accept is not a setting any more: give gpu_gib, "
-     "mean_response_tokens and accept to python -m april_rl rehearse; remove it"),
     # a choice that does not exist
     ("+recipe=mine.yaml", "there is no recipe mine.yaml; your own recipe is "
      "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),

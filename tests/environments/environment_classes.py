@@ -94,35 +94,6 @@ class Told:
                 file.write(f"{line}\n")
 
 
-class Kept(Told):
-    """Environment like Told, but with snapshots; `send` is a call that is made once."""
-
-    async def step(self, turn):
-        result = await super().step(turn)
-        if turn.text.startswith("send"):
-            self.context.once(self.send)
-        return result
-
-    def send(self):
-        self.note("sent")
-
-    def snapshot(self):
-        if self.turns[-1:] == ["unsaved"]:
-            return {1, 2}
-        return {"turns": self.turns}
-
-    async def restore(self, row, seed, state):
-        self.row, self.turns = row, state["turns"]
-        self.note(f"restored {'-'.join(self.turns)}")
-
-
-class SnapshotOnly(Told):
-    """Environment without `restore`."""
-
-    def snapshot(self):
-        return None
-
-
 class Clerk:
     """Environment that sends each letter once; a turn says what goes wrong."""
 

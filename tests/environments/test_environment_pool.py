@@ -16,8 +16,8 @@ from own_process import is_running, wait_until
 from april_rl.config.choices import OnRestart
 from april_rl.environments.check import check_environment
 from april_rl.environments.episode import EpisodeReply
+from april_rl.environments.pool import MAX_FAILED, MAX_ORIGINS
 from april_rl.environments.protocol import EnvironmentFailedError
-from april_rl.outside.supervisor import MAX_FAILED, MAX_ORIGINS
 from april_rl.types import Observation
 
 
@@ -275,52 +275,6 @@ def test_an_episode_continues_in_a_new_pool_as_after_a_resume(tmp_path):
     ]
 
 
-def read_notes(notes):
-    """Return the calls in a file of notes, without the seed of `reset`."""
-    return [
-        line.split()[0] if line.startswith("reset") else line
-        for line in notes.read_text().splitlines()
-    ]
-
-
-def test_an_episode_with_snapshots_continues_from_the_last_one(tmp_path):
-    """After a process died, and in another pool, as in a resumed run. Fails when turns are repeated
-    whose state was kept, or a call of a later turn counts as one of an earlier turn.
-    """
-    notes = tmp_path / "notes"
-    with pool("Kept", folder=tmp_path) as environments:
-        sample = hear(environments, fresh(notes=notes))
-        sample = hear(environments, say(sample, "send"))
-        sample = hear(environments, say(sample, "dieonce"))
-        assert text_of(sample.spans[-1]) == "2dieonce"
-    assert read_notes(notes) == ["reset", "send", "sent", "dieonce", "restored send", "dieonce"]
-    notes.write_text("")
-    with pool("Kept", folder=tmp_path) as environments:
-        assert text_of(answer(environments, say(sample, "send"))) == "3send"
-    assert read_notes(notes) == ["restored send-dieonce", "send", "sent"]
-
-
-def test_a_snapshot_of_other_turns_is_not_used(tmp_path):
-    """A resumed run may sample other turns after its checkpoint than the killed run did."""
-    notes = tmp_path / "notes"
-    with pool("Kept", folder=tmp_path) as environments:
-        begun = hear(environments, fresh(notes=notes))
-        first = hear(environments, say(begun, "a"))
-    with pool("Kept", folder=tmp_path) as environments:
-        hear(environments, say(begun, "b"))
-    notes.write_text("")
-    with pool("Kept", folder=tmp_path) as environments:
-        assert text_of(answer(environments, say(first, "c"))) == "2c"
-    assert read_notes(notes) == ["restored a", "c"]
-
-
-def test_a_snapshot_that_is_not_plain_data_fails_its_episode(tmp_path):
-    with pool("Kept", folder=tmp_path) as environments:
-        sample = hear(environments, fresh())
-        failure = answer(environments, say(sample, "unsaved")).failure
-        assert "snapshot returned a value that JSON cannot encode" in failure
-
-
 def test_an_episode_that_cannot_be_repeated_fails():
     with pool("Forgetful") as environments:
         sample = hear(environments, say(hear(environments, fresh()), "a"))
@@ -370,7 +324,6 @@ LOADING = {
     "WithoutStep": "lacks the methods of an environment: `reset` and `step`",
     "NeedsArgument": "needs the argument size,",
     "Missing": "has no function 'Missing'",
-    "SnapshotOnly": "needs both `snapshot` and `restore`, or neither",
 }
 
 

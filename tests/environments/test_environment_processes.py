@@ -16,9 +16,9 @@ from agent_episodes import agents, play, question
 from episodes import answer, fresh, hear, pool, say, text_of
 from own_process import in_own_process, is_running, wait_until
 
+from april_rl.environments import pool as pool_module
 from april_rl.environments import threads as threads_module
 from april_rl.environments.threads import Threads, time_limit
-from april_rl.outside import supervisor as supervisor_module
 
 SECRETS = ("HF_TOKEN", "TOOL_KEY", "PLACE")
 
@@ -89,7 +89,7 @@ def test_calls_that_hang_do_not_block_others(monkeypatch):
 
 def test_a_process_with_many_hung_calls_is_replaced(monkeypatch):
     """Its other episodes are rebuilt when their next turn ends."""
-    monkeypatch.setattr(supervisor_module, "MAX_HUNG", 2)
+    monkeypatch.setattr(pool_module, "MAX_HUNG", 2)
     with pool("Plain", step_timeout_s=0.5) as environments:
         hung, slow, other = (hear(environments, fresh(n)) for n in range(3))
         other = say(other, "a")

@@ -1,4 +1,4 @@
-"""Environments in the form of other libraries: TRL's `environment_factory` and SkyRL-gym's."""
+"""Environments in the form of TRL's `environment_factory`."""
 
 # ruff: noqa: ARG002 - TRL gives every column
 
@@ -74,26 +74,6 @@ class Undescribed:
 
     def act(self, move):
         return move
-
-
-class Twenty:
-    """Environment in SkyRL-gym's form: guess until twenty, or for `max_turns`."""
-
-    def __init__(self, env_config, extras):
-        self.answer = extras["reward_spec"]["ground_truth"]
-        self.left = extras.get("max_turns", 2)
-        self.word = env_config.word
-
-    def init(self, prompt):
-        return [*prompt, {"role": "user", "content": self.word}], {}
-
-    def step(self, action):
-        self.left -= 1
-        if action == self.answer or not self.left:
-            reward = float(action == self.answer)
-            return {"observations": [], "reward": reward, "done": True, "metadata": {}}
-        told = [{"role": "user", "content": "again"}]
-        return {"observations": told, "reward": 0, "done": False, "metadata": {}}
 
 
 def add(first: int, second: int) -> int:

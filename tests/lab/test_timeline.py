@@ -219,15 +219,6 @@ def test_a_timeline_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     )
 
 
-def test_a_timeline_of_an_older_run_has_no_ticks(tmp_path: Path) -> None:
-    """Fails when the report of such a run ends in an error."""
-    path = write_timeline(tmp_path, 2, STEPS_SEEN[1][1])
-    plain = json.loads(path.read_text())
-    del plain["ticks"], plain["tick_columns"]
-    path.write_text(json.dumps(plain))
-    assert read_timeline(path).ticks == ()
-
-
 @pytest.mark.parametrize(("num_ticks", "expected"), [(0, 0), (9, 9), (600, 200)])
 def test_a_timeline_has_at_most_256_ticks_evenly_spread(num_ticks: int, expected: int) -> None:
     """Ticks that computed nothing are left out. Fails when only the first ones are kept."""

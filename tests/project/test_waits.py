@@ -7,6 +7,7 @@ from source_tree import PACKAGE
 # Rooms whose code runs in the controller, and modules there that run in other processes.
 ROOMS = ("trainer.py", "updates.py", "rollout", "outside", "rewards/pool.py", "evaluation")
 ROOMS += ("checkpointing", "supervision", "runtime/engines.py", "runtime/workers.py")
+ROOMS += ("environments/pool.py", "environments/child.py")
 ELSEWHERE = ("outside/child_process.py", "supervision/heartbeat.py", "supervision/node_monitor.py")
 LOOKS = "it calls `look` at least every second, which raises after a signal"
 AT_THE_START = "before the first step, when a signal raises at once"
@@ -15,8 +16,8 @@ WAITS = {
     "outside/mailbox.py _advance": LOOKS,  # for its caller `collect`
     "outside/teacher_server.py _wait": LOOKS,
     "outside/teacher_server.py close": "the thread has been told to end",
-    "outside/process.py _receive": IN_A_THREAD,
-    "outside/process.py kill": "the process was sent SIGKILL",
+    "environments/child.py _receive": IN_A_THREAD,
+    "environments/child.py kill": "the process was sent SIGKILL",
     "rewards/pool.py _stop": "the pool was told to end its processes",
     "rewards/pool.py _on_ended": "the future is done",
     "rewards/pool.py _wait_for": AT_THE_START,

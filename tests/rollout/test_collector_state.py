@@ -241,23 +241,6 @@ def test_groups_rejected_while_scores_are_settled_count_in_the_next_step():
     assert sum(counted) == len(run.rejected)
 
 
-def test_a_state_with_the_length_bias_of_older_versions_is_restored():
-    """Fails when a run directory of an older version cannot be resumed."""
-    setup = Setup(num_groups=2, alpha=3.0, reject_every=2, delay=6, length_of=lognormal(6, 1.0))
-    run = start(setup)
-    run.steps(3)
-    run.collector.settle_scores()
-    now = load(save(run))
-    old = deepcopy(now)
-    old["collector"]["length_bias"] = [{"first_id": 0, "settled_ids": array("i", [0])}]
-    assert old["collector"]["events"]["settled"]
-    for row in old["collector"]["events"]["settled"]:
-        row.append([0.5, 1.0])
-    again = start(setup)
-    again.collector.restore(old["collector"])
-    assert again.collector.save() == now["collector"]
-
-
 def test_a_state_of_another_format_is_refused_by_name():
     """Fails when the format is not checked."""
     run = start(LONG)

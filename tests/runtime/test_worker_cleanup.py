@@ -14,6 +14,7 @@ import pytest
 import ray
 from cluster_snapshots import process_of
 from light_groups import Group, run_alone
+from own_process import is_running, wait_until
 
 from april_rl.runtime.cluster import start_ray, stop_ray
 from april_rl.supervision.heartbeat import WorkerProcess, read_stat
@@ -125,3 +126,43 @@ def test_the_terminal_shows_only_the_watchdogs_message_about_a_killed_worker(tmp
     [line] = done.stdout.splitlines()
     assert line.startswith("worker 1 (pid "), done.stderr
     assert "raylet" not in done.stderr.lower()
+
+
+@pytest.mark.soak
+@pytest.mark.cpu_engine
+def test_a_run_without_rays_head_process_ends_and_leaves_no_worker(tmp_path):
+    """Once while a call is running, once when the run ends first. Fails when closing the workers
+    calls Ray's head process and waits for it for ever, or when a worker lives on.
+    """
+    script = (
+        "import sys, time\n"
+        "from contextlib import closing\n"
+        "from pathlib import Path\n"
+        "from types import SimpleNamespace\n"
+        "import psutil\n"
+        "from april_rl.planning.layout import Layout\n"
+        "from april_rl.runtime.workers import Workers\n"
+        "from april_rl.supervision.watchdog import Watchdog\n"
+        "watchdog = Watchdog(report=Path(sys.argv[1]), stall_timeout_s=600, call_timeout_s=600)\n"
+        "layout = Layout(device='cpu', num_workers=1, tensor_parallel_size=1)\n"
+        "settings = SimpleNamespace(device='cpu', threads=1,\n"
+        "    config=SimpleNamespace(lora=None, engine=None))\n"
+        "workers = Workers(layout, settings=settings, address=None, watchdog=watchdog)\n"
+        "with closing(workers):\n"
+        "    workers.memory()\n"
+        "    mine = psutil.Process().children(recursive=True)\n"
+        "    print(*[p.pid for p in mine if 'WorkerActor' in ' '.join(p.cmdline())], flush=True)\n"
+        "    [head] = [p for p in mine if p.name() == 'gcs_server']\n"
+        "    head.kill()\n"
+        "    while WAITS:\n"
+        "        time.sleep(1)\n"
+        "        workers.memory()\n"
+        "print('closed')\n"
+    )
+    for waits in (False, True):
+        done = run_alone(f"WAITS = {waits}\n{script}", tmp_path)
+        pids, *rest = done.stdout.splitlines()
+        assert pids, done.stderr
+        assert rest == ([] if waits else ["closed"])
+        assert ("Failed to connect to GCS" in done.stderr) is waits, done.stderr
+        wait_until(lambda pids=pids: not any(map(is_running, map(int, pids.split()))))

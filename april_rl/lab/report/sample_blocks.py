@@ -82,13 +82,11 @@ def _text_of(sample: Mapping[str, Any]) -> str:
 
 
 def _shade_ages(sample: Mapping[str, Any]) -> str:
-    """Return the response with each completion shaded by its age; samples of older runs, which
-    do not record where completions end, have no shades.
-    """
+    """Return the response with each completion shaded by its age."""
     response, ages = sample["response"], [age for age, _ in sample["ages"]]
-    ends = sample.get("ends") or [len(response)]
-    if len(ends) != len(ages):
-        return escape(_cut(response))
+    if not ages:
+        return ""
+    ends = sample["ends"] or [len(response)]  # one completion has no end of its own
     oldest, room = len(AGE_COLOURS) - 1, _SHOWN_CHARACTERS // min(len(ages), _SHOWN_PIECES)
     first, last, left_out = _ends_of(list(zip(ages, [0, *ends], ends, strict=False)))
     pieces = [

@@ -103,11 +103,10 @@ class Timeline:
             slots={int(engine): int(n) for engine, n in plain["slots"].items()},
             stays=tuple(Stay(*values) for values in plain["stays"]),
             acts=tuple(Act(*values) for values in plain["acts"]),
-            # Files of older versions lack the following fields.
-            ticks=tuple(TickWork(*values) for values in plain.get("ticks", ())),
-            opened=tuple(plain.get("opened", ())),
-            settled=_group_lengths(plain.get("settled", ())),
-            trained=_group_lengths(plain.get("trained", ())),
+            ticks=tuple(TickWork(*values) for values in plain["ticks"]),
+            opened=tuple(plain["opened"]),
+            settled=_group_lengths(plain["settled"]),
+            trained=_group_lengths(plain["trained"]),
         )
 
     def bars(self) -> Iterator[Bar]:

@@ -1,43 +1,28 @@
-"""A child process that replies to requests, as the controller sees it."""
+"""A process with environments, as the controller sees it."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import psutil
 
-from april_rl.config.secrets import forget_secrets
-from april_rl.outside.child_process import die_with_controller, lifeline, limit_memory
+from april_rl.outside.child_process import Limits, lifeline, prepare
 from april_rl.outside.mailbox import Mailbox
-from april_rl.outside.user_code import GIB
+from april_rl.types import SampleId
 
 _END_S = 1.0  # time in which a process ends after it has closed its pipe
 MARK = "APRIL_RL_PROCESS"  # environment variable of the process and of everything that it starts
-
-
-class Limits(NamedTuple):
-    """Limits of a child process, from the settings of its section."""
-
-    memory_gib: float
-    secrets: Collection[str]  # secret environment variables that it keeps
-
-
-def prepare(lifeline: Connection, limits: Limits, *, with_group: bool = False) -> None:
-    """Set the limits of this process, and have it die with the controller."""
-    limit_memory(int(limits.memory_gib * GIB))
-    die_with_controller(lifeline, with_group=with_group)
-    forget_secrets(limits.secrets)
 
 
 class Process:
@@ -61,8 +46,8 @@ class Process:
         self._mailbox, self._on_reply, self._on_end = mailbox, received, ended
         self.replied_s = 0.0  # time of its last reply; 0 before the first
         self.num_failed = 0  # consecutive questions that have failed in it
-        self.is_leaving = False  # it gets no new subjects and ends after its last reply
-        self.keys: set[Hashable] = set()  # the subjects that live in the process
+        self.is_leaving = False  # it gets no new episodes and ends after its last reply
+        self.sample_ids: set[SampleId] = set()  # the episodes that live in the process
         # A busy process does not read, so a thread waits for it.
         self._requests: SimpleQueue[Any] = SimpleQueue()
         for work in (self._receive, self._send):
