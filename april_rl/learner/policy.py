@@ -158,6 +158,10 @@ class Policy(nn.Module):
             optional=policy.unread(prefixes),
             ignored=untrained_names(causal_lm, prefixes),
         )
+        if policy.is_tied:
+            tied = policy.lm_head.get_parameter("weight")
+            names = (part.name for part, tensor in policy.stored_tensors() if tensor is tied)
+            checkpoint.check_tied(next(names), *policy.unread(prefixes))
         if lora is not None:
             inject(causal_lm, lora)
         policy.shard(mesh, compute_dtype=compute_dtype)

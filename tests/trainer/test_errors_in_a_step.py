@@ -155,7 +155,7 @@ def test_groups_whose_filter_failed_are_judged_after_a_resume(tmp_path: Path, mo
     own = AlgorithmConfig(group_filter="own_filters:keep_after_errors")
     config = replace(settings(num_steps=NUM_STEPS), algorithm=own)
     monkeypatch.setattr(own_filters, "num_good", 5)
-    with pytest.raises(OwnFunctionError, match="group_filter=own_filters.*ValueError: not yet"):
+    with pytest.raises(OwnFunctionError, match=r"group_filter=own_filters.*ValueError: not yet"):
         run(config, tmp_path)
     assert num_unjudged(tmp_path) > 0
     monkeypatch.setattr(own_filters, "num_good", 10_000)
