@@ -27,7 +27,7 @@ NUM_STEPS, BEFORE = 6, 3  # the error comes in the step after BEFORE
 
 
 class BrokenReward(CountingScorer):
-    """Rewards that fail from the n-th call on, as a pool whose function returned NaN does."""
+    """Rewards that fail from the n-th call on, as a pool whose function returned no list does."""
 
     def __init__(self, number: int) -> None:
         super().__init__(delay=3)
@@ -36,7 +36,7 @@ class BrokenReward(CountingScorer):
     def collect(self, timeout_s, look=None):  # noqa: ARG002
         self.left -= 1
         if self.left < 0:
-            raise RewardError("a:f returned nan")
+            raise RewardError("a:f returned None")
         return super().collect(timeout_s)
 
 
