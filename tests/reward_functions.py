@@ -88,8 +88,8 @@ def _obey(order: str, answer: str) -> float:
         raise ValueError("unreadable response")
     if order == "raise half a pair":
         raise ValueError("unreadable \ud800")
-    if order == "nan":
-        return float("nan")
+    if order in {"nan", "inf", "1e31"}:
+        return float(order)
     if order in ("tell pid", "tell pid and hang"):
         Path(answer).write_text(str(os.getpid()))
     if order == "tell pid and hang":

@@ -13,7 +13,7 @@ from april_rl.data.prompts import PromptTable
 from april_rl.evaluation.evaluator import CountingOutside, Evaluator
 from april_rl.evaluation.held_out import AnswerOf, HeldOut
 from april_rl.evaluation.settings import set_sampling
-from april_rl.rewards.extraction import extract_answer, normalise
+from april_rl.rewards.extraction import extract_answer, normalise, with_thinking
 from april_rl.rewards.functions import RewardFunction, reward_functions
 from april_rl.rollout.ports import Engines
 
@@ -84,15 +84,16 @@ def _answer_reader(function: RewardFunction, how: str) -> AnswerOf | None:
     """Return a function that extracts the answer of a response in the form `how`.
 
     Return None for a built-in that extracts no answer: there is nothing to vote on. A user's
-    function may extract one. Answers that differ only in spaces or `$` count as equal; 1/2 and 0.5
-    do not.
+    function may extract one. A response in thoughts that its prompt began has none. Answers that
+    differ only in spaces or `$` are equal texts.
     """
     is_own = ":" in function.function
     if not is_own and not function.extracts_answer:
         return None
     wants_number = function.function == "last_number"
 
-    def answer_of(response: str) -> str | None:
+    def answer_of(prompt: str, response: str) -> str | None:
+        response = with_thinking(prompt, response)
         stated = extract_answer(response, how)
         if wants_number:
             is_anywhere = stated is None and how == "auto"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from april_rl.errors import RunError
 
 EXPORTS = "exports"  # folder name within a run directory
 SINGLE_FILE = "model.safetensors"  # the weights, if they are in one file
 INDEX = "model.safetensors.index.json"  # names the files of the weights, if there are several
+TEMPLATES = "additional_chat_templates/*.jinja"  # a tokenizer's chat templates with names
 _STEP = "step_"
 # Files that an export contains in addition to the weights: settings, tokenizer, adapter and the
 # user's own card.
@@ -55,7 +56,11 @@ def exported_files(folder: Path) -> list[str]:
         raise RunError(f"{folder} is a run directory: give an export, such as {newest}")
     index = folder / INDEX
     weights = _weight_files(index) if index.is_file() else {SINGLE_FILE}
-    files = sorted(name for name in _files_in(folder) if name in weights | _NAMES)
+    files = sorted(
+        name
+        for name in _files_in(folder)
+        if name in weights | _NAMES or PurePath(name).match(TEMPLATES)
+    )
     if missing := sorted(({"config.json"} | weights) - set(files)):
         raise RunError(
             f"{folder} is not an exported policy: it has no {missing[0]}. A run writes exports to "

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 
 from april_rl.data.errors import DataError
 from april_rl.data.files import no_column
 from april_rl.data.json_faults import describe
+
+_NARROW: Mapping[str, type[np.floating[Any]]] = {"float16": np.float16, "float32": np.float32}
 
 
 class PathError(ValueError):
@@ -25,6 +28,7 @@ class Column:
 
     setting: str  # for messages
     path: tuple[str, ...]
+    narrow: type[np.floating[Any]] | None  # type of its numbers, if shorter than Python's floats
 
     def of(self, batch: Mapping[str, list[Any]]) -> list[Any]:
         return batch[self.path[0]]
@@ -33,7 +37,7 @@ class Column:
         """Return the value at the path, or None; raise PathError where a value has no fields."""
         for depth, name in enumerate(self.path[1:], start=1):
             given = self._fields(given, ".".join(self.path[:depth])).get(name)
-        return given
+        return given if self.narrow is None else _shortest(given, self.narrow)
 
     def _fields(self, given: object, name: str) -> Mapping[str, Any]:
         if isinstance(given, str):
@@ -61,7 +65,7 @@ def column_of(where: str, setting: str, features: Mapping[str, Any]) -> Column:
     """
     column = setting.partition("=")[2]
     if column in features:
-        return Column(setting, (column,))
+        return Column(setting, (column,), _narrow_type(features[column]))
     path = tuple(column.split("."))
     if path[0] not in features:
         raise no_column(where, setting, features)
@@ -77,7 +81,24 @@ def column_of(where: str, setting: str, features: Mapping[str, Any]) -> Column:
                 f"{where} has no column {setting}: no {name!r}; the fields are {', '.join(inner)}"
             )
         inner = inner[name] if isinstance(inner, Mapping) else None
-    return Column(setting, path)
+    return Column(setting, path, _narrow_type(inner))
+
+
+def _narrow_type(kind: object) -> type[np.floating[Any]] | None:
+    while isinstance(kind, datasets.List | datasets.LargeList):
+        kind = kind.feature
+    return _NARROW.get(kind.dtype) if isinstance(kind, datasets.Value) else None
+
+
+def _shortest(value: object, narrow: type[np.floating[Any]]) -> object:
+    """Return the number with the fewest digits that `narrow` rounds to the same number: 0.1 for
+    the float32 0.10000000149011612. Whole numbers stay as they are, of a list each number counts.
+    """
+    if isinstance(value, list):
+        return [_shortest(item, narrow) for item in value]
+    if isinstance(value, float) and not value.is_integer():
+        return float(str(narrow(value)))
+    return value
 
 
 def list_of_json(text: str, is_item: Callable[[object], bool]) -> list[Any] | None:

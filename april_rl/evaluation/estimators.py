@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _RIGHT_ABOVE = 0.5
+_FULL = 1.0  # the reward calls such an answer equal to the data set's
 
 
 def averages(rewards: ArrayLike) -> NDArray[np.float64]:
@@ -41,16 +42,21 @@ def majorities(rewards: ArrayLike, answers: Sequence[Sequence[str | None]]) -> N
     """Return whether the most frequent answer of each prompt is right [P]: 0, 1, or a share.
 
     `rewards` [P, n], `answers` [P][n]; a sample without an answer (None) has no vote, and a prompt
-    without votes counts 0. Answers that tie share the prompt equally. If samples with equal answers
-    have different rewards, the answer counts as their mean. All n samples vote once (Wang et al.
-    2022, arXiv 2203.11171): maj@n uses n votes and estimates nothing for fewer.
+    without votes counts 0. Answers with a reward of 1 are one answer, in all their forms. Answers
+    that tie share the prompt equally. If samples with equal answers have different rewards, the
+    answer counts as their mean. All n samples vote once (Wang et al. 2022, arXiv 2203.11171): maj@n
+    uses n votes and estimates nothing for fewer.
     """
-    right = (np.asarray(rewards, dtype=np.float64) > _RIGHT_ABOVE).astype(np.float64)
-    return np.array([_majority(*of_prompt) for of_prompt in zip(right, answers, strict=True)])
+    found = np.asarray(rewards, dtype=np.float64)
+    return np.array([_majority(*of_prompt) for of_prompt in zip(found, answers, strict=True)])
 
 
-def _majority(right: NDArray[np.float64], answers: Sequence[str | None]) -> float:
+def _majority(rewards: NDArray[np.float64], stated: Sequence[str | None]) -> float:
     """Return, for one prompt, the mean correctness of the answers with the most votes."""
+    pairs = zip(stated, rewards, strict=True)
+    forms = {answer for answer, reward in pairs if answer is not None and reward >= _FULL}
+    answers = [min(forms) if answer in forms else answer for answer in stated]  # one for all forms
+    right = (rewards > _RIGHT_ABOVE).astype(np.float64)
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
         return 0.0

@@ -42,7 +42,8 @@ def evaluate(
     outcome = evaluator.run(held_out, on_progress)
     responses = [decode(sample.token_ids) for sample in outcome.samples]
     read = held_out.answer_of
-    answers = None if read is None else [read(response) for response in responses]
+    prompts = (sample.prompt.text for sample in outcome.samples)
+    answers = None if read is None else list(map(read, prompts, responses))
     return EvaluatedSet(
         held_out=held_out,
         figures=figures(outcome, answers),

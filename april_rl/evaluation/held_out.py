@@ -12,7 +12,7 @@ from april_rl.errors import RunError
 from april_rl.evaluation.settings import SetSampling
 from april_rl.types import Prompt, Sample
 
-AnswerOf = Callable[[str], str | None]
+AnswerOf = Callable[[str, str], str | None]  # of a prompt and a response, as texts
 
 
 class EvaluationError(RunError):

@@ -158,6 +158,7 @@ class Policy(nn.Module):
             optional=policy.unread(prefixes),
             ignored=untrained_names(causal_lm, prefixes),
         )
+        policy._check_tied(checkpoint, prefixes)
         if lora is not None:
             inject(causal_lm, lora)
         policy.shard(mesh, compute_dtype=compute_dtype)
@@ -170,6 +171,12 @@ class Policy(nn.Module):
         if activation_checkpointing:
             recompute_activations(policy, share=activation_checkpointing)
         return policy
+
+    def _check_tied(self, checkpoint: Checkpoint, prefixes: TextPrefixes) -> None:
+        if self.is_tied:
+            tied = self.lm_head.get_parameter("weight")
+            names = (part.name for part, tensor in self.stored_tensors() if tensor is tied)
+            checkpoint.check_tied(next(names), *self.unread(prefixes))
 
     def shard(self, mesh: DeviceMesh, *, compute_dtype: torch.dtype) -> None:
         """Turn the policy into an FSDP2 model with a unit per layer and a root unit for the rest.

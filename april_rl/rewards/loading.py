@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
@@ -126,12 +126,18 @@ class Reward:
             self.state = state
 
     def scores(self, function: RewardFunction, job: DecodedJob) -> list[Score]:
-        """Return the score of each response [n] by this function; raise RewardError if it fails."""
+        """Return the score of each response [n] by this function; raise RewardError if it does not
+        return a list of them. A response may cause an error or a value such as NaN: then none of
+        the responses has a score.
+        """
         values: list[float | None] | str = ""
         with Caught() as caught:
-            values = read_values(self._call(job), len(job.texts), weight=function.weight)
-        if caught.message:
-            message = f"{function} raised {caught.message}"
+            values = read_values(self._call(job), len(job.texts))
+        failure = f"raised {caught.message}" if caught.message else ""
+        if isinstance(values, list):
+            failure = describe_wrong(values, weight=function.weight)
+        if failure:
+            message = f"{function} {failure}"
             return [Score(sample_id, None, "crash", message) for sample_id in job.sample_ids]
         with Caught() as caught:
             self._save()
@@ -250,10 +256,10 @@ def _hint_at_trainer(named: Collection[str]) -> str:
     return ""
 
 
-def read_values(
-    returned: object, num_expected: int, *, weight: float = 1.0
-) -> list[float | None] | str:
-    """Return the rewards that a function gave (None: no score), or a message if invalid."""
+def read_values(returned: object, num_expected: int) -> list[float | None] | str:
+    """Return the values that a function gave (None: no score), or a message if they are no list of
+    this length.
+    """
     expected = f"expected a list of {num_expected} numbers"
     plain = returned.tolist() if isinstance(returned, Array) else returned
     if not isinstance(returned, Collection) or isinstance(plain, (str, bytes, dict, Set, Real)):
@@ -261,17 +267,24 @@ def read_values(
     values = [_number(value) for value in returned]
     if len(values) != num_expected:
         return f"returned {len(values)} rewards for {num_expected} responses, {expected}"
+    return values
+
+
+def describe_wrong(values: Sequence[Any], *, weight: float = 1.0) -> str:
+    """Return a message about the first value that is neither a finite number of a size that can be
+    trained on nor None; empty if there is none.
+    """
     for value in values:
         if value is None or _is_reward(value, weight):
             continue
         is_long = isinstance(value, int) and value.bit_length() > _LONG_BITS
         shown = f"an integer of {value.bit_length():,} bits" if is_long else f"{value!r:.80}"
         return (
-            f"returned {shown} as a reward, {expected}, all of them finite, or None; neither the "
-            f"value nor weight={weight:g} times the value may be beyond ±{LARGEST:g}: scale or "
-            "clip it in the function"
+            f"returned {shown} as a reward, expected a list of {len(values)} numbers, all of them "
+            f"finite, or None; neither the value nor weight={weight:g} times the value may be "
+            f"beyond ±{LARGEST:g}: scale or clip it in the function"
         )
-    return values
+    return ""
 
 
 def _is_reward(value: object, weight: float) -> bool:

@@ -3,8 +3,8 @@
 Before that it names the data columns of the functions and tries them on responses given as text.
 
 A timeout, a crash and an invalid result are three outcomes. A sample is tried once more when its
-process was killed or died, or when the function raised or had no score. A function that returns
-something invalid (NaN, the wrong number of values) ends the run.
+process was killed or died, or when the function raised, had no score or returned NaN. A function
+that returns something else than a number for each response ends the run.
 
 A response may end all processes at once, because they share the pipes of their pool. Each unit that
 may have run then is scored alone, so that only the guilty one uses up its attempts.

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -67,6 +68,23 @@ def test_parquet_structs_are_read_by_dotted_names(tmp_path):
 def test_numbers_become_the_text_a_person_would_write(tmp_path):
     lines = [json.dumps({"prompt": "q", "answer": value}) for value in (42, 0.5, -3)]
     assert [r.answer for r in load(write(tmp_path, "\n".join(lines)))] == ["42", "0.5", "-3"]
+
+
+@pytest.mark.parametrize("kind", [pyarrow.float16(), pyarrow.float32(), pyarrow.float64()])
+@pytest.mark.parametrize("form", ["number", "struct", "list", "list in a struct"])
+def test_a_decimal_of_a_short_type_is_read_as_it_was_written(tmp_path, kind, form):
+    """Fails when the gold answer to 0.1 becomes 0.10000000149011612."""
+    texts = ["0.1", "-2.3", "0.001", "16", "6.1e-05"]
+    values = pyarrow.array([np.array(text, dtype=kind.to_pandas_dtype())[()] for text in texts])
+    if form.startswith("list"):
+        values = pyarrow.ListArray.from_arrays(range(len(texts) + 1), values)
+    if form.endswith("struct"):
+        values = pyarrow.StructArray.from_arrays([values], ["gold"])
+    table = pyarrow.table({"prompt": texts, "answer": values})
+    pyarrow.parquet.write_table(table, tmp_path / "data.parquet")
+    column = "answer.gold" if form.endswith("struct") else "answer"
+    rows = load(tmp_path / "data.parquet", answer_column=column)
+    assert [row.answer for row in rows] == texts
 
 
 def test_one_column_may_contain_numbers_and_text(tmp_path):

@@ -257,11 +257,11 @@ def test_the_proxy_of_the_machine_is_not_used(command):
     assert "hello" in done.stdout, done.stderr
 
 
-def asked_for(access):
+def asked_for(access, scheme="Bearer"):
     """Return the status of a request with the address and key that an agent wrote to a file."""
     url, key = access.read_text().split()
     body = {"messages": [{"role": "user", "content": "b"}], "n": 2}
-    headers = {"Authorization": f"Bearer {key}"}
+    headers = {"Authorization": f"{scheme} {key}"}
     return httpx.post(f"{url}chat/completions", json=body, headers=headers).status_code
 
 
@@ -273,7 +273,8 @@ def test_a_key_ends_with_its_episode(tmp_path):
         for name in ("first", "other"):
             sample = question("x", reference=str(tmp_path / name))
             sample = say(sample.with_span(answer(pool, sample)), "abc")
-            assert asked_for(tmp_path / name) == 400
+            assert {asked_for(tmp_path / name, form) for form in ("Bearer", "bearer")} == {400}
+            assert asked_for(tmp_path / name, "Basic") == 401
             if name == "first":
                 assert answer(pool, sample).is_final
         wait_until(lambda: asked_for(tmp_path / "first") == 401, within_s=10.0)

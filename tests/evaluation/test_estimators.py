@@ -42,6 +42,13 @@ def test_pass_at_k_needs_k_samples() -> None:
         ([None, None, "4"], [0, 0, 1], 1.0),  # samples without an answer have no vote
         ([None, None, None], [0, 0, 0], 0.0),
         (["4", "4", "4"], [1, 1, 0], 2 / 3),  # the reward depends on more than the answer
+        # All forms of the right answer are one; those of a wrong one are compared as text.
+        (["0.5", r"\frac12", "1/2", "2", "2"], [1, 1, 1, 0, 0], 1.0),
+        (["2", "0.5", r"\frac12", "2", "2"], [1, 0, 0, 1, 1], 1.0),
+        (["1/2", "0.5", "2", "2"], [1, 0, 0, 0], 0.0),
+        (["1/2", "0.5", "0.5", "2", "2"], [1, 1, 0, 0, 0], 2 / 3),
+        (["a", "b", "c", "c"], [0.7, 0.7, 0, 0], 0.0),  # a part of the reward makes none equal
+        ([None, "4", "5", "5"], [1, 1, 0, 0], 0.0),
     ],
 )
 def test_the_most_frequent_answer_decides(

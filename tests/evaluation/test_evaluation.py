@@ -46,7 +46,7 @@ HELD_OUT = HeldOut(
         num_samples=K, temperature=1.0, top_p=1.0, max_response_tokens=BUDGET, max_prompts=0
     ),
     function="exact",
-    answer_of=lambda response: response.split()[0],
+    answer_of=lambda _, response: response.split()[0],
 )
 IDS = [SampleId(-1 - i, index) for i in range(NUM_PROMPTS) for index in range(K)]
 
@@ -84,6 +84,15 @@ def run(scorer: FakeScorer | None = None, *, held_out: HeldOut = HELD_OUT, **set
         decode=lambda tokens: " ".join(map(str, tokens)),
         on_progress=lambda _: None,
     )
+
+
+@pytest.mark.parametrize(("end", "is_open"), [("", False), ("<think>\n", True)])
+def test_a_response_in_thoughts_that_its_prompt_began_has_no_answer(end: str, is_open) -> None:
+    prompts = [replace(prompt, text=prompt.text + end) for prompt in HELD_OUT.prompts]
+    config = configure(EvaluationSetConfig(path="aime"))
+    read = the_set(replace(config, reward=RewardConfig(function="last_number"))).answer_of
+    found = run(held_out=replace(HELD_OUT, prompts=prompts, answer_of=read))
+    assert {record.stated is None for record in found.records} == {is_open}
 
 
 @pytest.mark.parametrize("num_slots", [2, 5, 100])
@@ -274,7 +283,7 @@ def test_samples_vote_with_the_answers_that_the_reward_reads(function, response,
     config = configure(EvaluationSetConfig(path="aime"))
     read = the_set(replace(config, reward=RewardConfig(function=function))).answer_of
     assert read is not None
-    assert read(response) == answer
+    assert read("", response) == answer
 
 
 def test_the_named_function_decides_or_else_the_first_that_scores_the_set() -> None:

@@ -138,7 +138,15 @@ def test_every_row_whose_tests_check_nothing_is_counted_and_named(tmp_path, caps
     """Fails when no test of a shown data set is tried, or only as many as at the start of a run."""
     path, good = tmp_path / "tasks.jsonl", "assert double(2) == 4"
     rows = [{"prompt": f"{n}?", "answer": "1", "tests": good} for n in range(20)]
-    rows[17]["tests"] = "def verify():\n    assert double(2) == 4\n"
+    idle = (
+        "def verify():\n    assert double(2) == 4\n",
+        "assert (double(2) == 5, 'double')",
+        "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n"
+        "        self.assertTrue(double(2), 5)\n",
+        "try:\n    assert double(2) == 5\nexcept AssertionError:\n    print('wrong')",
+    )
+    for number, tests in enumerate(idle, start=16):
+        rows[number]["tests"] = tests
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_tokenizer(tmp_path / "model")
     arguments = [
@@ -149,8 +157,8 @@ def test_every_row_whose_tests_check_nothing_is_counted_and_named(tmp_path, caps
     ]
     assert main(["data", *arguments]) == 1
     message = capsys.readouterr().err
-    assert message.startswith("error: 1 of 20 rows have tests that do not show"), message
-    assert f"{path}:18: reward.function=code raised ValueError: the tests of a task have" in message
-    rows[17]["tests"] = good
+    assert message.startswith("error: 4 of 20 rows have tests that do not show"), message
+    assert f"{path}:17: reward.function=code raised ValueError: the tests of a task have" in message
+    rows = [{**row, "tests": good} for row in rows]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["data", *arguments]) == 0

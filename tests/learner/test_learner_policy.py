@@ -1,6 +1,7 @@
 """The sharded policy and its checkpoints, in a world of one rank."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from april_rl.checkpointing.exports import exported_files, other_files
 from april_rl.config.choices import ComputeDtype
 from april_rl.learner.model.checkpoint import ModelFolderError
 from april_rl.learner.model.export import export, plan_shards
@@ -195,6 +197,23 @@ def test_an_export_replaces_an_earlier_one_completely(path, tmp_path):
     AutoModelForCausalLM.from_pretrained(target)
 
 
+def test_an_export_has_the_tokenizers_named_templates_and_no_index_of_other_weights(path, tmp_path):
+    """Fails when an export loses what AutoTokenizer reads, or names files that it does not have."""
+    source = shutil.copytree(path, tmp_path / "source")
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    tokenizer.save_pretrained(source)
+    for name in ("pytorch_model.bin.index.json", "model.safetensors.index.fp16.json"):
+        (source / name).write_text('{"weight_map": {}}')
+    target = tmp_path / "step_1"
+    make_learner(str(source)).export(target)
+    again = AutoTokenizer.from_pretrained(target)
+    assert again.chat_template == tokenizer.chat_template
+    assert list(target.glob("*.index*")) == []
+    assert "additional_chat_templates/tool_use.jinja" in exported_files(target)
+    assert other_files(target) == []
+
+
 def test_files_of_an_export_stay_below_their_size_unless_one_tensor_is_larger():
     assert plan_shards([4, 4, 9, 1, 1, 7], max_bytes=8) == [0, 0, 1, 2, 2, 3]
 
@@ -213,6 +232,18 @@ def test_missing_and_unknown_tensors_are_named(either_path, tmp_path):
         ModelFolderError, match=r"model\.norm\.weight\) missing.*norm\.scale\) unkn"
     ):
         make_learner(rewrite(either_path, tmp_path, **changes))
+
+
+def test_an_output_layer_that_a_tied_model_would_ignore_is_refused(path, tmp_path):
+    """An equal one is what some tools write. Fails when one of two different tensors is used for
+    both, or the equal one is refused.
+    """
+    name = "lm_head.weight"
+    embedding = load_file(Path(path, "model.safetensors"))["model.embed_tokens.weight"]
+    make_learner(rewrite(path, tmp_path, **{name: embedding.clone()}))
+    for other in (embedding + 0.1, embedding[1:].clone()):
+        with pytest.raises(ModelFolderError, match=r"lm_head\.weight differs.*tie_word_embeddings"):
+            make_learner(rewrite(path, tmp_path, **{name: other}))
 
 
 def test_a_tensor_with_the_wrong_shape_is_named(path, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from judge_server import JudgeServer, says, serving
-from openai import NotFoundError
+from openai import APIStatusError, NotFoundError
 from source_tree import ROOT
 
 from april_rl.rewards.builtin.judge import CACHE, Judge, build
@@ -119,6 +119,12 @@ def test_a_refused_text_costs_its_own_score_only(status: int) -> None:
 
     with serving(answer) as server:
         assert ask(server, ["2", "flagged", "2"]) == [1.0, None, 1.0]
+        judge = Judge(base_url=server.url, model="stub")
+        with pytest.raises(APIStatusError, match="moderated"):  # maybe it refuses everything
+            asyncio.run(judge.score(["?"], ["flagged"], ["2"]))
+        for response, value in (("2", 1.0), ("flagged", None)):
+            assert asyncio.run(judge.score(["?"], [response], ["2"])) == [value]
+        assert "refused a response: " in judge.last_failure
 
 
 @pytest.mark.parametrize(

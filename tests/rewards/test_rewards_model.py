@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import EOS_ID, PAD_ID, VOCABULARY, character_tokenizer, write_tiny_qwen3
+from tiny_models import BOS_ID, EOS_ID, PAD_ID, VOCABULARY, character_tokenizer, write_tiny_qwen3
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from april_rl.rewards.builtin.reward_model import RewardModel, build, load_reward_model
@@ -149,6 +150,23 @@ def test_concat_and_custom_templates_build_the_expected_text(
     assert joined == pytest.approx(direct(folder, "1 + 1?a</think>2"), abs=1e-5)
     own = scores(replace(model, template="Q {prompt} A {response}"), ["a</think> {prompt}"])
     assert own == pytest.approx(direct(folder, "Q 1 + 1? A {prompt}"), abs=1e-5)
+
+
+@pytest.mark.parametrize("added", ["<bos> $A", "$A <eos>", "<bos> $A <eos>"])
+@pytest.mark.parametrize(
+    "template", ["<bos>Q {prompt} A {response}<eos>", "Q {prompt} A {response}", "{response}<eos>"]
+)
+def test_a_template_with_the_tokens_that_the_tokenizer_adds_has_them_once(
+    folder: Path, model: RewardModel, added: str, template: str
+) -> None:
+    tokenizer = character_tokenizer()
+    special = [("<bos>", BOS_ID), ("<eos>", EOS_ID)]
+    rule = TemplateProcessing(single=added, special_tokens=special)
+    tokenizer.backend_tokenizer.post_processor = rule
+    text = added.replace(" ", "").replace("$A", template).format(prompt="1 + 1?", response="2")
+    once = text.replace("<bos><bos>", "<bos>").replace("<eos><eos>", "<eos>")
+    found = scores(replace(model, template=template, tokenizer=tokenizer), ["2"])
+    assert found == pytest.approx(direct(folder, once), abs=1e-5)
 
 
 def test_prompt_column_replaces_the_prompt_that_the_model_scores(

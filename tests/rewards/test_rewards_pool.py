@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -189,11 +190,19 @@ def test_a_single_function_may_return_an_array_and_has_no_parts():
     assert [(score.value, score.parts) for score in scores] == [(1.0, ()), (0.0, ())]
 
 
-def test_nan_ends_the_run_and_is_never_a_reward():
+def test_nan_costs_its_group_and_is_never_a_reward():
+    """A response causes it, as with `float(response)`. Fails when it ends the run, when it is not
+    tried again, or when the other groups lose their scores.
+    """
     with pool() as scorer:
-        scorer.submit(sample(0, "nan"), group_size=1)
-        with pytest.raises(RewardError, match=r"reward\.function=.*told returned nan"):
-            scorer.collect(None)
+        for number, order in enumerate(("fine", "nan", "inf", "1e31", "fine")):
+            scorer.submit(sample(number, order), group_size=1)
+        found = scorer.collect(None)
+        assert outcomes(found) == [(n, "scored" if n in {0, 4} else "crash") for n in range(5)]
+        assert [score.value is None for score in found] == [False, True, True, True, False]
+        assert re.search(r"reward\.function=.*told returned \S+ as a reward", scorer.last_failure)
+        metrics = scorer.metrics().read()
+    assert [metrics[f"reward/{key}"] for key in ("errors", "crashes", "retries")] == [3, 3, 3]
 
 
 def test_processes_that_vanish_while_idle_are_replaced(tmp_path):

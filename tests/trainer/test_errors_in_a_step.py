@@ -27,7 +27,7 @@ NUM_STEPS, BEFORE = 6, 3  # the error comes in the step after BEFORE
 
 
 class BrokenReward(CountingScorer):
-    """Rewards that fail from the n-th call on, as a pool whose function returned NaN does."""
+    """Rewards that fail from the n-th call on, as a pool whose function returned no list does."""
 
     def __init__(self, number: int) -> None:
         super().__init__(delay=3)
@@ -36,7 +36,7 @@ class BrokenReward(CountingScorer):
     def collect(self, timeout_s, look=None):  # noqa: ARG002
         self.left -= 1
         if self.left < 0:
-            raise RewardError("a:f returned nan")
+            raise RewardError("a:f returned None")
         return super().collect(timeout_s)
 
 
@@ -155,7 +155,7 @@ def test_groups_whose_filter_failed_are_judged_after_a_resume(tmp_path: Path, mo
     own = AlgorithmConfig(group_filter="own_filters:keep_after_errors")
     config = replace(settings(num_steps=NUM_STEPS), algorithm=own)
     monkeypatch.setattr(own_filters, "num_good", 5)
-    with pytest.raises(OwnFunctionError, match="ValueError: not yet"):
+    with pytest.raises(OwnFunctionError, match=r"group_filter=own_filters.*ValueError: not yet"):
         run(config, tmp_path)
     assert num_unjudged(tmp_path) > 0
     monkeypatch.setattr(own_filters, "num_good", 10_000)

@@ -54,7 +54,7 @@ HELD_OUT = HeldOut(
         num_samples=1, temperature=1.0, top_p=1.0, max_response_tokens=BUDGET, max_prompts=0
     ),
     function="a",
-    answer_of=str,
+    answer_of=lambda _, response: response,
 )
 
 

@@ -143,6 +143,8 @@ Written by `python tools/models_table.py`; do not edit. Every architecture that 
   are in `model.path`, and vLLM does not load them.
 - **refused**: the run ends when the learner is built, before weights are loaded or anything is
   generated, with this reason.
+- A checkpoint whose `config.json` ties the output layer to the embedding, but which has another
+  tensor for it, is refused as well.
 - **not tried**: no small configuration was found. The run checks what it can: the kinds of layers,
   the shape of the logits and the names of the checkpoint's tensors.
 

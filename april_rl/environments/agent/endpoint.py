@@ -110,8 +110,8 @@ class Endpoint:
         return response
 
     def _find_asked(self, http: web.Request) -> Asked | None:
-        key = http.headers.get("Authorization", "").removeprefix("Bearer ")
-        return self._of_key.get(key)
+        scheme, _, key = http.headers.get("Authorization", "").partition(" ")
+        return self._of_key.get(key.strip()) if scheme.lower() == "bearer" else None
 
     async def _models(self, http: web.Request) -> web.Response:
         if self._find_asked(http) is None:

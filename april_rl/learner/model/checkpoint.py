@@ -83,6 +83,20 @@ class Checkpoint:
             "saves them with"
         )
 
+    def check_tied(self, embedding: str, head: str) -> None:
+        """Raise ModelFolderError if the output layer `head` is stored and is not the embedding,
+        which a model with tied embeddings uses in its place.
+        """
+        if head not in self._files:
+            return
+        (_, first), (_, second) = self.tensors((embedding, head))
+        if first.shape != second.shape or not torch.equal(first, second.to(first.dtype)):
+            raise ModelFolderError(
+                f"model.path={self._folder}: {head} differs from {embedding}, but config.json has "
+                "tie_word_embeddings=true, so that one tensor is used for both; set it to false if "
+                f"the model was trained with two, or save the model without {head}"
+            )
+
     def tensors(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield these tensors as they are; raise ModelFolderError when a file cannot be read."""
         for name in names:

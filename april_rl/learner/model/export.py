@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,14 +16,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from april_rl.checkpointing.exports import INDEX, SINGLE_FILE
+from april_rl.checkpointing.exports import INDEX, SINGLE_FILE, TEMPLATES
 from april_rl.checkpointing.file_mode import mode_of_new_files
 from april_rl.errors import ExportError
 from april_rl.learner.model.sizes import SHARD_BYTES
 
-# Files to copy: tokenizer and generation settings. Files about the weights are written again.
+# Files to copy: tokenizer and generation settings. Files about the weights are written again, and
+# an index of weights in another format would name files that the export lacks.
 _COPIED = (".json", ".txt", ".model", ".jinja")
-_WRITTEN = ("config.json", INDEX)
+_WRITTEN = re.compile(r"config\.json|.*\.index(\.\w+)?\.json")
 
 
 def plan_shards(sizes: Sequence[int], *, max_bytes: int) -> list[int]:
@@ -89,9 +91,11 @@ def _write(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     _write_tensors(weights, files=files, folder=partial)
-    for file in source.iterdir():
-        if file.suffix in _COPIED and file.name not in _WRITTEN:
-            shutil.copyfile(file, partial / file.name)
+    for file in (*source.iterdir(), *source.glob(TEMPLATES)):
+        if file.suffix in _COPIED and not _WRITTEN.fullmatch(file.name):
+            copy = partial / file.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copy)
 
 
 def _put(partial: Path, target: Path) -> None:

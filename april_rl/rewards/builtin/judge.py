@@ -109,6 +109,7 @@ class Judge:
     max_tokens: int = 512  # longest reply
     extra_body: Mapping[str, object] = field(default_factory=dict)  # more keys of the request
     last_failure: str = field(default="", init=False)  # why a response had no score
+    _has_replied: bool = field(default=False, init=False)  # then it knows the key and the model
 
     def __post_init__(self) -> None:
         if "{response}" not in self.template:
@@ -140,9 +141,9 @@ class Judge:
         gets it), the answer, and the response after its last `</think>`.
 
         A reply without a verdict, a refused request, or an endpoint that fails at every attempt
-        gives None, and `last_failure` says why; so does status 403 or 404 for some of the texts.
-        Raise openai.AuthenticationError, and PermissionDeniedError or NotFoundError for all texts,
-        when the endpoint does not know the key or the model.
+        gives None, and `last_failure` says why. So does status 403 or 404, unless the endpoint has
+        never replied: then raise PermissionDeniedError or NotFoundError, because it does not know
+        the key or the model. Raise AuthenticationError in any case.
         """
         shown = [text_of(question) for question in (prompts if questions is None else questions)]
         limit = asyncio.Semaphore(self.concurrency)
@@ -165,13 +166,13 @@ class Judge:
 
     def _without_refused(self, found: Sequence[float | BaseException | None]) -> list[float | None]:
         """Return the verdicts, None for a text that the endpoint refuses with 403 or 404. Raise
-        other errors, and those if it refuses every text.
+        other errors, and those if it refuses every text and has never replied to one.
         """
         errors = [each for each in found if isinstance(each, BaseException)]
         values = [None if isinstance(each, BaseException) else each for each in found]
         for error in errors:
             is_one_text = isinstance(error, PermissionDeniedError | NotFoundError)
-            if not is_one_text or len(errors) == len(found):
+            if not is_one_text or (len(errors) == len(found) and not self._has_replied):
                 raise error
             self.last_failure = f"the judge {self.model} refused a response: {error}"
         return values
@@ -237,6 +238,7 @@ class Judge:
             said = str(error) or f"no reply within {self.longest_s:g} s"
             self.last_failure = f"the judge {self.model} failed: {said}"
             return None
+        self._has_replied = True
         return self._content(raw)
 
     def _content(self, raw: str) -> str | None:

@@ -103,7 +103,20 @@ class RewardModel:
             return self._encode(str(text), special=False)
         filled = {"prompt": text_of(question), "response": answer}
         text = PLACEHOLDER.sub(lambda match: filled[match[1]], self.template)
-        return self._encode(text, special=True)
+        return self._encode_once(text)
+
+    def _encode_once(self, text: str) -> list[int]:
+        """Return the tokens of a text with the start and end that the tokenizer adds, unless the
+        text has them already.
+        """
+        own, whole = self._encode(text, special=False), self._encode(text, special=True)
+        num = len(own)
+        start = next((i for i in range(len(whole)) if whole[i : i + num] == own), None)
+        if start is None:
+            return whole
+        before, after = whole[:start], whole[start + num :]
+        is_begun, is_ended = own[:start] == before, own[num - len(after) :] == after
+        return [*([] if is_begun else before), *own, *([] if is_ended else after)]
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         token_ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
