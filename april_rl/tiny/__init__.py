@@ -1,1 +1,1 @@
-"""The tiny task: a Qwen3 of half a million parameters, and sums (`tools/tiny_policy.py`)."""
+"""The tiny task: a Qwen3 of half a million parameters, and sums."""

@@ -4,7 +4,7 @@
 solutions, half of them hasty; `builtin:tiny_teacher` is a model of the same size that saw three
 times as many solutions, all of them complete. `builtin:arithmetic` and
 `builtin:arithmetic_held_out` are jsonl files with the columns `prompt` and `answer`.
-`tools/tiny_policy.py` builds all of them again.
+`tools/tiny_policy.py` of commit 24ae8689 made all of them.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from models.tiny_architectures import tiny_config, tiny_model
 from peft import LoraConfig as PeftConfig
 from peft import PeftModel, get_peft_model
 from small_engine import small_engine
+from tiny_architectures import tiny_config, tiny_model
 from tiny_models import write_tiny_qwen3, write_tiny_qwen3_moe
 from transformers import AutoModelForCausalLM
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from models.tiny_architectures import tiny_config, tiny_model
 from small_engine import small_engine
+from tiny_architectures import tiny_config, tiny_model
 from tiny_models import EOS_ID, write_tiny_qwen3, write_tiny_qwen3_moe
 
 from april_rl.data.stop_tokens import stop_token_ids

@@ -21,8 +21,8 @@ from learner_setup import (
     plain_model,
     plain_update,
 )
-from models.tiny_architectures import tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
+from tiny_architectures import tiny_config, tiny_model
 from tiny_models import write_tiny_qwen3_moe
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion

@@ -23,10 +23,10 @@ from learner_setup import (
     plain_logprobs,
     plain_model,
 )
-from models.tiny_architectures import tiny_config
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
+from tiny_architectures import tiny_config
 from tiny_models import write_tiny_qwen3_moe
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM

@@ -20,7 +20,7 @@ from learner_setup import (
     pack_minibatch,
     record_gradients,
 )
-from models.tiny_architectures import tiny_config, tiny_model
+from tiny_architectures import tiny_config, tiny_model
 from tiny_models import write_tiny_qwen3_moe
 from torch import Tensor
 

@@ -14,8 +14,8 @@ from learner_setup import (
     plain_logprobs,
     plain_update,
 )
-from models.tiny_architectures import tiny_config, tiny_model
 from safetensors.torch import load_file, save_file
+from tiny_architectures import tiny_config, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from april_rl.config.choices import ComputeDtype

@@ -16,10 +16,9 @@ from operator import attrgetter
 import pytest
 from character_decoder import NeverLoads, printable, process_id
 from light_samples import whole_sample
-from tiny_task.tokenizer import build_tokenizer
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from april_rl.config.task import RewardConfig
 from april_rl.data.decoder import BackendDecoder
@@ -27,6 +26,7 @@ from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.rewards.check import check_reward
 from april_rl.rewards.jobs import RewardError
 from april_rl.rewards.pool import RewardPool
+from april_rl.tiny import builtins
 from april_rl.types import Prompt, Sample
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # one token each: é consists of two
@@ -51,7 +51,7 @@ def word_tokenizer(**settings):
 
 
 TOKENIZERS = {
-    "tiny": build_tokenizer,
+    "tiny": lambda: AutoTokenizer.from_pretrained(builtins.resolve("builtin:tiny")),
     "bytes": byte_tokenizer,
     "bytes, spaces asked to go": lambda: byte_tokenizer(clean_up_tokenization_spaces=True),
     "words": word_tokenizer,

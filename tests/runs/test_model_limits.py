@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from command_line import refusal, write_task
-from models.tiny_architectures import tiny_config
+from tiny_architectures import tiny_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about tiny configurations
 

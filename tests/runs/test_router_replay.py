@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from command_line import command, refusal, run, steps_of, write_task
-from models.tiny_architectures import tiny_config
 from safetensors.numpy import load_file
+from tiny_architectures import tiny_config
 from tiny_models import write_tiny_qwen3_moe
 
 TESTS = Path(__file__).parents[1]

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 VOCABULARY, WINDOW = 96, 4  # tokens
 NUM_LAYERS = 4
@@ -96,11 +95,6 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "zaya": {"num_experts_per_tok": 1, "layer_types": None},
 }
-
-
-def model_types() -> list[str]:
-    """Return every model_type of AutoModelForCausalLM, in alphabetical order."""
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def tiny_config(model_type: str, **changes: object) -> PreTrainedConfig:
