@@ -11,7 +11,7 @@ from april_rl.rollout.dispatch import Dispatch, RequestRules
 from april_rl.rollout.groups import Groups
 from april_rl.rollout.open_group import SampleState
 from april_rl.rollout.ports import EngineStalledError, Outside, PromptSource
-from april_rl.rollout.record import StepRecord
+from april_rl.rollout.record import GroupEvents, StepRecord
 from april_rl.rollout.stop_rule import is_limit_reached, must_wait, no_signal_error
 from april_rl.types import Completion, Reply, Score
 
@@ -141,6 +141,8 @@ class Step:
         if not is_limit_reached(self._rules.max_rejected_groups, lost):
             return False
         if not self._buffer.num_ready:
+            # A resumed run, perhaps with another reward, may lose as many again.
+            self._buffer.events = GroupEvents()
             raise no_signal_error(lost, group_filter=self._rules.group_filter)
         return True
 

@@ -164,6 +164,20 @@ def test_groups_whose_filter_failed_are_judged_after_a_resume(tmp_path: Path, mo
     assert rows_of(tmp_path)[-1]["ledger/trained"] == 2 * NUM_STEPS
 
 
+def test_a_run_without_signal_may_try_as_often_again_after_a_resume(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Fails when the groups that were rejected before count against the mended filter."""
+    own = AlgorithmConfig(group_filter="own_filters:reject_all_but")
+    config = replace(settings(num_steps=NUM_STEPS), algorithm=own)
+    monkeypatch.setattr(own_filters, "num_good", 6)
+    with pytest.raises(RunError, match=r"groups were rejected by algorithm\.group_filter"):
+        run(config, tmp_path)
+    monkeypatch.setattr(own_filters, "num_good", 10_000)
+    run(config, tmp_path, resumed=load("auto", tmp_path))
+    assert rows_of(tmp_path)[-1]["step"] == NUM_STEPS
+
+
 def num_unjudged(run_dir: Path) -> int:
     """Return the number of groups in the last checkpoint that have all scores and are open."""
     saved = load("auto", run_dir)
