@@ -37,6 +37,7 @@ from april_rl.rewards.worker import Decode, about_rewards, prepare_process, scor
 from april_rl.types import Prompt, Sample, Score, ScoreOutcome
 
 _MAX_ATTEMPTS = 2  # of a job that fails
+_PAUSE_S = 0.5
 _MAX_RESTARTS = 3  # of processes that hang or cannot start, without an answer in between
 
 _Reply = TypeVar("_Reply")
@@ -277,6 +278,7 @@ class RewardPool:
         taken = taken[: self._reward.num_processes]
         if not taken:
             self._count_restart(f"they cannot start: {reason}")
+            time.sleep(_PAUSE_S)  # the server that forks them may be ending, too
         self._restart()
         self._suspects = self._suspects or taken
         if len(taken) == 1:

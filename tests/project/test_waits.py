@@ -20,6 +20,7 @@ WAITS = {
     "environments/child.py kill": "the process was sent SIGKILL",
     "rewards/pool.py _stop": "the pool was told to end its processes",
     "rewards/pool.py _on_ended": "the future is done",
+    "rewards/pool.py _on_broken": "half a second, three times at most",
     "rewards/pool.py _wait_for": AT_THE_START,
     "checkpointing/checkpointer.py finish": "the last checkpoint, for which the signal waits",
     "checkpointing/run_lock.py _acquire": AT_THE_START,
