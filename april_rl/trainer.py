@@ -120,7 +120,7 @@ class Trainer:
                 raise type(error)(f"{error}; {self._how_to_continue()}") from error
             except RunError:
                 if not self._workers.has_failed:
-                    self._stop_after_error()
+                    self._stop_after_error("an error")
                 raise
 
     def _run(self) -> None:
@@ -166,14 +166,14 @@ class Trainer:
         row = self._tracker.log(step, metrics)
         self._progress.row = None
         with ExitStack() as on_error:
-            on_error.callback(self._stop, "an error of on_step")
+            on_error.callback(self._stop_after_error, "an error of on_step")
             self._is_enough = bool(self._on_step(step, row))
             on_error.pop_all()
 
-    def _stop_after_error(self) -> None:
+    def _stop_after_error(self, reason: str) -> None:
         """Write a checkpoint if possible; the error that ends the run matters more."""
         try:
-            self._stop("an error")
+            self._stop(reason)
         except RunError as error:
             self._tracker.message(f"no checkpoint could be written: {error}")
 
