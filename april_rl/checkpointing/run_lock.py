@@ -59,7 +59,10 @@ def own(run_dir: Path) -> Iterator[None]:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"run directory {run_dir} cannot be made: {error.strerror}") from error
+        raise RunError(
+            f"run directory {run_dir} cannot be made here ({error.strerror}): give a folder that "
+            "you can write to with hydra.run.dir=FOLDER (in Python run_dir=FOLDER)"
+        ) from error
     path, is_over = run_dir / FILE, threading.Event()
     with _free(path, creates=True) as opened:
         mine = _sign(opened)

@@ -22,9 +22,10 @@ def read_model(model_path: str, *, key: str = "model.path") -> PreTrainedConfig:
     except (OSError, ValueError) as error:
         check_model_folder(model_path, key=key, may_be_on_hub=False)
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        offline = "; the hub is out of reach or HF_HUB_OFFLINE is set: give a local folder"
         raise PreflightError(
             f"{key}={model_path} is neither a Hugging Face folder nor a model that the hub "
-            f"has ({reason})"
+            f"has ({reason}){offline if constants.HF_HUB_OFFLINE else ''}"
         ) from error
     try:
         max_context_tokens(config), num_heads(config)

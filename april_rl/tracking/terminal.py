@@ -160,7 +160,8 @@ class View:
             # Written in one call, so that lines of two threads do not mix.
             print(text + "\n", end="", flush=True)
         else:
-            self._terminal.print(Text(text, style=style))
+            # The terminal wraps long lines: a command can be copied from it as it was printed.
+            self._terminal.print(Text(text, style=style), soft_wrap=True)
 
     def _repeat(self, phase: ProgressPhase, is_over: threading.Event) -> None:
         """Print a line for the phase now and then, until it is over."""

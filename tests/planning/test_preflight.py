@@ -106,6 +106,12 @@ def test_a_tensor_parallel_size_that_does_not_divide_the_heads_is_refused(tmp_pa
         start(path, "engine.tensor_parallel_size=3", "runtime.num_workers=3")
 
 
+def test_without_the_hub_the_message_says_what_to_give(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(PreflightError, match="HF_HUB_OFFLINE is set: give a local folder"):
+        read_model("owner/no-such-model")
+
+
 def test_gpus_are_counted_from_device_files(tmp_path, monkeypatch):
     """Fails when the control files of NVIDIA's driver count, or CPUs among AMD's nodes."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

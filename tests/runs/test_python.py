@@ -320,7 +320,9 @@ def test_rows_that_are_not_held_out_are_refused_by_evaluate() -> None:
 
 def test_a_run_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(RunError, match=r"run directory .*/run cannot be made: File exists"):
+    with pytest.raises(
+        RunError, match=r"run directory .*/run cannot be made here \(File exists\): give a folder"
+    ):
         train("tiny_cpu", run_dir=tmp_path / "run")
 
 

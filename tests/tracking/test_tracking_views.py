@@ -118,6 +118,14 @@ def test_finished_steps_scroll_above_the_live_panel(width: int) -> None:
     assert "prompt 7, sample 2: reward 1.00, advantage +0.87" in text
 
 
+def test_a_long_command_can_be_copied_from_a_narrow_terminal() -> None:
+    """Fails when a newline before its last word makes another command of it."""
+    command = "continue with resume=auto hydra.run.dir=outputs/" + 8 * "a_long_name/"
+    with view_of_terminal(80) as (view, console):
+        view.message(command)
+        assert command in console.file.getvalue()
+
+
 def test_the_innermost_phase_is_shown_and_then_the_outer_one_again() -> None:
     with view_of_terminal(80) as (view, _), view.phase("rollout", 16):
         with view.phase("evaluating"):
