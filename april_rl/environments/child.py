@@ -17,7 +17,8 @@ from uuid import uuid4
 
 import psutil
 
-from april_rl.outside.child_process import Limits, lifeline, prepare
+from april_rl.outside.child_process import lifeline
+from april_rl.outside.limits import Limits, prepare
 from april_rl.outside.mailbox import Mailbox
 from april_rl.types import SampleId
 

@@ -25,7 +25,7 @@ from april_rl.environments.agent.endpoint import Endpoint, check_address
 from april_rl.environments.agent.programs import check_function, of_command, of_function
 from april_rl.environments.child import kill, start
 from april_rl.environments.protocol import Context, Environment, EnvironmentFailedError, Loads
-from april_rl.outside.child_process import Limits
+from april_rl.outside.limits import Limits
 from april_rl.outside.user_code import (
     Caught,
     check_args,

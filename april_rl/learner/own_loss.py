@@ -117,7 +117,9 @@ def try_loss(config: AlgorithmConfig) -> None:
                 behaviour_logprobs=anchor[:num_tokens] - 0.05,
                 responses=Responses.of(lengths),
             )
-            message = _failure_of(loss, inputs, needs_gradient=first * second < 0)
+            message = _failure_of(
+                loss, inputs, needs_gradient=num_tokens > 1 and first * second < 0
+            )
             if message:
                 tokens = "one token" if num_tokens == 1 else "five tokens"
                 where = "" if first * second < 0 else f", all of advantage {first:g}"

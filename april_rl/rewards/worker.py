@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from april_rl.config.task import RewardConfig
-from april_rl.outside.child_process import Limits, prepare
+from april_rl.outside.limits import Limits, prepare
 from april_rl.outside.user_code import Caught, memory_gib
 from april_rl.rewards.functions import RewardFunction, keys_of, reward_functions
 from april_rl.rewards.jobs import About, DecodedJob, Job, Result, RewardError

@@ -92,15 +92,6 @@ def test_a_model_with_other_sizes_is_refused_before_it_is_loaded(tmp_path, name)
         check(full, state(full), **{name: 9})
 
 
-def test_a_checkpoint_without_the_number_of_parameters_is_accepted(tmp_path):
-    full = TrainConfig(model=ModelConfig(path=model(tmp_path / "a", seed=0)))
-    earlier = state(full)
-    del earlier["base"]["num_parameters"]
-    check(full, earlier)
-    with pytest.raises(OtherModelError):
-        check(full, earlier | {"base": {**earlier["base"], "num_parameters": 1}})
-
-
 def test_the_reference_of_a_run_must_be_the_same_but_trained_weights_may_differ(tmp_path):
     """A checkpoint contains every trained weight. Fails when a run without a reference
     is refused.

@@ -54,7 +54,7 @@ WRONG = [
      "in training (docs/coming_from.md)"),
     ("evaluation.k=4", "evaluation.k is not a setting; did you mean evaluation.num_samples?"),
     # a choice that does not exist
-    ("+recipe=mine.yaml", "there is no recipe mine.yaml; your own recipe is "
+    ("+recipe=absent.yaml", "there is no recipe absent.yaml; your own recipe is "
      "FOLDER/recipe/NAME.yaml: write --config-dir FOLDER +recipe=NAME"),
     ("recipe=tiny_cp", f"there is no recipe tiny_cp; did you mean tiny_cpu? {RECIPES}"),
     ("+recipe=qwen3_4b_deepmath_gspo", "there is no recipe qwen3_4b_deepmath_gspo; did you mean "

@@ -69,7 +69,7 @@ def test_a_rehearsal_reports_the_gpu_share_that_auto_chose():
         for gib in (80, 141)
     )
     assert "engine.gpu_memory_utilization=auto: 0.85, for engines that sleep" in small
-    assert "engine.gpu_memory_utilization=auto: 0.71, the most that fits beside" in large
+    assert "engine.gpu_memory_utilization=auto: 0.62, what the learner's update" in large
 
 
 @pytest.mark.parametrize("has_critic", [False, True])
