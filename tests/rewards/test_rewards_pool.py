@@ -119,6 +119,7 @@ def test_a_failure_that_does_not_repeat_loses_nothing(tmp_path):
         assert metrics["reward/retries"] <= 2
 
 
+@pytest.mark.slow
 # A thread of pebble's ends, too, when it reads what is not a message.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("num_processes", [1, 2])

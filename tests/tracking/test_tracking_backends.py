@@ -54,6 +54,7 @@ def recorded(tmp_path_factory) -> Path:
     return run_dir
 
 
+@pytest.mark.slow
 def test_a_secret_of_the_command_line_is_in_no_file_of_wandb(tmp_path, monkeypatch):
     """The shell has put it there. Fails when W&B records the words of this process as they are."""
     monkeypatch.setenv("TOOL_KEY", "sk-1234567890")
