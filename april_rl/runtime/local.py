@@ -6,6 +6,7 @@ For a debugger, a notebook and a first look. No watchdog ends a call that hangs.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from april_rl.rollout.in_process import SerialEngines
 from april_rl.runtime.weight_sync import sends_adapter
 from april_rl.runtime.worker import Worker
 from april_rl.runtime.worker_parts import WorkerSettings
-from april_rl.supervision.host_memory import WorkerMemory
+from april_rl.supervision.host_memory import WorkerMemory, allocator_environment
 
 
 class LocalWorker:
@@ -28,6 +29,8 @@ class LocalWorker:
 
     def __init__(self, layout: Layout, *, settings: WorkerSettings) -> None:
         assert layout.num_workers == 1, layout
+        if layout.device == "cuda":  # as a worker on Ray; torch reads it at the first allocation
+            os.environ.update(allocator_environment(os.environ))
         self.layout, self.policy_version = layout, 0
         self._settings = settings
         self._worker = Worker(settings)

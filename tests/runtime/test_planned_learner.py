@@ -1,5 +1,6 @@
 """The learner is built with the settings that the memory plan has chosen."""
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 from composed_config import load
 
+from april_rl.config import TrainConfig
 from april_rl.config.schema import LearnerConfig
 from april_rl.planning.layout import Layout
 from april_rl.planning.plan import Plan
@@ -16,6 +18,12 @@ from april_rl.runtime.worker_parts import WorkerSettings
 from april_rl.runtime.workers import Workers
 
 LAYOUT = Layout(device="cpu", num_workers=1, tensor_parallel_size=1)
+
+
+def settings(config: TrainConfig) -> WorkerSettings:
+    return WorkerSettings(
+        config=config, device="cpu", threads=1, max_model_len=8, max_num_seqs=1, stop_tokens=()
+    )
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -44,19 +52,20 @@ def test_the_learner_in_one_process_gets_the_planned_settings(
 
     monkeypatch.setattr(worker_module, "build_learner", build)
     undecided = load("+recipe=tiny_cpu", "learner.activation_checkpointing=auto")
-    settings = WorkerSettings(
-        config=undecided,
-        device="cpu",
-        threads=1,
-        max_model_len=8,
-        max_num_seqs=1,
-        stop_tokens=(),
-    )
-    worker = LocalWorker(LAYOUT, settings=settings)
+    worker = LocalWorker(LAYOUT, settings=settings(undecided))
     monkeypatch.setattr(worker, "_join", nothing)
     monkeypatch.setattr(worker._worker, "build_engine", nothing)
     worker.start(planned, on_stage=nothing)
     assert built == [planned.config.learner]
+
+
+def test_one_process_on_a_gpu_has_the_allocator_settings_of_a_worker(monkeypatch) -> None:
+    """Fails when only Ray's workers have them: then offloading takes twice the host memory."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    LocalWorker(replace(LAYOUT, device="cuda"), settings=settings(TrainConfig()))
+    assert "pinned_max_round_threshold_mb:1" in os.environ["PYTORCH_ALLOC_CONF"]
 
 
 def test_the_learner_on_ray_gets_the_planned_settings(

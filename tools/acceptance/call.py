@@ -9,9 +9,11 @@ from importlib import import_module
 from pathlib import Path
 
 from april_rl.runtime.process_setup import thread_environment
+from april_rl.supervision.host_memory import allocator_environment
 
 # This must happen before torch is imported.
 os.environ |= thread_environment(os.cpu_count() or 1)
+os.environ |= allocator_environment(os.environ)  # as in a run
 os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
