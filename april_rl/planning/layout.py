@@ -116,7 +116,7 @@ def precision(asked: ComputeDtype, device: str) -> ComputeDtype:
     """Return what a precision setting means on `device`, cpu or cuda.
 
     On a CPU auto is float32 with any instruction set: nothing computes it more slowly, and a
-    run is the same everywhere (docs/laboratory.md has the speeds).
+    run is the same everywhere (docs/experiments.md has the speeds).
     """
     if asked is not ComputeDtype.auto:
         return asked

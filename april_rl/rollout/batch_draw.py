@@ -2,7 +2,7 @@
 
 Short responses are ready first, and groups that become ready together are alike. Batches of the
 oldest groups would follow those waves: with α = 1.5 the mean response length of a batch deviated
-twice as far as that of random draws of the same groups (docs/laboratory.md).
+twice as far as that of random draws of the same groups (docs/experiments.md).
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def largest_awake_share(learner_bytes: float, *, gib: float) -> float:
 def test_the_share_matches_a_manual_calculation_for_4b_on_eight_gpus(gib: int) -> None:
     """The peak is the backward pass: 16 bytes per parameter over 8 GPUs; in bfloat16 the tied
     embedding and its gradient, two layers and the gradient of one, which is also copied into
-    float32; 361 KiB of activations per token (docs/long_context.md).
+    float32; 361 KiB of activations per token (docs/gpu.md).
     """
     embedding, layer = 151_936 * 2560, 101e6
     learner = 16 * 4.022e9 / 8 + 4 * embedding + (4 + 6) * layer + 32_768 * 361 * 1024

@@ -4,7 +4,6 @@ real sizes.
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +18,9 @@ from april_rl.planning.memory_plan import Phase, plan_memory
 from april_rl.planning.model import read_model
 
 NUM_TOKENS = 4096
-TABLE = (ROOT / "docs" / "long_context.md").read_text(encoding="utf-8")
-ROWS = re.findall(
-    r"^\| Qwen3-(\S+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", TABLE, flags=re.MULTILINE
-)
+# Measured ÷ planned peak of a backward pass, with the weights over so many GPUs.
+NUM_RANKS = (1, 8, 64)
+PEAKS = {"4B": (0.99, 0.98, 0.94), "8B": (1.01, 0.98, 0.94), "30B-A3B": (1.00, 1.00, 0.99)}
 
 
 def measure(folder: Path, *, num_ranks: int, share: float = 1.0) -> dict[str, float]:
@@ -41,21 +39,20 @@ def measure(folder: Path, *, num_ranks: int, share: float = 1.0) -> dict[str, fl
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_the_backward_pass_takes_the_memory_that_the_page_shows(row, tmp_path):
+@pytest.mark.parametrize("name", PEAKS)
+def test_the_backward_pass_takes_nearly_the_planned_memory(name, tmp_path):
     """In a second backward pass, when there are optimizer state and gradients of another row; half
     a minute each. Fails when a copy of weights or gradients is missing in the plan, or counted
     twice.
     """
-    name, *cells = row
     CONFIGS[name].save_pretrained(tmp_path)
     model = model_sizes(read_model(str(tmp_path)), LoraConfig())
-    for num_ranks, cell in zip((1, 8, 64), cells, strict=True):
+    for num_ranks, share in zip(NUM_RANKS, PEAKS[name], strict=True):
         inputs = change(INPUTS, num_workers=num_ranks, max_tokens=NUM_TOKENS)
         _, backward, optimizer, _ = plan_memory(model, inputs).phases
         found = measure(tmp_path, num_ranks=num_ranks)
         assert found["state"] == pytest.approx(of_tensors(optimizer), rel=1e-5)
-        assert found["backward"] / of_tensors(backward) == pytest.approx(float(cell), abs=0.006)
+        assert found["backward"] / of_tensors(backward) == pytest.approx(share, abs=0.006)
 
 
 @pytest.mark.soak
@@ -78,5 +75,8 @@ def of_tensors(phase: Phase) -> float:
     return phase.total - sum(phase.items[name] for name in others)
 
 
-def test_the_page_has_three_models() -> None:
-    assert [name for name, *_ in ROWS] == list(CONFIGS)
+def test_the_page_has_the_range_of_these_peaks() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    shares = [share for peaks in PEAKS.values() for share in peaks]
+    assert list(PEAKS) == list(CONFIGS)
+    assert f"measured {min(shares):.2f} to {max(shares):.2f} of the planned peak" in page

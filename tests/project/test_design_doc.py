@@ -251,8 +251,6 @@ def test_commands_and_settings_on_the_pages_exist(page: str) -> None:
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*.md"))
-    # A figure can be reproduced from its commit, without the script.
-    if path.name not in ("experiments.md", "laboratory.md")
 )
 
 

@@ -73,8 +73,6 @@ def test_the_checklist_for_gpus_has_the_lines_that_a_run_prints() -> None:
     assert [words for words in said if words not in checklist or words not in code] == []
 
 
-# Their figures belong to the commands of earlier commits.
-MEASURED = ("experiments.md", "laboratory.md")
 PAGES = [page for of in ("README*.md", "docs/**/*.md", "recipes/**/*.md") for page in ROOT.glob(of)]
 _COMPOSED = re.compile(
     r"\s*(?:\w+=\S+ )*python -m april_rl(?:\.train| train| rehearse| profile| data| evaluate) (.*)"
@@ -139,16 +137,13 @@ def settings_of(line: str) -> list[str]:
 
 
 def test_the_settings_in_sentences_of_every_page_are_accepted() -> None:
-    """These are settings in backticks with a value, composed together where their keys differ; the
-    page of experiments has settings of old commits.
-    """
-    pages = [path for path in PAGES if path.name not in MEASURED]
+    """These are settings in backticks with a value, composed together where their keys differ."""
     sections = "|".join(compose_overrides(["+recipe=tiny_cpu"]).keys())
     setting = re.compile(rf"['+~]*(?:{sections})\.[\w.]+=")
     # Error messages also begin with a setting, and continue with words.
     found = {
         line
-        for path in pages
+        for path in PAGES
         for line in quoted(path)
         if setting.match(line) and all("=" in word for word in shlex.split(line))
     }
@@ -231,11 +226,8 @@ def answers_read(chosen: PromptSetConfig, path: Path) -> list[str]:
 
 
 def test_the_commands_tools_and_targets_on_every_page_exist() -> None:
-    """Also in sentences. Fails when one is renamed and a page is not. The page of experiments names
-    tools of earlier commits.
-    """
-    pages = [path for path in PAGES if path.name not in MEASURED]
-    text = "\n".join(path.read_text(encoding="utf-8") for path in pages)
+    """Also in sentences. Fails when one is renamed and a page is not."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
     assert {*re.findall(r"python -m april_rl (\w+)", text)} <= {"train", "COMMAND", *COMMANDS}
     tools = set(re.findall(r"python (tools/\w+\.py)", text))
     assert len(tools) > 5

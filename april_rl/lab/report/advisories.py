@@ -268,5 +268,5 @@ def _learning(run: RunFiles) -> Iterator[str]:
         yield (
             f"Batches are not like random draws: their mean length deviates {dispersion:.1f} times "
             "as far from that of neighbouring steps as a random draw would. A smaller α, or a "
-            "larger rollout.max_staleness, makes them more alike (docs/laboratory.md)."
+            "larger rollout.max_staleness, makes them more alike (docs/experiments.md)."
         )
