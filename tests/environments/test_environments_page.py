@@ -16,9 +16,9 @@ from april_rl.environments.calls import Calls
 from april_rl.environments.protocol import Context, Environment, StepResult, Turn
 from april_rl.types import SampleId
 
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("environments", "agents", "tools")]
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("environments", "agents")]
 PAGE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-GUESS, CHECK, AGENT, CLERK = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+GUESS, CHECK, CLERK, AGENT = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 def make(code: str, name: str, **given: object) -> Environment:

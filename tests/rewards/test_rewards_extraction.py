@@ -54,10 +54,10 @@ def test_auto_reads_the_last_box_or_answer_line_after_the_thinking(response):
 
 
 def documented_forms() -> dict[str, tuple[str, str, str]]:
-    """Return the table of docs/rewards.md by response: the correct answer, and the verdicts of a
+    """Return the table of answer_forms.md by response: the correct answer, and the verdicts of a
     person and of our code.
     """
-    text = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    text = (ROOT / "tests" / "rewards" / "answer_forms.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| `(.*?)`(?: \(of `(.*?)`\))? \| (\w+) \| \**(\w+)\** \| \w+ \|", text, re.M
     )
@@ -85,6 +85,13 @@ def test_an_answer_to_the_prompt_of_dapo_is_judged_as_a_person_would(response):
 def test_the_table_of_forms_has_fifty_rows():
     assert len(FORMS) == 50
     assert set(FORMS) >= UNLIKE_A_PERSON
+
+
+def test_the_examples_of_the_page_are_rows_of_the_table():
+    text = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| `(.*?)` \| (right|wrong) \|$", text, re.M)
+    assert len(shown) > 5
+    assert [row for row in shown if FORMS[row[0].replace("⏎", "\n")][2] != row[1]] == []
 
 
 NUMBERS = {

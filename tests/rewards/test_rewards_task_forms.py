@@ -134,7 +134,7 @@ def score(program: str, tests: object, entry: object = None, **settings: object)
 
 
 def test_the_page_and_this_file_have_the_same_forms() -> None:
-    section = PAGE[PAGE.index("### Tests of code") :]
+    section = PAGE[PAGE.index("## Tests of code") :]
     table = section[section.index("| form |") : section.index("\n\n- ")]
     assert re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)[1:] == [*FORMS]
 
