@@ -257,8 +257,8 @@ def _hint_at_trainer(named: Collection[str]) -> str:
 
 
 def read_values(returned: object, num_expected: int) -> list[float | None] | str:
-    """Return the values that a function gave (None: no score), or a message if they are no list of
-    this length.
+    """Return the values that a function gave (None: no score), or a message if they are not a list
+    of this length.
     """
     expected = f"expected a list of {num_expected} numbers"
     plain = returned.tolist() if isinstance(returned, Array) else returned

@@ -209,7 +209,7 @@ def test_a_turn_that_writes_into_its_pipe_fails_alone_and_at_once():
 
 
 def test_a_process_that_user_code_has_forked_replies_once():
-    """Fails when the child replies too, or goes on as a second process of episodes."""
+    """Fails when the child replies too, or becomes a second process of episodes."""
     with pool() as environments:
         sample = hear(environments, fresh())
         pid = int(text_of(answer(environments, say(sample, "pid"))))

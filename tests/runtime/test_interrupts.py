@@ -107,7 +107,7 @@ def test_a_second_signal_ends_the_program_and_its_children_at_once():
 @pytest.mark.parametrize("deadline_s", [0.2, 60.0])
 def test_a_process_that_lives_on_is_not_ended(deadline_s, capfd):
     """A notebook, whose stop button is pressed twice, or once where the run hangs. Fails when its
-    process or its own children are killed, or the run goes on.
+    process or its own children are killed, or the run continues.
     """
     mine = subprocess.Popen(["sleep", "600"])
     interrupts = Interrupts(owns_process=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_worker_parts import SETTINGS
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import LoraSync
@@ -16,16 +17,6 @@ from april_rl.config.schema import LearnerConfig
 from april_rl.metrics import Metrics
 from april_rl.runtime import worker as worker_module
 from april_rl.runtime.worker import Worker
-from april_rl.runtime.worker_parts import WorkerSettings
-
-SETTINGS = WorkerSettings(
-    config=TrainConfig(),
-    device="cpu",
-    threads=1,
-    max_model_len=16,
-    max_num_seqs=2,
-    stop_tokens=(1,),
-)
 
 
 class Gpu:

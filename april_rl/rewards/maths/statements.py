@@ -86,8 +86,8 @@ def stated_sides(equation: kinds.Equation) -> list[Answer]:
 
 
 def leads_to_value(equation: kinds.Equation, middle: Members) -> bool:
-    """Return whether a chain is about the value of its first side, and its middle is no other name:
-    A = ab = 12, not AB = CD = 5.
+    """Return whether a chain is about the value of its first side, and its middle is not another
+    name: A = ab = 12, not AB = CD = 5.
     """
     first, last = equation.sides[0].text, equation.sides[-1].text
     is_value = is_name(first) and num_variables(last) == 0
