@@ -52,7 +52,7 @@ def _check_functions(config: TrainConfig, *, trains: bool) -> None:
 
 def _columns(config: TrainConfig) -> Callable[[str], set[str]]:
     """Return a function that names the columns of a data set that the user's reward functions take.
-    Raise RunError for one that does not take its arguments, or not those of this package.
+    Raise RunError if a function cannot take its `args`, or what this package passes to it.
     """
     # It needs numpy, which --cfg job does not.
     from april_rl.rewards.loading import LISTS, Reward

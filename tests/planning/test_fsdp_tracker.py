@@ -18,7 +18,7 @@ from april_rl.planning.memory_plan import Phase, plan_memory
 from april_rl.planning.model import read_model
 
 NUM_TOKENS = 4096
-# Measured ÷ planned peak of a backward pass, with the weights over so many GPUs.
+# Measured ÷ planned peak of a backward pass, for weights sharded over each number of GPUs.
 NUM_RANKS = (1, 8, 64)
 PEAKS = {"4B": (0.99, 0.98, 0.94), "8B": (1.01, 0.98, 0.94), "30B-A3B": (1.00, 1.00, 0.99)}
 

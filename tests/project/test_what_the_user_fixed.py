@@ -1,4 +1,4 @@
-"""What the first description of this project named, and what therefore may not leave it."""
+"""The libraries, commands and features that this project was asked to have: none may be removed."""
 
 import configparser
 import re

@@ -25,7 +25,7 @@ _MIN_SEEDS, _MIN_STEPS = 2, 10  # with fewer, a ratio of two variants is noise
 # Two-sided 95 % quantiles of Student's t, for 1 … 10 degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 _SCHEDULE = ("rollout.over_sampling_factor", "rollout.refill")
-# Settings that decide what an accuracy means, besides those of its evaluation set.
+# Two accuracies can be compared only if these settings, and the evaluation set, are the same.
 _SCORING = (
     *("reward.function", "reward.functions", "reward.args", "reward.extract", "data"),
     *("evaluation.function", "evaluation.temperature", "evaluation.top_p"),
