@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from april_rl.commands import COMMANDS, run_command
 from april_rl.errors import RunError
-from april_rl.supervision.interrupts import EXIT_STATUS
+from april_rl.run.supervision.interrupts import EXIT_STATUS
+from april_rl.start.commands import COMMANDS, run_command
 
 _TRAIN, _VERSION = "train", "--version"
 _USAGE = "usage: python -m april_rl COMMAND [--help] ..."
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not {"", here := str(Path.cwd())} & {*sys.path}:
         sys.path.insert(0, here)  # as `python -m` does, so that the user's modules are found
     if arguments[:1] in ([_TRAIN], [_VERSION]):
-        from april_rl.command_line import main as train
+        from april_rl.start.command_line import main as train
 
         sys.argv[1:] = arguments[arguments[0] == _TRAIN :]
         train()

@@ -24,10 +24,6 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import cloudpickle
 
-from april_rl.checkpointing.exports import newest_export
-from april_rl.checkpointing.run_lock import own
-from april_rl.command_line import run, run_directory
-from april_rl.commands.evaluate import run_evaluation
 from april_rl.config import TrainConfig
 from april_rl.config.python_settings import as_overrides
 from april_rl.config.store import (
@@ -39,14 +35,18 @@ from april_rl.config.store import (
 )
 from april_rl.config.wrong_settings import keys, unknown_setting
 from april_rl.errors import RunError
-from april_rl.supervision.interrupts import SIGNALS, Interrupts
-from april_rl.tracking.labels import run_labels
+from april_rl.run.checkpointing.exports import newest_export
+from april_rl.run.checkpointing.run_lock import own
+from april_rl.run.supervision.interrupts import SIGNALS, Interrupts
+from april_rl.run.tracking.labels import run_labels
+from april_rl.start.command_line import run, run_directory
+from april_rl.start.commands.evaluate import run_evaluation
 from april_rl.types import OnStep
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from april_rl.evaluation.report import Report
+    from april_rl.task.evaluation.report import Report
 
 _INPUTS = "inputs"  # folder in the run directory for objects that were passed in
 _NOT_SETTINGS = {  # how to pass a value that is not a setting, by argument
@@ -297,7 +297,7 @@ def _file_of(rows: Rows, argument: str, folder: Path) -> str | Path:
         return rows
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(rows, WritesParquet):
-        from april_rl.data.sources import quiet
+        from april_rl.task.data.sources import quiet
 
         path = folder / f"{argument}.parquet"
         with quiet():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from april_rl.command_line import main
+from april_rl.start.command_line import main
 
 if __name__ == "__main__":
     main()

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from tiny_models import write_tiny_qwen3
 
-from april_rl.checkpointing.run_lock import own
-from april_rl.command_line import run as start
 from april_rl.config.store import as_plain, compose_overrides, to_config
 from april_rl.errors import RunError
+from april_rl.run.checkpointing.run_lock import own
+from april_rl.start.command_line import run as start
 
 LEDGER_STATES = ("in_flight", "parked", "ready", "trained", "rejected", "dropped")
 

@@ -14,8 +14,8 @@ from cpu_engine_marks import skip_cpu_engine
 from hypothesis import settings
 
 from april_rl.config.store import recipes
-from april_rl.planning.machine import installed_engines
-from april_rl.supervision.interrupts import SIGNALS
+from april_rl.run.supervision.interrupts import SIGNALS
+from april_rl.start.planning.machine import installed_engines
 
 # Threads of torch and vLLM, here and in processes that tests start; torch reads the variable when
 # it is imported. With such small matrices, threads would only spin and wait for each other.

@@ -9,7 +9,7 @@ import ray
 from light_workers import LightWorker
 from own_process import is_running, wait_until
 
-from april_rl.supervision.watchdog import Watchdog
+from april_rl.run.supervision.watchdog import Watchdog
 
 
 class Group:

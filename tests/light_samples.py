@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from april_rl.rollout.ticks import Completions, Tick
+from april_rl.training.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, FinishReason, Prompt, Sample, SampleId
 
 PROMPT = Prompt(id=1, token_ids=(1, 2), text="", answer="", source="")

@@ -12,10 +12,10 @@ from datetime import timedelta
 import ray
 from light_samples import make_tick
 
-from april_rl.rollout.requests import Requests
-from april_rl.rollout.ticks import Tick
-from april_rl.runtime.process_setup import end_with_parent
-from april_rl.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
+from april_rl.run.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
+from april_rl.training.rollout.requests import Requests
+from april_rl.training.rollout.ticks import Tick
+from april_rl.training.runtime.process_setup import end_with_parent
 
 LONG_S = 600.0
 

@@ -1,9 +1,9 @@
-"""Comparison of a set of logged metrics with the table of `april_rl.tracking.keys`."""
+"""Comparison of a set of logged metrics with the table of `april_rl.run.tracking.keys`."""
 
 import re
 from collections.abc import Iterable
 
-from april_rl.tracking.keys import FROZEN_KEYS, KEYS, Key
+from april_rl.run.tracking.keys import FROZEN_KEYS, KEYS, Key
 
 
 def describe(key: str) -> Key | None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "april_rl"
 TESTS = ROOT / "tests"
+DOORS = ("training", "task", "run", "start")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try, ast.Match)
@@ -50,6 +51,8 @@ def part_of(path: Path) -> str:
 
 
 def _part(names: Sequence[str]) -> str:
+    if names[0] in DOORS and len(names) > 1 and names[1] != "__init__":
+        return names[1]
     in_lab = names[0] == "lab" and len(names) > 1 and names[1] != "__init__"
     return ".".join(names[:2]) if in_lab else names[0]
 

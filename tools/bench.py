@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from april_rl.runtime.process_setup import thread_environment
+from april_rl.training.runtime.process_setup import thread_environment
 
 # This comes before torch and transformers are imported: it sets the threads of a worker, and leaves
 # only the benchmark's own lines in the terminal.

@@ -12,7 +12,7 @@ named, when a check fails. The same seed gives the same choices; moments depend 
 With environments, every call of a slow tool is made once, or marked as a further attempt:
 
     python tools/kill_anywhere.py data.environment=true reward.function=environment \\
-      environment.function=april_rl.environments.tiny_sums:Sums environment.max_turns=2 \\
+      environment.function=april_rl.task.environments.tiny_sums:Sums environment.max_turns=2 \\
       environment.max_observation_tokens=192 environment.args.log=FILE
 
 or, with an agent instead (PYTHONPATH=tools), environment.agent=kills.counted_agent:run,

@@ -1,17 +1,17 @@
-"""Write docs/metrics.md, which lists every metric, from the table in april_rl/tracking/keys.py."""
+"""Write docs/metrics.md, which lists every metric, from the table in `tracking/keys.py`."""
 
 from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
 
-from april_rl.tracking.keys import KEYS, Key
+from april_rl.run.tracking.keys import KEYS, Key
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 _HEAD = """# Metrics
 
-`python tools/metrics_page.py` writes this page from `april_rl/tracking/keys.py`: change meanings
-there.
+`python tools/metrics_page.py` writes this page from `april_rl/run/tracking/keys.py`: change
+meanings there.
 
 Each step of a run is one line of `metrics.jsonl`: `step`, then the metrics below. A `*` stands for
 one part that the run decides: an age, a data source, a reward function, an evaluation set. Keys in

@@ -59,7 +59,7 @@ SAMPLE_BY_SAMPLE = (Advantage.reinforce_pp, Advantage.gae, Advantage.none)
 
 
 class Loss(StrEnum):
-    """The policy loss; april_rl/algorithm/losses.py has formulas and sources."""
+    """The policy loss; april_rl/training/algorithm/losses.py has formulas and sources."""
 
     ppo_clip = "ppo_clip"  # the clipped surrogate
     gspo = "gspo"  # the same with one ratio for a whole response

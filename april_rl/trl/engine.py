@@ -20,8 +20,8 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from april_rl.errors import RunError
-from april_rl.rollout.requests import Request
-from april_rl.rollout.ticks import Completions, Tick
+from april_rl.training.rollout.requests import Request
+from april_rl.training.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, FinishReason
 
 
@@ -172,7 +172,7 @@ def _structured_outputs(own: VLLMGeneration) -> StructuredOutputsParams | None:
 def keep_cpu_weights() -> None:
     """Keep the weights of vLLM's engines on CPUs, which it packs, for the weight sync of TRL."""
     if current_platform.is_cpu():
-        from april_rl.engine.cpu.fixes import keep_plain_weights
+        from april_rl.training.engine.cpu.fixes import keep_plain_weights
 
         keep_plain_weights()
 

@@ -17,13 +17,13 @@ import torch
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
-from april_rl.checkpointing.columns import read_state, write_state
-from april_rl.rollout.codec import Plain, restore_ready_group, save_ready_group
-from april_rl.rollout.collector import Collection, Collector
-from april_rl.rollout.dispatch import RequestRules
-from april_rl.rollout.in_process import SerialEngines
-from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.rollout.step import StepRules
+from april_rl.run.checkpointing.columns import read_state, write_state
+from april_rl.training.rollout.codec import Plain, restore_ready_group, save_ready_group
+from april_rl.training.rollout.collector import Collection, Collector
+from april_rl.training.rollout.dispatch import RequestRules
+from april_rl.training.rollout.in_process import SerialEngines
+from april_rl.training.rollout.over_sampling import FixedFactor
+from april_rl.training.rollout.step import StepRules
 from april_rl.trl.checks import TrlError, check_sampling, check_trainer, max_tokens_of
 from april_rl.trl.engine import TrlEngine
 from april_rl.trl.rows import NoRewards, Rows

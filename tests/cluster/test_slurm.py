@@ -14,7 +14,7 @@ from command_line import rows_of, steps_of
 from own_process import is_running, wait_until
 from source_tree import ROOT
 
-from april_rl.checkpointing.folder import begin, commit
+from april_rl.run.checkpointing.folder import begin, commit
 
 ARRAY = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
 TWO_NODES = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node-a,node-b"}

@@ -11,16 +11,16 @@ import torch
 import yaml
 from composed_config import load
 
-from april_rl.algorithm import advantages
-from april_rl.algorithm.advantages import ADVANTAGES
-from april_rl.algorithm.losses import LossInputs, loss_function
-from april_rl.algorithm.responses import Responses
-from april_rl.assembly.packer import AgeWeightError, build_packer, load_age_weights
 from april_rl.config import config_dir
 from april_rl.config.algorithm import PARTS, AlgorithmConfig
 from april_rl.config.choices import LOSS_SETTINGS, Advantage, Correction, Kl, Loss, Ratio
 from april_rl.config.store import ConfigError
-from april_rl.learner.objective import Objective
+from april_rl.start.assembly.packer import AgeWeightError, build_packer, load_age_weights
+from april_rl.training.algorithm import advantages
+from april_rl.training.algorithm.advantages import ADVANTAGES
+from april_rl.training.algorithm.losses import LossInputs, loss_function
+from april_rl.training.algorithm.responses import Responses
+from april_rl.training.learner.objective import Objective
 
 GROUPS = sorted(path.stem for path in Path(config_dir(), "algorithm").glob("*.yaml"))
 

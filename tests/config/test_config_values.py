@@ -73,7 +73,7 @@ def test_names_that_users_choose_can_be_set_with_and_without_a_plus() -> None:
 
 
 BY_TURN = (
-    "environment.function=april_rl.environments.tiny_sums:Sums",
+    "environment.function=april_rl.task.environments.tiny_sums:Sums",
     "data.environment=true",
     "algorithm.advantage=grpo_by_turn",
 )
@@ -94,7 +94,7 @@ SOURCES = (
         ),
         (
             [
-                "environment.function=april_rl.environments.tiny_sums:Sums",
+                "environment.function=april_rl.task.environments.tiny_sums:Sums",
                 "data.environment=true",
                 "algorithm.advantage=grpo_by_turn",
                 "algorithm.loss=gspo",

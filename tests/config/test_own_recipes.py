@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from april_rl.__main__ import main as command
 from april_rl.api import evaluate, train
-from april_rl.command_line import main
 from april_rl.config import TrainConfig
 from april_rl.config.store import (
     NAMED_BY_USERS,
@@ -22,7 +21,8 @@ from april_rl.config.store import (
     to_config,
 )
 from april_rl.errors import RunError
-from april_rl.tracking.tracker import config_text
+from april_rl.run.tracking.tracker import config_text
+from april_rl.start.command_line import main
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 
 from april_rl.config.secrets import is_secret, mask
 from april_rl.config.store import as_plain, compose_overrides, run_config, to_config
-from april_rl.tracking.labels import run_labels
-from april_rl.tracking.tracker import config_text
+from april_rl.run.tracking.labels import run_labels
+from april_rl.run.tracking.tracker import config_text
 
 VALUE = "sk-opensesame-42"
 
@@ -106,7 +106,7 @@ def test_a_value_that_is_a_path_or_short_is_shown(monkeypatch: pytest.MonkeyPatc
 def test_an_error_that_names_a_forgotten_variable_says_how_to_pass_it() -> None:
     script = (
         "import os; from april_rl.config.secrets import forget_secrets; "
-        "from april_rl.outside.user_code import Caught; forget_secrets(['OTHER_KEY'])\n"
+        "from april_rl.config.user_code import Caught; forget_secrets(['OTHER_KEY'])\n"
         "with Caught() as caught:\n    os.environ['SEARCH_KEY']\n"
         "print(caught.message, os.environ['OTHER_KEY'])"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from april_rl.command_line import main
+from april_rl.start.command_line import main
 
 RECIPES = (
     "python -m april_rl.train --help lists all recipes; your own recipe needs --config-dir FOLDER"

@@ -11,12 +11,12 @@ from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.metrics import Metrics
-from april_rl.rollout.collector import Collection
-from april_rl.rollout.measures.rollout_metrics import rollout_metrics
-from april_rl.rollout.measures.timeline import timeline_of, write_timeline
-from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.tracking.metrics_file import MetricsFile
-from april_rl.tracking.samples_file import SampleRecord, write_samples
+from april_rl.run.tracking.metrics_file import MetricsFile
+from april_rl.run.tracking.samples_file import SampleRecord, write_samples
+from april_rl.training.rollout.collector import Collection
+from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
+from april_rl.training.rollout.measures.timeline import timeline_of, write_timeline
+from april_rl.training.rollout.over_sampling import FixedFactor
 
 NUM_GROUPS, GROUP_SIZE, REST_S = 4, 4, 0.25
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror=alert(1)>&'\"\u2028<!--"

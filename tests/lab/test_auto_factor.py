@@ -22,8 +22,8 @@ from april_rl.lab.simulator.prediction import Prediction
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
 from april_rl.lab.tuning.comparison import Comparison
-from april_rl.rollout.over_sampling import FixedFactor, largest_factor
-from april_rl.rollout.record import StepRecord
+from april_rl.training.rollout.over_sampling import FixedFactor, largest_factor
+from april_rl.training.rollout.record import StepRecord
 
 SMALL = scenario(num_groups=2, group_size=2, max_response_tokens=200)
 

@@ -10,7 +10,7 @@ from tuned_runs import SET_UPS, of_the_best, tuned_run
 
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulation import Scenario, simulate
-from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.training.rollout.over_sampling import FixedFactor
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 

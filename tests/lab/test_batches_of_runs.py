@@ -7,7 +7,7 @@ from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.length_statistics import dispersion
 from april_rl.lab.simulator.presets import PRESETS
 from april_rl.lab.simulator.simulation import Scenario, simulate
-from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.training.rollout.over_sampling import FixedFactor
 from april_rl.types import ScoredGroup
 
 

@@ -11,7 +11,7 @@ from planned_models import sizes_of
 from april_rl.__main__ import main
 from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, scenario_at_real_size
-from april_rl.planning.memory_inputs import Beside
+from april_rl.start.planning.memory_inputs import Beside
 
 # A GPU that reads and computes twice as fast as the H100 of the presets.
 MEASURED = {

@@ -13,7 +13,7 @@ from wandb_workspaces.workspaces.internal import View, WorkspaceViewspec
 
 from april_rl.__main__ import main
 from april_rl.lab.dashboards.dashboard import KINDS, dashboard, spec
-from april_rl.tracking import keys
+from april_rl.run.tracking import keys
 
 ALPHA = "rollout.value.over_sampling_factor"  # as W&B stores a setting in a section
 

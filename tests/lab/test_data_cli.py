@@ -11,9 +11,9 @@ from word_tokenizer import CHAT, hf_tokenizer, words
 
 from april_rl.__main__ import main
 from april_rl.config.task import PromptSetConfig
-from april_rl.data.prompts import load_prompts
-from april_rl.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.lab.rehearsal import stand_ins
+from april_rl.task.data.prompts import load_prompts
+from april_rl.task.data.tokenizer import Tokenizer, load_tokenizer
 
 GSM8K = str(stand_ins.rows("openai/gsm8k:main"))
 COLUMNS = ("data.prompt_column=question", r'data.answer_pattern="####\s*(.+)"')

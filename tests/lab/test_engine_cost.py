@@ -12,11 +12,11 @@ from april_rl.lab.simulator.engine_cost import MIN_TICKS, EngineCost, fit_cost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.recorded_run import RecordedRunError, read_cost
 from april_rl.lab.simulator.simulation import Scenario, simulate
-from april_rl.rollout.collector import Collection
-from april_rl.rollout.measures.rollout_metrics import rollout_metrics
-from april_rl.rollout.measures.timeline import Timeline, timeline_of, write_timeline
-from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.rollout.ticks import TickWork
+from april_rl.training.rollout.collector import Collection
+from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
+from april_rl.training.rollout.measures.timeline import Timeline, timeline_of, write_timeline
+from april_rl.training.rollout.over_sampling import FixedFactor
+from april_rl.training.rollout.ticks import TickWork
 
 COST = EngineCost(step_s=3e-3, sample_s=4e-5, context_token_s=6e-8, prefill_token_s=2e-5)
 

@@ -14,8 +14,8 @@ import pytest
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.simulation import Scenario, simulate
-from april_rl.rollout.collector import Collection
-from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.training.rollout.collector import Collection
+from april_rl.training.rollout.over_sampling import FixedFactor
 from april_rl.types import SampleId
 
 LONG, SHORT, EVERY = 50_000, 100, 16

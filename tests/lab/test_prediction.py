@@ -18,10 +18,10 @@ from april_rl.lab.simulator.scaled_down import scale_down
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.lab.tuning.comparison import Comparison
 from april_rl.lab.tuning.evidence import Evidence
-from april_rl.rollout.collector import Collection
-from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.rollout.record import GroupEvents, Returned, StepRecord
-from april_rl.rollout.stop_rule import Lost
+from april_rl.training.rollout.collector import Collection
+from april_rl.training.rollout.over_sampling import FixedFactor
+from april_rl.training.rollout.record import GroupEvents, Returned, StepRecord
+from april_rl.training.rollout.stop_rule import Lost
 from april_rl.types import Group, SampleId, ScoredGroup
 
 COST = EngineCost(step_s=2e-3, sample_s=2e-5, context_token_s=1e-8, prefill_token_s=3e-5)

@@ -11,11 +11,11 @@ from april_rl.lab.rehearsal.real_size import (
     real_layout,
     scenario_at_real_size,
 )
-from april_rl.planning.engine_sleep import decide_sleep_and_resume
-from april_rl.planning.kv_room import kv_demand, planned_kv_tokens
-from april_rl.planning.memory_check import Room
-from april_rl.planning.memory_inputs import Beside, memory_inputs
-from april_rl.planning.memory_plan import GIB
+from april_rl.start.planning.engine_sleep import decide_sleep_and_resume
+from april_rl.start.planning.kv_room import kv_demand, planned_kv_tokens
+from april_rl.start.planning.memory_check import Room
+from april_rl.start.planning.memory_inputs import Beside, memory_inputs
+from april_rl.start.planning.memory_plan import GIB
 
 SMALL_GPUS = {"qwen3_0_6b_smoke": 24, "qwen3_0_6b_gsm8k": 24, "qwen3_4b_lora": 24}
 SMALL_GPUS |= {"qwen3_1_7b_gsm8k": 24, "qwen3_8b_lora": 48, "r1_distill_1_5b_python": 24}

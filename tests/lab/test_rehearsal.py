@@ -20,9 +20,9 @@ from april_rl.lab.rehearsal.findings import share_longer_than
 from april_rl.lab.rehearsal.real_size import scenario_at_real_size
 from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
-from april_rl.learner.model.model_sizes import model_sizes
-from april_rl.planning.memory_inputs import Beside
-from april_rl.planning.model import read_model
+from april_rl.start.planning.memory_inputs import Beside
+from april_rl.start.planning.model import read_model
+from april_rl.training.learner.model.model_sizes import model_sizes
 
 FLAGSHIP = "+recipe=qwen3_4b_dapo"
 
@@ -115,11 +115,11 @@ def test_a_model_that_does_not_fit_is_flagged(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_quick_rehearsal_loads_the_environment_and_names_what_it_leaves_out(tmp_path, capsys):
-    wrong = "environment.function=april_rl.environments.tiny_sums:_TERM"
+    wrong = "environment.function=april_rl.task.environments.tiny_sums:_TERM"
     assert quick(tmp_path, *rehearse_command("tiny_tools_cpu"), wrong) == 1
     printed = capsys.readouterr().out
     assert (
-        "FLAGGED     environment: environment.function=april_rl.environments.tiny_sums:_TERM"
+        "FLAGGED     environment: environment.function=april_rl.task.environments.tiny_sums:_TERM"
         in printed
     )
     assert "not tried   gain, steps and episodes of environments" in printed

@@ -14,13 +14,13 @@ from report_page import Page
 from report_runs import HOSTILE, make_run
 
 from april_rl.__main__ import main
-from april_rl.commands.at_end import report_line
 from april_rl.lab.report import bundle, html
 from april_rl.lab.report.advisories import advisories
 from april_rl.lab.report.charts import PHASES, REST, phase_seconds
 from april_rl.lab.report.gains import Gains, simulated_gains
 from april_rl.lab.report.report import head_figures, write_report
 from april_rl.lab.report.run_files import RunFiles, read_run
+from april_rl.start.commands.at_end import report_line
 
 CHARTS = {
     *("reward", "evaluation", "time", "lengths", "length-histogram", "ages", "ledger"),

@@ -15,7 +15,7 @@ from rollout_runs import Run, Setup, lognormal
 from april_rl.lab.report.length_bias import LengthBias
 from april_rl.lab.report.run_files import read_run
 from april_rl.lab.simulator.length_statistics import dispersion, restricted_mean
-from april_rl.rollout.measures.timeline import Timeline, timeline_of
+from april_rl.training.rollout.measures.timeline import Timeline, timeline_of
 from april_rl.types import SampleId
 
 

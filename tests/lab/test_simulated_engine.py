@@ -17,12 +17,12 @@ from april_rl.lab.simulator.length_distributions import (
 from april_rl.lab.simulator.simulated_engine import SimulatedEngine
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.lab.simulator.world import DelayedScores, NumberedPrompts, VirtualClock
-from april_rl.rollout.collector import Collector
-from april_rl.rollout.dispatch import RequestRules
-from april_rl.rollout.in_process import SerialEngines, SingleEngine
-from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.rollout.requests import Request
-from april_rl.rollout.step import StepRules
+from april_rl.training.rollout.collector import Collector
+from april_rl.training.rollout.dispatch import RequestRules
+from april_rl.training.rollout.in_process import SerialEngines, SingleEngine
+from april_rl.training.rollout.over_sampling import FixedFactor
+from april_rl.training.rollout.requests import Request
+from april_rl.training.rollout.step import StepRules
 from april_rl.types import SampleId
 
 COST = EngineCost(step_s=5e-3, sample_s=2e-5, context_token_s=6e-8, prefill_token_s=2e-5)

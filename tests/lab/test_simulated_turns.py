@@ -14,8 +14,8 @@ from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.lab.simulator.turns import Turns
-from april_rl.rollout.collector import Collection
-from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.training.rollout.collector import Collection
+from april_rl.training.rollout.over_sampling import FixedFactor
 from april_rl.types import Completion, Observation, Sample
 
 TAIL = Lognormal(median_tokens=150, sigma=0.8, correlation=0.3)

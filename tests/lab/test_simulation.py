@@ -10,8 +10,8 @@ from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.simulation import Scenario, simulate
-from april_rl.rollout.collector import Collection
-from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.training.rollout.collector import Collection
+from april_rl.training.rollout.over_sampling import FixedFactor
 
 COST = EngineCost(step_s=5e-3, sample_s=2e-5, context_token_s=6e-8, prefill_token_s=2e-5)
 TAIL = Lognormal(median_tokens=150, sigma=1.0, correlation=0.3)

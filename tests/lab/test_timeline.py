@@ -18,9 +18,10 @@ from april_rl.lab.report.report import write_report
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulation import Scenario, simulate
-from april_rl.rollout.collector import Collection
-from april_rl.rollout.measures.rollout_metrics import rollout_metrics
-from april_rl.rollout.measures.timeline import (
+from april_rl.run.tracking.samples_file import records_of, write_samples
+from april_rl.training.rollout.collector import Collection
+from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
+from april_rl.training.rollout.measures.timeline import (
     Act,
     Stay,
     Timeline,
@@ -28,9 +29,8 @@ from april_rl.rollout.measures.timeline import (
     timeline_of,
     write_timeline,
 )
-from april_rl.rollout.over_sampling import FixedFactor
-from april_rl.rollout.record import StepRecord
-from april_rl.tracking.samples_file import records_of, write_samples
+from april_rl.training.rollout.over_sampling import FixedFactor
+from april_rl.training.rollout.record import StepRecord
 from april_rl.types import Group, Sample, ScoredGroup
 
 STEPS, GROUPS, SIZE, ENGINES = 3, 4, 4, 2

@@ -17,7 +17,7 @@ from april_rl.lab.simulator.prediction import Mode, Prediction
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
 from april_rl.lab.tuning.comparison import Comparison
-from april_rl.rollout.collector import Collection
+from april_rl.training.rollout.collector import Collection
 from april_rl.types import SampleId
 
 TAIL = Lognormal(median_tokens=100, sigma=1.0, correlation=0.3)

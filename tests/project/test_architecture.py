@@ -32,10 +32,10 @@ from source_tree import (
 )
 
 CORE = (  # the rooms that train, as floors from the lowest
-    {"errors", "version"},
-    {"types", "metrics", "config"},
+    {"errors", "version", "training", "task", "run", "start"},
+    {"types", "metrics", "config", "answers", "jail"},
     {"checkpointing", "algorithm", "rollout", "batch"},
-    {"tracking", "outside"},
+    {"tracking", "processes"},
     {"data", "rewards", "engine", "learner", "evaluation", "supervision", "tiny"},
     {"planning"},
     {"runtime", "environments", "trl"},
@@ -82,9 +82,13 @@ DICTATED = {"forward", "packed_attention"}  # torch and transformers define thes
 MAX_FUNCTION_LINES, MAX_POSITIONAL, MAX_NESTING = 60, 3, 3
 PATH = ("rollout", "batch", "algorithm", "learner", "engine", "runtime")
 PATH_FILES = (
-    *("trainer.py", "updates.py", "types.py", "metrics.py"),
+    *("training/trainer.py", "training/updates.py", "types.py", "metrics.py"),
     # Every update runs these three of the model's room.
-    *("learner/model/attention.py", "learner/model/logprobs.py", "learner/model/fused.py"),
+    *(
+        "training/learner/model/attention.py",
+        "training/learner/model/logprobs.py",
+        "training/learner/model/fused.py",
+    ),
 )
 TOLERANCE_K = 0.2
 MAX_MEDIAN, MAX_P90 = 10, 35
@@ -207,8 +211,8 @@ def test_nothing_that_the_controller_loads_computes_with_torch() -> None:
     """transformers itself loads torch, for tokenizers and model configurations. Fails when the
     memory plan, a check or the trainer needs a module of the learner that computes.
     """
-    loaded = files_loaded_by(PACKAGE / "trainer.py")
-    assert PACKAGE / "planning" / "memory_plan.py" in loaded
+    loaded = files_loaded_by(PACKAGE / "training" / "trainer.py")
+    assert PACKAGE / "start" / "planning" / "memory_plan.py" in loaded
     wrong = [
         where(path, 1, module)
         for path in loaded
@@ -283,11 +287,15 @@ def test_no_broad_exception_is_swallowed() -> None:
         if _catches_everything(node)
     ]
     found = {line.partition(":")[0] for line in wrong}
-    allowed = {"runtime/cluster.py", "tracking/backends.py", "command_line.py"}
-    allowed |= {"checkpointing/checkpointer.py", "environments/adapters.py"}
-    allowed |= {"rewards/maths/expressions.py"}
-    allowed |= {"environments/door.py", "environments/pool.py", "environments/child.py"}
-    allowed |= {"rewards/code/jail.py"}
+    allowed = {"training/runtime/cluster.py", "run/tracking/backends.py", "start/command_line.py"}
+    allowed |= {"run/checkpointing/checkpointer.py", "task/environments/adapters.py"}
+    allowed |= {"answers/expressions.py"}
+    allowed |= {
+        "task/environments/door.py",
+        "task/environments/pool.py",
+        "task/environments/child.py",
+    }
+    allowed |= {"jail/jail.py"}
     assert found == {f"april_rl/{name}" for name in allowed}, wrong
 
 
@@ -313,7 +321,7 @@ def test_hasattr_and_getattr_are_not_used() -> None:
 
 def test_the_training_path_is_as_short_as_the_pages_say() -> None:
     """All that training passes through are six rooms without subfolders, and seven files."""
-    files = [path for room in PATH for path in (PACKAGE / room).glob("*.py")]
+    files = [path for room in PATH for path in (PACKAGE / "training" / room).glob("*.py")]
     files += [PACKAGE / name for name in PATH_FILES]
     num_lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
     for page in ("README.md", "docs/design.md"):

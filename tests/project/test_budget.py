@@ -19,8 +19,8 @@ def test_the_project_is_not_larger_than_its_budget() -> None:
     """
     package = set(PACKAGE.rglob("*.py"))
     beside = {path for room in ("lab", "trl") for path in (PACKAGE / room).rglob("*.py")}
-    training = [path for room in TRAINING for path in (PACKAGE / room).rglob("*.py")]
-    training += [PACKAGE / "trainer.py", PACKAGE / "updates.py"]
+    training = [path for room in TRAINING for path in (PACKAGE / "training" / room).rglob("*.py")]
+    training += [PACKAGE / "training" / "trainer.py", PACKAGE / "training" / "updates.py"]
     settings = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")]
     found = {

@@ -11,10 +11,10 @@ import pytest
 from source_tree import PACKAGE, ROOT, package_files, tree_of
 from test_architecture import LAYERS
 
-from april_rl.commands import COMMANDS
 from april_rl.config import TrainConfig
-from april_rl.rollout.open_group import _MOVES
-from april_rl.rollout.record import GroupState
+from april_rl.start.commands import COMMANDS
+from april_rl.training.rollout.open_group import _MOVES
+from april_rl.training.rollout.record import GroupState
 
 DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,14 +39,14 @@ WRITTEN_BY_A_RUN = {
 }
 # First folders of the paths that a page may name.
 BASES = {
-    "docs/contributing/vllm.md": PACKAGE / "engine",
+    "docs/contributing/vllm.md": PACKAGE / "training" / "engine",
     "docs/multi_node.md": ROOT / "tools" / "cluster",
-    "docs/reliability.md": ROOT / "tests" / "supervision",
+    "docs/reliability.md": ROOT / "tests" / "run" / "supervision",
     "recipes/README.md": ROOT / "recipes",
 }
 # Identifiers that contain a word which the glossary forbids, with the reason: word and file.
 ALLOWED_WORDS = {
-    ("query", "learner/model/attention.py"): "queries, keys and values of attention",
+    ("query", "training/learner/model/attention.py"): "queries, keys and values of attention",
 }
 
 

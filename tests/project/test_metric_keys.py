@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import metric_keys
 from metrics_page import PAGE, page
 
-from april_rl.tracking import keys
+from april_rl.run.tracking import keys
 
 STAGES = {key.stage for key in keys.KEYS}
 

@@ -33,7 +33,9 @@ def wheel(tmp_path_factory) -> Path:
 def print_config(cwd: Path, path: Path | None) -> str:
     """Return `--cfg job` of the tiny recipe, with `path` searched before everything installed."""
     env = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
-    code = "import april_rl.command_line as c, sys; print(c.__file__, file=sys.stderr); c.main()"
+    code = (
+        "import april_rl.start.command_line as c, sys; print(c.__file__, file=sys.stderr); c.main()"
+    )
     args = [sys.executable, "-c", code, "+recipe=tiny_cpu", "--cfg", "job"]
     done = subprocess.run(args, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -75,7 +77,7 @@ def test_an_installed_wheel_prints_a_configuration_with_only_hydra_and_psutil(wh
         (tmp_path / name).symlink_to(Path(spec.origin).parent)
     code = (
         f"import sys; sys.path[:0] = [{str(wheel)!r}, {str(tmp_path)!r}]\n"
-        "from april_rl.command_line import main; main()"
+        "from april_rl.start.command_line import main; main()"
     )
     args = [sys.executable, "-I", "-S", "-c", code, "+recipe=tiny_cpu", "--cfg", "job"]
     done = subprocess.run(args, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -14,15 +14,15 @@ from metric_keys import undescribed_keys
 from source_tree import ROOT, package_files
 from word_tokenizer import hf_tokenizer
 
-from april_rl.commands import COMMANDS
 from april_rl.config import to_config
 from april_rl.config.choices import Template
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.store import compose_overrides, register_folder
 from april_rl.config.task import PromptSetConfig
-from april_rl.data.prompts import load_prompts
-from april_rl.data.tokenizer import Tokenizer
-from april_rl.tracking.figures import HEADING
+from april_rl.run.tracking.figures import HEADING
+from april_rl.start.commands import COMMANDS
+from april_rl.task.data.prompts import load_prompts
+from april_rl.task.data.tokenizer import Tokenizer
 
 
 def unknown_settings(text: str) -> set[str]:

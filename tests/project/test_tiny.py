@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from april_rl.errors import RunError
-from april_rl.tiny import builtins
+from april_rl.task.tiny import builtins
 
 MAX_BYTES = 2 << 20  # of a policy, which the package carries
 
@@ -62,8 +62,8 @@ def test_a_data_set_of_messages_gives_the_tiny_policy_the_tokens_of_the_plain_su
 ) -> None:
     """Fails when a conversational data set cannot be tried with builtin:tiny."""
     from april_rl.config.task import PromptSetConfig
-    from april_rl.data.prompts import load_prompts
-    from april_rl.data.tokenizer import load_tokenizer
+    from april_rl.task.data.prompts import load_prompts
+    from april_rl.task.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(builtins.resolve("builtin:tiny"))
     sums = [row["prompt"] for row in rows_of("arithmetic")[:20]]
@@ -89,7 +89,8 @@ def test_a_data_set_of_messages_gives_the_tiny_policy_the_tokens_of_the_plain_su
 
 def test_finding_the_problems_loads_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys; from april_rl.tiny.builtins import resolve; resolve('builtin:arithmetic'); "
+        "import sys; from april_rl.task.tiny.builtins import resolve; "
+        "resolve('builtin:arithmetic'); "
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,31 +5,39 @@ import ast
 from source_tree import PACKAGE
 
 # Rooms whose code runs in the controller, and modules there that run in other processes.
-ROOMS = ("trainer.py", "updates.py", "rollout", "outside", "rewards/pool.py", "evaluation")
-ROOMS += ("checkpointing", "supervision", "runtime/engines.py", "runtime/workers.py")
-ROOMS += ("environments/pool.py", "environments/child.py")
-ELSEWHERE = ("outside/child_process.py", "supervision/heartbeat.py", "supervision/node_monitor.py")
+ROOMS = (
+    *("training/trainer.py", "training/updates.py", "training/rollout/"),
+    *("training/runtime/engines.py", "training/runtime/workers.py"),
+    *("task/teacher_server.py", "task/evaluation/", "task/processes/"),
+    *("task/rewards/pool.py", "task/environments/pool.py", "task/environments/child.py"),
+    *("run/checkpointing/", "run/supervision/"),
+)
+ELSEWHERE = (
+    "task/processes/child_process.py",
+    "run/supervision/heartbeat.py",
+    "run/supervision/node_monitor.py",
+)
 LOOKS = "it calls `look` at least every second, which raises after a signal"
 AT_THE_START = "before the first step, when a signal raises at once"
 IN_A_THREAD = "in a thread of its own"
 WAITS = {
-    "outside/mailbox.py _advance": LOOKS,  # for its caller `collect`
-    "outside/teacher_server.py _wait": LOOKS,
-    "outside/teacher_server.py close": "the thread has been told to end",
-    "environments/child.py _receive": IN_A_THREAD,
-    "environments/child.py kill": "the process was sent SIGKILL",
-    "rewards/pool.py _stop": "the pool was told to end its processes",
-    "rewards/pool.py _on_ended": "the future is done",
-    "rewards/pool.py _on_broken": "half a second, three times at most",
-    "rewards/pool.py _wait_for": AT_THE_START,
-    "checkpointing/checkpointer.py finish": "the last checkpoint, for which the signal waits",
-    "checkpointing/run_lock.py _acquire": AT_THE_START,
-    "checkpointing/run_lock.py _free": AT_THE_START,
-    "checkpointing/run_lock.py own": "the thread has been told to end",
-    "supervision/cluster_monitor.py _replies": "a limit of seconds",
-    "supervision/watchdog.py _collect_ended": "an update or a tick, which ends as a whole",
-    "supervision/watchdog.py _raise_failure": "at most a second, when a worker has failed",
-    "runtime/engines.py wait": "milliseconds, so that ticks of several engines come together",
+    "task/processes/mailbox.py _advance": LOOKS,  # for its caller `collect`
+    "task/teacher_server.py _wait": LOOKS,
+    "task/teacher_server.py close": "the thread has been told to end",
+    "task/environments/child.py _receive": IN_A_THREAD,
+    "task/environments/child.py kill": "the process was sent SIGKILL",
+    "task/rewards/pool.py _stop": "the pool was told to end its processes",
+    "task/rewards/pool.py _on_ended": "the future is done",
+    "task/rewards/pool.py _on_broken": "half a second, three times at most",
+    "task/rewards/pool.py _wait_for": AT_THE_START,
+    "run/checkpointing/checkpointer.py finish": "the last checkpoint, for which the signal waits",
+    "run/checkpointing/run_lock.py _acquire": AT_THE_START,
+    "run/checkpointing/run_lock.py _free": AT_THE_START,
+    "run/checkpointing/run_lock.py own": "the thread has been told to end",
+    "run/supervision/cluster_monitor.py _replies": "a limit of seconds",
+    "run/supervision/watchdog.py _collect_ended": "an update or a tick, which ends as a whole",
+    "run/supervision/watchdog.py _raise_failure": "at most a second, when a worker has failed",
+    "training/runtime/engines.py wait": "milliseconds, for the ticks of several engines",
 }
 
 

@@ -11,9 +11,9 @@ from composed_config import load
 from hydra import compose, initialize_config_dir
 from source_tree import PACKAGE, ROOT, definitions, tree_of
 
-from april_rl.algorithm.losses import loss_function
-from april_rl.commands import COMMANDS
 from april_rl.config import config_dir, register
+from april_rl.start.commands import COMMANDS
+from april_rl.training.algorithm.losses import loss_function
 
 PACKAGES = "accelerate datasets hydra-core math-verify torch transformers wandb"
 TOP_LEVEL = "april_rl configs recipes tests tools setup.cfg Makefile"
@@ -47,10 +47,10 @@ def test_w_and_b_has_dashboards() -> None:
 
 
 def test_the_engine_sleeps_and_gets_the_weights_again_when_it_wakes() -> None:
-    """Their behaviour is tested in tests/engine and tests/runtime; these are their names."""
-    engine = definitions(tree_of(PACKAGE / "engine" / "vllm_engine.py"))
+    """Tests of the engine and of the runtime try what they do; these are their names."""
+    engine = definitions(tree_of(PACKAGE / "training" / "engine" / "vllm_engine.py"))
     assert {f"VllmEngine.{name}" for name in SLEEPS} <= {name for name, _ in engine}
-    worker = (PACKAGE / "runtime" / "worker.py").read_text()
+    worker = (PACKAGE / "training" / "runtime" / "worker.py").read_text()
     assert re.search(r"engine\.sleep\(\)\n.*\n.*_learner\.update\(", worker)
     assert re.search(r"wake_weights\(\)\n.*send_weights\n.*send\(.*\n.*\n.*wake_kv_cache", worker)
 

@@ -28,7 +28,7 @@ from command_line import (
 )
 from own_process import is_running, wait_until
 
-from april_rl.commands import checkpoint
+from april_rl.start.commands import checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 

@@ -13,8 +13,8 @@ from composed_config import load, refusal
 from equal_runs import SETTINGS, check_equal, copy_as_killed
 from wandb_files import check_one_run
 
-from april_rl.algorithm import losses
-from april_rl.planning.layout import settle
+from april_rl.start.planning.layout import settle
+from april_rl.training.algorithm import losses
 
 BESIDE = (
     *("algorithm=ppo", "critic.lr=1e-3", "critic.warmup_steps=1", "teacher.weight=0.5"),

@@ -109,7 +109,7 @@ def test_a_function_that_returns_something_else_is_refused_before_an_engine_star
     """Fails when the run calls it only with its first groups."""
     (tmp_path / f"my_{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delattr("april_rl.assembly.run.build_workers")
+    monkeypatch.delattr("april_rl.start.assembly.run.build_workers")
     message = refusal(None, tmp_path, "+recipe=tiny_cpu", f"{key}=my_{name}:{name}")
     assert f"{key}=my_{name}:{name}: " in message
     assert sentence in message

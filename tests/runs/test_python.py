@@ -15,9 +15,9 @@ from command_line import environment, rows_of
 from source_tree import ROOT
 
 from april_rl.api import TrainedRun, evaluate, train
-from april_rl.commands import checkpoint
 from april_rl.config.store import recipes
 from april_rl.errors import RunError
+from april_rl.start.commands import checkpoint
 
 ONE_PROCESS = {"ray": False, "threads": 1}
 
@@ -103,9 +103,9 @@ def test_the_process_lives_on_after_a_stop_and_the_run_continues(tmp_path: Path)
 STOPPED = """
 import os, signal, subprocess, time
 import torch
-from april_rl.algorithm.losses import TokenLoss
+from april_rl.training.algorithm.losses import TokenLoss
 from april_rl.api import train
-from april_rl.environments.tiny_sums import Sums
+from april_rl.task.environments.tiny_sums import Sums
 
 class Own(Sums):
     pass
@@ -299,7 +299,7 @@ def test_a_notebook_is_not_told_to_install_table_packages() -> None:
         "    events = types.SimpleNamespace(register=lambda *_: None)\n"
         "sys.modules['IPython'] = types.ModuleType('IPython')\n"
         "sys.modules['IPython'].get_ipython = ZMQInteractiveShell\n"
-        "import april_rl.runtime.cluster\n"
+        "import april_rl.training.runtime.cluster\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120

@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from step_profiles import check_profile
 from two_worker_runs import ENGINES, TwoWorkers, run_two_workers
 
-from april_rl.checkpointing.checkpointer import STATE
-from april_rl.checkpointing.columns import read_state
-from april_rl.checkpointing.manifest import read_manifest
-from april_rl.command_line import main
-from april_rl.commands import checkpoint
+from april_rl.run.checkpointing.checkpointer import STATE
+from april_rl.run.checkpointing.columns import read_state
+from april_rl.run.checkpointing.manifest import read_manifest
+from april_rl.start.command_line import main
+from april_rl.start.commands import checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 BUDGET, BUFFER, PENALTY = 96, 0.2 * 96, 0.5  # DAPO's penalty for overlong responses

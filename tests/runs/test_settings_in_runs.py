@@ -23,7 +23,7 @@ def steps(run_dir: Path, *overrides: str) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_loss_a_mask_a_moving_reference_a_sampler_and_a_drained_step_act(tmp_path: Path) -> None:
     """`learner.activation_checkpointing` changes no number: this run only shows that it works with
-    the others, and tests/learner compares its gradients.
+    the others, and tests/training/learner compares its gradients.
     """
     rows = steps(
         tmp_path,
@@ -75,7 +75,7 @@ def test_a_geometric_mask_leaves_out_responses_that_the_policy_has_left(tmp_path
 def test_a_judge_and_a_reward_model_score_one_run(tmp_path: Path) -> None:
     """`engine.speculation` is left out: with it vLLM's build for CPUs ends here with errors of its
     own (AttributeError while it registers kernels, a deprecation of numba).
-    tests/runtime/test_gpu_engine.py runs it on a GPU.
+    tests/training/runtime/test_gpu_engine.py runs it on a GPU.
     """
     model = write_classifier(tmp_path / "classifier")
     with serving(lambda number, _: says(f"Verdict: {'yes' if number % 2 else 'no'}")) as server:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command_line import run_here
 
-from april_rl.tracking import figures
+from april_rl.run.tracking import figures
 
 
 @pytest.mark.slow

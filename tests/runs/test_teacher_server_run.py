@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 from command_line import command, refusal, rows_of, run
 
-from april_rl.tiny.builtins import resolve
+from april_rl.task.tiny.builtins import resolve
 
 SMALL = (
     "+recipe=tiny_distill_cpu",
@@ -86,7 +86,7 @@ def test_a_teacher_on_a_server_trains_like_one_in_the_worker(tmp_path: Path) -> 
 def test_a_server_that_does_not_answer_is_named_before_a_worker_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("april_rl.assembly.run.build_workers")
+    monkeypatch.delattr("april_rl.start.assembly.run.build_workers")
     words = ("teacher.path=null", "teacher.base_url=http://127.0.0.1:9/v1", "teacher.model=x")
     message = refusal(None, tmp_path, *SMALL, *words, "teacher.max_retries=0")
     assert message.startswith("teacher.base_url=http://127.0.0.1:9/v1, model x failed: ")

@@ -91,7 +91,7 @@ def test_a_refused_run_does_not_end_the_others_of_the_sweep(tmp_path: Path) -> N
 
 SIGNALLED = """
 import os, signal, time
-from april_rl import command_line
+from april_rl.start import command_line
 
 class Dropped:
     def __del__(self):

@@ -26,10 +26,10 @@ from trl import GRPOConfig, GRPOTrainer
 
 PACKS = layers.dispatch_cpu_unquantized_gemm
 
-import april_rl.tiny  # noqa: E402 - importing april_rl.trl replaces that function
+import april_rl.task.tiny  # noqa: E402 - importing april_rl.trl replaces that function
 from april_rl.trl import TrlError, with_partial_rollouts  # noqa: E402
 
-FOLDER = Path(april_rl.tiny.__file__).parent
+FOLDER = Path(april_rl.task.tiny.__file__).parent
 
 
 def right(completions, answer, **_):

@@ -25,7 +25,7 @@ SMALL = """
 import json, os
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 from datasets import Dataset
-from april_rl.tiny.builtins import resolve
+from april_rl.task.tiny.builtins import resolve
 rows = [json.loads(line) for line in open(resolve("builtin:arithmetic")).readlines()[:32]]
 given = {
     "model": resolve("builtin:tiny"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trl_runs import WITH_TRL, opened_rows, rows_of, run, run_processes, steps_of
 
-from april_rl.checkpointing.columns import read_state
+from april_rl.run.checkpointing.columns import read_state
 
 pytestmark = WITH_TRL
 RANKS = (0, 1)

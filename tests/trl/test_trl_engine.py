@@ -7,7 +7,7 @@ from light_samples import PROMPT
 from trl_runs import WITH_TRL
 
 from april_rl.errors import RunError
-from april_rl.rollout.requests import Request
+from april_rl.training.rollout.requests import Request
 from april_rl.types import SampleId
 
 pytestmark = [

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from source_tree import ROOT
 
-from april_rl.checkpointing.columns import read_state
+from april_rl.run.checkpointing.columns import read_state
 
 WITH_TRL = [
     pytest.mark.soak,

@@ -8,8 +8,8 @@ import os
 from importlib import import_module
 from pathlib import Path
 
-from april_rl.runtime.process_setup import thread_environment
-from april_rl.supervision.host_memory import allocator_environment
+from april_rl.run.supervision.host_memory import allocator_environment
+from april_rl.training.runtime.process_setup import thread_environment
 
 # This must happen before torch is imported.
 os.environ |= thread_environment(os.cpu_count() or 1)

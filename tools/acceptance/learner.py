@@ -19,18 +19,18 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from transformers import AutoConfig
 
 from acceptance.device import name_of, product_tflops, sheet_tflops, this_device, time_work
-from april_rl.algorithm.advantages import advantages_of
-from april_rl.assembly.packer import build_packer
-from april_rl.batch.packing import MicroBatch
 from april_rl.config import TrainConfig
 from april_rl.config.store import compose_overrides, to_config
 from april_rl.lab.simulator.length_distributions import Lognormal
-from april_rl.learner.learner import Learner
-from april_rl.learner.model.model_sizes import model_sizes
-from april_rl.planning.layout import settle
-from april_rl.planning.machine import num_gpus
-from april_rl.planning.model import read_model
-from april_rl.runtime.worker_parts import build_learner
+from april_rl.start.assembly.packer import build_packer
+from april_rl.start.planning.layout import settle
+from april_rl.start.planning.machine import num_gpus
+from april_rl.start.planning.model import read_model
+from april_rl.training.algorithm.advantages import advantages_of
+from april_rl.training.batch.packing import MicroBatch
+from april_rl.training.learner.learner import Learner
+from april_rl.training.learner.model.model_sizes import model_sizes
+from april_rl.training.runtime.worker_parts import build_learner
 from april_rl.types import Completion, Group, Prompt, Sample, ScoredGroup
 
 GROUP_SIZE = 8

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from acceptance.session import TOOLS, Measured, Row, Session, SkippedError
-from april_rl.tracking.metrics_file import read_metrics
+from april_rl.run.tracking.metrics_file import read_metrics
 
 _MISMATCH = "mismatch/logprob_abs_mean"
 _MAX_MISMATCH = 0.05  # nats; the default of learner.max_mismatch

@@ -12,7 +12,7 @@ from kills.run import Run, name_of, processes, rows_of
 
 from acceptance.runs import mismatch_row, smoke_settings
 from acceptance.session import Measured, Row, Session, SkippedError
-from april_rl.tracking.metrics_file import read_metrics
+from april_rl.run.tracking.metrics_file import read_metrics
 
 _NUM_GPUS = 4  # fewest GPUs for this part
 _SIZES = (2, 4)  # engine.tensor_parallel_size

@@ -7,8 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from april_rl.rollout.requests import Request, request_seed
-from april_rl.rollout.ticks import Tick
+from april_rl.training.rollout.requests import Request, request_seed
+from april_rl.training.rollout.ticks import Tick
 from april_rl.types import Sample, SampleId
 from bench.modes import DrawnLengthsEngine, KeepingEngine, Prompts, Slice, lengths_of
 

@@ -17,12 +17,12 @@ from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulated_engine import SimulatedEngine
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.simulator.world import DelayedScores, VirtualClock
-from april_rl.rollout.collector import Collector
-from april_rl.rollout.in_process import SerialEngines, SingleEngine
-from april_rl.rollout.over_sampling import OverSampling
-from april_rl.rollout.record import StepRecord
-from april_rl.rollout.requests import Request
-from april_rl.rollout.ticks import Completions, Tick, TickWork
+from april_rl.training.rollout.collector import Collector
+from april_rl.training.rollout.in_process import SerialEngines, SingleEngine
+from april_rl.training.rollout.over_sampling import OverSampling
+from april_rl.training.rollout.record import StepRecord
+from april_rl.training.rollout.requests import Request
+from april_rl.training.rollout.ticks import Completions, Tick, TickWork
 from april_rl.types import Completion, Prompt
 
 PROMPT_TOKENS = 12

@@ -30,8 +30,8 @@ from april_rl.lab.simulator.engine_cost import EngineCost, fit_cost
 from april_rl.lab.simulator.prediction import Prediction
 from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
 from april_rl.lab.tuning.comparison import Comparison
-from april_rl.planning.layout import pick_device, precision
-from april_rl.rollout.over_sampling import FixedFactor, largest_factor
+from april_rl.start.planning.layout import pick_device, precision
+from april_rl.training.rollout.over_sampling import FixedFactor, largest_factor
 from bench.limit import Limit
 from bench.modes import (
     ANY_COST,
@@ -151,7 +151,7 @@ def start(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[[], Non
     from tiny_models import write_tiny_qwen3
     from transformers import AutoModelForCausalLM
 
-    from april_rl.engine.vllm_engine import VllmEngine
+    from april_rl.training.engine.vllm_engine import VllmEngine
 
     write_tiny_qwen3(folder, hidden_size=128, num_layers=4, initializer_range=0.02)
     most = max(*args.factors, largest_factor(args.max_staleness))

@@ -12,7 +12,7 @@ import time
 
 import ray
 
-from april_rl.runtime.cluster import JoinError, join
+from april_rl.training.runtime.cluster import JoinError, join
 
 _TIMEOUT_S = 300.0
 _PAUSE_S = 0.5

@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from april_rl.checkpointing.manifest import verify
 from april_rl.errors import RunError
+from april_rl.run.checkpointing.manifest import verify
 from kills.run import SHARED, Run, name_of, processes, rows_of
 
 # Time until every process must have ended: Ray's agents try for 60 s to reach its GCS.

@@ -7,9 +7,9 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from april_rl.environments.calls import Call
-from april_rl.environments.protocol import Context
-from april_rl.environments.tiny_sums import partial_sums
+from april_rl.task.environments.calls import Call
+from april_rl.task.environments.protocol import Context
+from april_rl.task.environments.tiny_sums import partial_sums
 
 _TOOL_S = 0.1
 _ONE_IN = 5  # one in this many of the tool's calls fails at its first attempt, after its work

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from april_rl.checkpointing import checkpointer, folder
-from april_rl.command_line import main
+from april_rl.run.checkpointing import checkpointer, folder
+from april_rl.start.command_line import main
 
 _RENAME = Path.rename
 

@@ -9,9 +9,9 @@ import os
 import sys
 from unittest.mock import DEFAULT, patch
 
-from april_rl.checkpointing import checkpointer
-from april_rl.checkpointing.columns import write_state
-from april_rl.command_line import main
+from april_rl.run.checkpointing import checkpointer
+from april_rl.run.checkpointing.columns import write_state
+from april_rl.start.command_line import main
 
 _ERRORS = {
     "memory": MemoryError("no memory for the copy"),

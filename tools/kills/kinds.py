@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from april_rl.checkpointing.folder import recover
+from april_rl.run.checkpointing.folder import recover
 from kills.refusals import REFUSALS
 from kills.run import Run, rows_of
 

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from april_rl.tiny.builtins import resolve
+from april_rl.task.tiny.builtins import resolve
 from kills.run import Run
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from april_rl.checkpointing.folder import Saved, list_saved
-from april_rl.checkpointing.run_lock import FILE as LOCK
+from april_rl.run.checkpointing.folder import Saved, list_saved
+from april_rl.run.checkpointing.run_lock import FILE as LOCK
 
 SHARED = Path("/dev/shm")
 _MARK = "APRIL_RL_KILL_ANYWHERE"  # environment variable of everything that a run starts

@@ -1,1 +1,1 @@
-"""Command lines of the lab, one module each; `april_rl/commands` lists them."""
+"""Command lines of the lab, one module each; `april_rl/start/commands` lists them."""

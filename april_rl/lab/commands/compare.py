@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 
-from april_rl.commands.arguments import Arguments
 from april_rl.errors import RunError
+from april_rl.start.commands.arguments import Arguments
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _show(arguments: Sequence[str]) -> int:
-    from april_rl.commands.early_checks import check_early
+    from april_rl.start.commands.early_checks import check_early
 
     paths = [a for a in arguments if "=" not in a and not a.startswith(("+", "~"))]
     if options := [path for path in paths if path.startswith("-")]:
@@ -68,7 +68,7 @@ def _show(arguments: Sequence[str]) -> int:
         return 2
     configs = [check_early(config, loads_model=False) for config in configs]
     from april_rl.lab.rehearsal.data_page import DataPage
-    from april_rl.planning.model import without_network_go_offline
+    from april_rl.start.planning.model import without_network_go_offline
 
     without_network_go_offline()
     for config in configs:
@@ -80,7 +80,7 @@ def _show(arguments: Sequence[str]) -> int:
 
 
 def _write(page: DataPage, path: Path) -> None:
-    from april_rl.data.errors import DataError
+    from april_rl.task.data.errors import DataError
 
     try:
         page.write(path)

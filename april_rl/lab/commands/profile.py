@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from april_rl.commands.arguments import OUTPUT, Arguments, output_folder
-from april_rl.commands.early_checks import check_early
 from april_rl.config import TrainConfig, to_config
 from april_rl.config.prompt_sets import training_sets
 from april_rl.config.store import ConfigError, compose_overrides
 from april_rl.config.task import EvaluationSetConfig
 from april_rl.errors import RunError
-from april_rl.supervision.interrupts import Interrupts
+from april_rl.run.supervision.interrupts import Interrupts
+from april_rl.start.commands.arguments import OUTPUT, Arguments, output_folder
+from april_rl.start.commands.early_checks import check_early
 
 if TYPE_CHECKING:
-    from april_rl.data.sets import PromptSets
-    from april_rl.evaluation.evaluate import EvaluatedSet
-    from april_rl.evaluation.held_out import HeldOut
     from april_rl.lab.simulator.profile import Profile
-    from april_rl.rollout.ticks import TickWork
-    from april_rl.tracking.samples_file import EvaluationRecord
+    from april_rl.run.tracking.samples_file import EvaluationRecord
+    from april_rl.task.data.sets import PromptSets
+    from april_rl.task.evaluation.evaluate import EvaluatedSet
+    from april_rl.task.evaluation.held_out import HeldOut
+    from april_rl.training.rollout.ticks import TickWork
 
 
 _DESCRIPTION = """\
@@ -111,7 +111,7 @@ def _profile(
     """Sample, simulate, print and write `profile.json` into `folder`."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = Interrupts()
-    from april_rl.commands.evaluation_run import EvaluationRun
+    from april_rl.start.commands.evaluation_run import EvaluationRun
 
     with ExitStack() as stack:
         run = EvaluationRun(
@@ -131,9 +131,9 @@ def _training_prompts(
     config: TrainConfig, sets: PromptSets, *, num_prompts: int
 ) -> dict[str, HeldOut]:
     """Return the prompts to sample, spread evenly over each source, by its weight."""
-    from april_rl.evaluation.held_out import HeldOut
-    from april_rl.evaluation.settings import SetSampling
-    from april_rl.rewards.functions import reward_functions
+    from april_rl.task.evaluation.held_out import HeldOut
+    from april_rl.task.evaluation.settings import SetSampling
+    from april_rl.task.rewards.functions import reward_functions
 
     sources = config.data.sources
     total = sum(source.weight for source in sources.values())

@@ -37,11 +37,11 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or {"-h", "--help"} & set(arguments):
         print(_USAGE)
         return 0
-    from april_rl.commands.early_checks import check_early
     from april_rl.config import TrainConfig
     from april_rl.config.store import ConfigError, compose_overrides, to_config
     from april_rl.config.wrong_settings import wrong_option
     from april_rl.lab.rehearsal.assumptions import NAMES, Assumptions
+    from april_rl.start.commands.early_checks import check_early
 
     if options := [word for word in arguments if word.startswith("-")]:
         own_names = ("output", "quick", *NAMES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from april_rl.commands.arguments import Arguments
+from april_rl.start.commands.arguments import Arguments
 
 
 def main(arguments: Sequence[str]) -> int:

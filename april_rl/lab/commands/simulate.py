@@ -13,7 +13,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from april_rl.commands.arguments import Arguments
 from april_rl.errors import RunError
 from april_rl.lab.simulator.april_paper import paper_cases, simulate_case
 from april_rl.lab.simulator.calibration import Calibration
@@ -23,6 +22,7 @@ from april_rl.lab.simulator.presets import PRESETS
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.simulator.tables import comparison_table, paper_table
 from april_rl.lab.simulator.turns import Turns
+from april_rl.start.commands.arguments import Arguments
 
 # Options that replace a field of the scenario: its name, type and meaning.
 _FIELDS: tuple[tuple[str, type, str], ...] = (

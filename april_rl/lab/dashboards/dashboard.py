@@ -1,6 +1,6 @@
 """Two W&B workspaces: the first look at runs, and a sweep over α averaged over seeds.
 
-A key with a `*` stands for all metrics of its family (april_rl/tracking/keys.py).
+A key with a `*` stands for all metrics of its family (april_rl/run/tracking/keys.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import wandb_workspaces.reports.v2.interface as wr
 import wandb_workspaces.workspaces as ws
 
 from april_rl.errors import RunError
-from april_rl.tracking.keys import FIRST_LOOK, KEYS
+from april_rl.run.tracking.keys import FIRST_LOOK, KEYS
 
 RUN, SWEEP = "run", "sweep"
 KINDS = (RUN, SWEEP)

@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from april_rl.config.task import PromptSetConfig
-from april_rl.data.errors import DataError
-from april_rl.data.json_rows import to_public_types
-from april_rl.data.procedural import PREFIX
-from april_rl.data.sources import open_source, quiet
+from april_rl.task.data.errors import DataError
+from april_rl.task.data.json_rows import to_public_types
+from april_rl.task.data.procedural import PREFIX
+from april_rl.task.data.sources import open_source, quiet
 
 
 class UnwritableError(DataError):

@@ -10,8 +10,8 @@ import numpy as np
 
 from april_rl.lab.rehearsal.findings import Finding
 from april_rl.lab.rehearsal.forms import FORMS, another_answer, asked_form, state_answer
-from april_rl.rewards.pool import RewardPool
-from april_rl.rewards.scorebook import total
+from april_rl.task.rewards.pool import RewardPool
+from april_rl.task.rewards.scorebook import total
 from april_rl.types import Prompt
 
 _NUM_TRIED = 4  # prompts whose answers are rated

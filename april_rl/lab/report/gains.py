@@ -10,8 +10,8 @@ from april_rl.lab.simulator.outcome import Scale
 from april_rl.lab.simulator.prediction import SYNCHRONOUS, Mode, predict
 from april_rl.lab.simulator.recorded_run import RecordedRunError, recorded_scenario
 from april_rl.lab.simulator.scaled_down import scale_down
-from april_rl.rollout.collector import Collection
-from april_rl.rollout.measures.timeline import Timeline, timeline_of
+from april_rl.training.rollout.collector import Collection
+from april_rl.training.rollout.measures.timeline import Timeline, timeline_of
 
 _FACTORS = (1.5, 2.0, 3.0)
 _NUM_STEPS, _WARMUP_STEPS = 6, 4

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 from april_rl.lab.report.run_files import Row, RunFiles
 from april_rl.lab.report.vega import STEP, Chart, Spec, axis, base, legend, lines, points
-from april_rl.tracking.keys import KEYS
+from april_rl.run.tracking.keys import KEYS
 
 _WINDOW = 10  # steps over which the drawn mean is taken
 _SMALL = 110  # pixels of height

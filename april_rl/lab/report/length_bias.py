@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Self
 
 from april_rl.lab.simulator.length_statistics import dispersion, restricted_mean
-from april_rl.rollout.measures.timeline import Timeline
+from april_rl.training.rollout.measures.timeline import Timeline
 
 WINDOW_STEPS = 20  # recorded steps; a group lives for fewer if every step is recorded
 

@@ -20,7 +20,7 @@ from april_rl.lab.report.sample_blocks import age_key, sample_blocks
 from april_rl.lab.report.step_trace import write_step_traces
 from april_rl.lab.report.timeline_chart import busy_frac, chrome_trace, timeline_spec
 from april_rl.lab.report.vega import Chart
-from april_rl.rollout.measures.timeline import Timeline
+from april_rl.training.rollout.measures.timeline import Timeline
 
 NAME = "report.html"
 _OF_UPDATE = (

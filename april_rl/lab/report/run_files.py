@@ -13,8 +13,8 @@ import yaml
 
 from april_rl.errors import RunError
 from april_rl.lab.report.length_bias import WINDOW_STEPS, LengthBias
-from april_rl.rollout.measures.timeline import Timeline, read_timeline
-from april_rl.tracking.metrics_file import read_metrics
+from april_rl.run.tracking.metrics_file import read_metrics
+from april_rl.training.rollout.measures.timeline import Timeline, read_timeline
 
 Row = Mapping[str, float | None]
 

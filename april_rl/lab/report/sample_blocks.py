@@ -8,7 +8,7 @@ from itertools import starmap
 from typing import Any
 
 from april_rl.lab.report.vega import AGE_COLOURS
-from april_rl.tracking.figures import ages_text
+from april_rl.run.tracking.figures import ages_text
 
 _LONGEST, _BEST, _WORST = 4, 4, 4  # samples of each kind
 _SHOWN_CHARACTERS = 6000  # characters shown of a prompt or a response

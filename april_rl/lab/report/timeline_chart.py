@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from april_rl.lab.report.vega import Spec, age_scale, axis, base, legend
-from april_rl.rollout.measures.timeline import Bar, Timeline
+from april_rl.training.rollout.measures.timeline import Bar, Timeline
 
 MAX_SLOTS = 192  # drawn at most; with more slots, every k-th one
 _CANVAS_FROM = 1500  # number of bars from which a canvas is used; SVG is slow with more

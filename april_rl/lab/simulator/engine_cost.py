@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.rollout.ticks import TickWork
+from april_rl.training.rollout.ticks import TickWork
 
 Floats64 = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from april_rl.lab.simulator.length_statistics import dispersion
-from april_rl.rollout.collector import Collection
+from april_rl.training.rollout.collector import Collection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.simulation import Scenario, simulate
-from april_rl.rollout.collector import Collection
-from april_rl.rollout.over_sampling import FixedFactor
+from april_rl.training.rollout.collector import Collection
+from april_rl.training.rollout.over_sampling import FixedFactor
 
 
 @dataclass(frozen=True, slots=True)

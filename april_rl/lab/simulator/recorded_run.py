@@ -13,9 +13,9 @@ from april_rl.lab.simulator.engine_cost import MIN_TICKS, EngineCost, fit_cost
 from april_rl.lab.simulator.length_distributions import Recorded
 from april_rl.lab.simulator.scenarios import scenario_of
 from april_rl.lab.simulator.simulation import Scenario
-from april_rl.rollout.measures.timeline import read_timeline
-from april_rl.rollout.ticks import TickWork
-from april_rl.tracking.metrics_file import read_metrics
+from april_rl.run.tracking.metrics_file import read_metrics
+from april_rl.training.rollout.measures.timeline import read_timeline
+from april_rl.training.rollout.ticks import TickWork
 
 Row = dict[str, float | None]
 # For runs with refill at α > 1: their batches have nearly equal sizes, which does not show what a

@@ -7,7 +7,7 @@ from april_rl.config.choices import OnStale
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import LengthDistribution
 from april_rl.lab.simulator.simulation import Scenario
-from april_rl.planning.sizes import tick_steps
+from april_rl.start.planning.sizes import tick_steps
 
 _LARGEST_FRAC = 0.95  # share of groups without signal: above it, the filter hardly finds any others
 

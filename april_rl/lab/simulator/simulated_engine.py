@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import LengthDistribution
 from april_rl.lab.simulator.turns import Episodes
-from april_rl.rollout.requests import Request
-from april_rl.rollout.ticks import Completions, Tick, TickCounts
+from april_rl.training.rollout.requests import Request
+from april_rl.training.rollout.ticks import Completions, Tick, TickCounts
 from april_rl.types import Completion, FinishReason, SampleId
 
 BLOCK_TOKENS = 16  # block size of vLLM's prefix cache: siblings share whole blocks of their prompt

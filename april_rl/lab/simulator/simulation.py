@@ -18,10 +18,10 @@ from april_rl.lab.simulator.world import (
     ParallelEngines,
     VirtualClock,
 )
-from april_rl.rollout.collector import Collection, Collector
-from april_rl.rollout.dispatch import RequestRules
-from april_rl.rollout.over_sampling import OverSampling
-from april_rl.rollout.step import StepRules
+from april_rl.training.rollout.collector import Collection, Collector
+from april_rl.training.rollout.dispatch import RequestRules
+from april_rl.training.rollout.over_sampling import OverSampling
+from april_rl.training.rollout.step import StepRules
 from april_rl.types import ScoredGroup
 
 _FOREVER_S = 1e12

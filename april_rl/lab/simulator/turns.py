@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from april_rl.lab.simulator.length_distributions import LengthDistribution, uniform
-from april_rl.rollout.requests import Request
+from april_rl.training.rollout.requests import Request
 from april_rl.types import Observation, Sample
 
 _NORMAL = NormalDist()

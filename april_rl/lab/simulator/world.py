@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from april_rl.lab.simulator.length_distributions import uniform
 from april_rl.lab.simulator.simulated_engine import SimulatedEngine
 from april_rl.lab.simulator.turns import Episodes
-from april_rl.rollout.ports import EngineStalledError
-from april_rl.rollout.requests import Requests
-from april_rl.rollout.ticks import Completions, Tick
+from april_rl.training.rollout.ports import EngineStalledError
+from april_rl.training.rollout.requests import Requests
+from april_rl.training.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Reply, Sample, SampleId, Score
 
 _NO_SIGNAL_STREAM = -2  # a separate stream, so that it never meets the one of lengths

@@ -20,9 +20,9 @@ from april_rl.lab.simulator.prediction import Prediction
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.tuning.comparison import Comparison
 from april_rl.lab.tuning.evidence import Evidence
-from april_rl.rollout.codec import Plain
-from april_rl.rollout.over_sampling import LARGEST_FACTOR, largest_factor
-from april_rl.rollout.record import StepRecord
+from april_rl.training.rollout.codec import Plain
+from april_rl.training.rollout.over_sampling import LARGEST_FACTOR, largest_factor
+from april_rl.training.rollout.record import StepRecord
 
 _GRID = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, LARGEST_FACTOR)
 _STRIDE = 2  # grid points to a neighbour; a short simulation may miss the gain of a single one

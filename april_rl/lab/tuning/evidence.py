@@ -14,9 +14,9 @@ from april_rl.lab.simulator.length_distributions import Recorded, finished_lengt
 from april_rl.lab.simulator.prediction import Mode
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.tuning.comparison import Comparison
-from april_rl.rollout.codec import Plain
-from april_rl.rollout.record import GroupState, StepRecord
-from april_rl.rollout.ticks import TickWork
+from april_rl.training.rollout.codec import Plain
+from april_rl.training.rollout.record import GroupState, StepRecord
+from april_rl.training.rollout.ticks import TickWork
 from april_rl.types import SampleId
 
 _WINDOW_STEPS = 12  # older steps say little, because the policy has changed

@@ -12,7 +12,7 @@ from pebble import ProcessPool
 
 from april_rl.lab.simulator.prediction import Prediction
 from april_rl.lab.tuning.comparison import Comparison
-from april_rl.outside.child_process import die_with_controller, lifeline
+from april_rl.task.processes.child_process import die_with_controller, lifeline
 
 _NICENESS = 10  # gives way to workers and rewards without starving on a small machine
 

@@ -1,0 +1,122 @@
+"""The user's own advantages and group filter; the user's loss is in `training/learner/own_loss.py`.
+
+Each is called as the built-in ones are, with the arguments of `algorithm.args` that it names. The
+result is checked at every call, so that a wrong shape ends the run before it is trained.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.choices import Advantage
+from april_rl.config.user_code import Caught, check_call, import_function
+from april_rl.errors import RunError
+from april_rl.training.algorithm.advantages import Advantages, Floats64
+from april_rl.types import Sample, ScoredGroup
+
+GroupFilter = Callable[[ScoredGroup], bool]
+# Arguments of each function; algorithm.args adds more, by name.
+GIVEN = {"loss": ("inputs",), "advantage": ("samples", "rewards"), "group_filter": ("scored",)}
+
+
+class OwnFunctionError(RunError):
+    """A user's function of the algorithm cannot be used, or returned an invalid value."""
+
+
+def load_advantages(config: AlgorithmConfig) -> Advantages | None:
+    """Return the function of algorithm.advantage, None if built in; raise OwnFunctionError."""
+    if config.advantage in Advantage.__members__:
+        return None
+    estimate = load_own(config, "advantage", config.advantage)
+
+    def call_and_check(
+        groups: Sequence[ScoredGroup], rewards: Sequence[ArrayLike]
+    ) -> Sequence[Sequence[float | Floats64]]:
+        samples = [scored.group.samples for scored in groups]
+        with Caught() as caught:
+            return _advantages_of(samples, estimate(samples, rewards))
+        raise OwnFunctionError(f"algorithm.advantage={config.advantage}: {caught.message}")
+
+    return call_and_check
+
+
+def load_group_filter(config: AlgorithmConfig) -> GroupFilter | None:
+    """Return the function of algorithm.group_filter, None without one; raise OwnFunctionError."""
+    if config.group_filter is None:
+        return None
+    keep = load_own(config, "group_filter", config.group_filter)
+
+    def call_and_check(scored: ScoredGroup) -> bool:
+        with Caught() as caught:
+            kept = keep(scored)
+            if isinstance(kept, bool | np.bool_):
+                return bool(kept)
+            raise TypeError(f"it returned {kept!r:.80}; return True for a group to train, or False")
+        raise OwnFunctionError(f"algorithm.group_filter={config.group_filter}: {caught.message}")
+
+    return call_and_check
+
+
+def load_own(config: AlgorithmConfig, key: str, function: str) -> Callable[..., Any]:
+    """Import a function, and bind the arguments of `algorithm.args` that it names."""
+    with Caught() as caught:
+        found = import_function(function)
+        args = {name: config.args[name] for name in keywords(found) & config.args.keys()}
+        check_call(found, *GIVEN[key], args=args, key="algorithm.args")
+        return partial(found, **args)
+    raise OwnFunctionError(f"algorithm.{key}={function} cannot be used: {caught.message}")
+
+
+def keywords(function: Callable[..., Any]) -> set[str]:
+    """Return the names of the arguments that `algorithm.args` may set: those after the `*`."""
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+def _advantages_of(
+    samples: Sequence[Sequence[Sample]],
+    returned: Any,  # noqa: ANN401
+) -> list[list[float | Floats64]]:
+    """Return what a function returned for groups of samples; raise TypeError for anything but a
+    finite number, or one for each response token, for each sample.
+    """
+    groups = list(returned) if np.iterable(returned) else [returned]
+    flat = [group for group in groups if isinstance(group, str) or not np.iterable(group)]
+    if flat:
+        raise TypeError(
+            f"it returned {flat[0]!r:.80} where the advantages of a group belong; return for each "
+            "group a list (or an array) with one number, or one array [R], for each sample"
+        )
+    found = [[np.asarray(each) for each in group] for group in groups]
+    if [len(group) for group in found] != [len(group) for group in samples]:
+        raise TypeError(
+            f"it returned {[len(group) for group in found]} advantages for groups of "
+            f"{[len(group) for group in samples]} samples; return one list for each group"
+        )
+    return [
+        [_advantage_of(sample, each) for sample, each in zip(group, of_group, strict=True)]
+        for group, of_group in zip(samples, found, strict=True)
+    ]
+
+
+def _advantage_of(sample: Sample, found: NDArray[Any]) -> float | Floats64:
+    place = f"a sample of the prompt {sample.prompt.text!r:.80} ({sample.prompt.source})"
+    if found.dtype.kind not in "biuf":
+        raise TypeError(f"it returned {found.tolist()!r:.80} for {place}; return numbers")
+    if found.ndim and found.shape != (sample.num_tokens,):
+        raise TypeError(
+            f"it returned an array of shape {list(found.shape)} for {place}, which has "
+            f"{sample.num_tokens} response tokens; return a number or one for each token"
+        )
+    with np.errstate(over="ignore"):
+        is_finite = np.isfinite(found.astype(np.float32)).all()  # as it is trained
+    if not is_finite:
+        raise TypeError(f"it returned an advantage that is not finite in float32 for {place}")
+    return found.astype(np.float64) if found.ndim else float(found)

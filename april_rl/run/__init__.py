@@ -1,0 +1,1 @@
+"""The run: what it keeps, watches and shows."""

@@ -1,0 +1,134 @@
+"""Trackers other than metrics.jsonl: W&B, trackio, TensorBoard. Their failures never end a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+
+from april_rl.config.choices import TrackingBackend, WandbMode
+from april_rl.config.tracking import TrackingConfig
+from april_rl.errors import RunError
+from april_rl.metrics import Histogram
+from april_rl.run.tracking.backend import Backend, BackendSettings
+from april_rl.run.tracking.figures import ages_text
+from april_rl.run.tracking.samples_file import SampleRecord
+
+Tell = Callable[[str], None]
+
+_MAX_SAMPLES = 64  # samples in a table
+
+
+@dataclass(slots=True)
+class Backends:
+    """The trackers of a run. A tracker that fails is reported once and stops recording."""
+
+    tell: Tell
+    open: dict[str, Backend] = field(default_factory=dict)
+
+    def start(self, name: str, build: Callable[[], Backend | None]) -> None:
+        """Start a tracker; `build` returns None for one that is switched off."""
+        with self._guard(name):
+            backend = build()
+            if backend is not None:
+                self.open[name] = backend
+
+    @property
+    def wandb_id(self) -> str:
+        """Return the id of the W&B run; empty when there is none."""
+        wandb = self.open.get("wandb")
+        return wandb.id if wandb is not None else ""
+
+    def log(
+        self,
+        step: int,
+        values: Mapping[str, float],
+        histograms: Mapping[str, Histogram],
+        *,
+        is_repeated: bool = False,
+    ) -> None:
+        """Record a step's metrics; a repeated one goes to trackers that can replace it."""
+        self._each(lambda backend: backend.log(step, values, histograms), is_repeated=is_repeated)
+
+    def samples(
+        self, step: int, records: Sequence[SampleRecord], *, is_repeated: bool = False
+    ) -> None:
+        """Record a table of the first samples, as `log` does metrics."""
+        rows = [sample_row(step, record) for record in records[:_MAX_SAMPLES]]
+        self._each(lambda backend: backend.samples(step, rows), is_repeated=is_repeated)
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """End every tracker's record."""
+        self._each(lambda backend: backend.finish(error))
+        self.open.clear()
+
+    def _each(self, call: Callable[[Backend], None], *, is_repeated: bool = False) -> None:
+        for name, backend in list(self.open.items()):
+            if is_repeated and not backend.can_replace:
+                continue
+            with self._guard(name):
+                call(backend)
+
+    @contextmanager
+    def _guard(self, name: str) -> Iterator[None]:
+        """Drop the tracker when its library raises anything, and report why."""
+        try:
+            yield
+        except Exception as error:
+            self.open.pop(name, None)
+            reason = str(error).splitlines() or [""]
+            self.tell(
+                f"tracking.backends: {name} failed ({type(error).__name__}: {reason[0]}) and "
+                "stops recording; the run continues, and metrics.jsonl has every step"
+            )
+
+
+def sample_row(step: int, record: SampleRecord) -> list[object]:
+    """Return a sample as a row with SAMPLE_COLUMNS."""
+    parts = ", ".join(f"{name} {value:g}" for name, value in record.reward_parts)
+    ages = ages_text(record.ages)
+    return [
+        *(step, record.prompt_id, record.index, record.prompt, record.response, ages),
+        *(record.num_tokens, float(record.reward), parts, record.advantage),
+        *(str(record.finish_reason), record.source),
+    ]
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Raise RunError for a tracker that is not installed."""
+    for name in names:
+        if find_spec(name) is None:
+            raise RunError(
+                f"tracking.backends={list(names)} needs the package {name}, which is not "
+                f"installed: pip install {name}, or leave it out"
+            )
+
+
+def start_backends(settings: BackendSettings, *, tell: Tell) -> Backends:
+    """Return the trackers of a run, started."""
+    backends = Backends(tell)
+    for backend in settings.tracking.backends:
+        backends.start(backend.value, partial(_start, backend, settings, tell))
+    return backends
+
+
+def _start(backend: TrackingBackend, settings: BackendSettings, tell: Tell) -> Backend | None:
+    """Start a tracker; each imports its library, which takes seconds. None: W&B is disabled."""
+    tracking: TrackingConfig = settings.tracking
+    match backend:
+        case TrackingBackend.wandb:
+            if tracking.wandb is WandbMode.disabled:
+                return None
+            from april_rl.run.tracking.wandb_run import start_wandb
+
+            return start_wandb(settings, tell=tell)
+        case TrackingBackend.trackio:
+            from april_rl.run.tracking.trackio_run import TrackioRun
+
+            return TrackioRun(settings, tell=tell)
+        case TrackingBackend.tensorboard:
+            from april_rl.run.tracking.tensorboard_run import TensorboardRun
+
+            return TensorboardRun(settings)

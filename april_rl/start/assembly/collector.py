@@ -1,0 +1,102 @@
+"""Build the collector from a checked configuration: samples in flight and the rules of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from april_rl.config import TrainConfig
+from april_rl.config.choices import OnRestart, OnStale
+from april_rl.config.own_algorithm import load_group_filter
+from april_rl.config.user_code import import_function
+from april_rl.task.data.stream import MixedStream, PromptStream
+from april_rl.training.rollout.collector import Collector
+from april_rl.training.rollout.dispatch import RequestRules
+from april_rl.training.rollout.over_sampling import FixedFactor, OverSampling
+from april_rl.training.rollout.ports import Engines, Outside
+from april_rl.training.rollout.step import StepRules
+from april_rl.types import ScoredGroup
+
+# For each group that it trains, a step may lose this many that have no signal or are dropped.
+_REJECTED_PER_GROUP = 20
+_ABORT_TIMEOUT_S = 60.0  # an engine that has not returned its samples by then counts as hung
+# The one part of the lab that training may need, for `rollout.over_sampling_factor=auto`.
+_AUTO = "april_rl.lab.tuning.of_config:auto_factor"
+
+
+def build_collector(
+    config: TrainConfig,
+    engines: Engines,
+    outside: Outside,
+    *,
+    prompts: PromptStream | MixedStream,
+    kv_cache_tokens: int,
+    stack: ExitStack,
+) -> Collector:
+    """Build the collector.
+
+    `kv_cache_tokens` is the total over all engines; closing `stack` ends the simulation process of
+    over_sampling_factor=auto.
+    """
+    rollout = config.rollout
+    return Collector(
+        engines,
+        outside,
+        prompts,
+        StepRules(
+            num_groups=config.trainer.num_groups,
+            group_size=rollout.group_size,
+            refill=rollout.refill,
+            max_staleness=rollout.max_staleness,
+            finish_stale=rollout.on_stale is OnStale.finish,
+            max_rejected_groups=_REJECTED_PER_GROUP * config.trainer.num_groups,
+            group_filter=config.algorithm.group_filter or "",
+            requests=RequestRules(
+                tick_steps=rollout.steps_per_tick,
+                max_response_tokens=rollout.max_response_tokens,
+                seed=config.seed,
+            ),
+            abort_timeout_s=_ABORT_TIMEOUT_S,
+            tick_timeout_s=config.runtime.stall_timeout_s,
+            deterministic=config.deterministic,
+        ),
+        over_sampling=_over_sampling(
+            config,
+            num_engines=engines.num_engines,
+            kv_cache_tokens=kv_cache_tokens,
+            stack=stack,
+        ),
+        keep=_filter(config, prompts),
+        restarts_episodes=config.environment.on_restart is OnRestart.again,
+    )
+
+
+def _filter(
+    config: TrainConfig, prompts: PromptStream | MixedStream
+) -> Callable[[ScoredGroup], bool]:
+    """Return the group filter, which also passes rewards to a prompt sampler that reads them."""
+    keep = load_group_filter(config.algorithm) or (
+        (lambda scored: scored.has_signal)
+        if config.algorithm.dynamic_sampling
+        else (lambda _: True)
+    )
+    if not prompts.learns:
+        return keep
+
+    def learn(scored: ScoredGroup) -> bool:
+        prompts.learn(scored.group.prompt, scored.rewards)
+        return keep(scored)
+
+    return learn
+
+
+def _over_sampling(
+    config: TrainConfig, *, num_engines: int, kv_cache_tokens: int, stack: ExitStack
+) -> OverSampling:
+    factor = config.rollout.over_sampling_factor
+    if not isinstance(factor, str):
+        return FixedFactor(factor)
+    found: OverSampling = import_function(_AUTO)(
+        config, num_engines=num_engines, kv_cache_tokens=kv_cache_tokens, stack=stack
+    )
+    return found

@@ -1,0 +1,242 @@
+"""Build and start the parts of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from april_rl.config import TrainConfig
+from april_rl.config.own_algorithm import load_advantages
+from april_rl.config.store import folder_options
+from april_rl.run.checkpointing.checkpointer import Checkpointer, Savers
+from april_rl.run.checkpointing.resume import CHECKPOINTS, Resumed
+from april_rl.run.tracking.backends import check_installed
+from april_rl.run.tracking.labels import RunLabels
+from april_rl.run.tracking.terminal import View
+from april_rl.run.tracking.tracker import config_text, open_view
+from april_rl.start.assembly.collector import build_collector
+from april_rl.start.assembly.environments import RewardsAndEnvironments, open_files_line
+from april_rl.start.assembly.evaluation import build_evaluator, held_out_sets
+from april_rl.start.assembly.inputs import Inputs, RunSite, read_inputs, teacher_server, try_outside
+from april_rl.start.assembly.own_functions import try_on_groups, try_own_functions
+from april_rl.start.assembly.packer import build_packer
+from april_rl.start.assembly.resume_checks import check_resume, model_identity
+from april_rl.start.assembly.run_directory import RunDirectory
+from april_rl.start.assembly.sampler import sampler_maker
+from april_rl.start.assembly.workers import build_workers, machine_of
+from april_rl.start.planning.kv_room import kv_demand, kv_warning
+from april_rl.start.planning.plan import Draft, Plan, draft, plan
+from april_rl.start.planning.sizes import num_slots, training_sizes
+from april_rl.task.data.prompts import PromptTable
+from april_rl.task.data.stream import MixedStream, PromptStream, stream_of
+from april_rl.task.data.tokenizer import Tokenizer
+from april_rl.task.evaluation.evaluator import Evaluator
+from april_rl.task.evaluation.held_out import HeldOut
+from april_rl.task.rewards.pool import RewardPool
+from april_rl.training.algorithm.advantages import Advantages, advantages_of
+from april_rl.training.batch.packing import Packer
+from april_rl.training.rollout.collector import Collector
+from april_rl.training.rollout.ports import Engines
+from april_rl.training.runtime.cluster import stop_ray
+from april_rl.training.runtime.local import LocalWorker
+from april_rl.training.runtime.workers import Workers
+
+if TYPE_CHECKING:
+    from april_rl.task.teacher_server import TeacherServer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParts:
+    """Parts of a run that the trainer uses."""
+
+    view: View
+    directory: RunDirectory  # the run has not taken it over yet
+    tokenizer: Tokenizer
+    outside: RewardPool | RewardsAndEnvironments
+    workers: Workers | LocalWorker
+    engines: Engines
+    prompts: PromptStream | MixedStream
+    model: Mapping[str, Any]  # the facts that must stay the same when the run resumes
+    checkpointer: Checkpointer
+    collector: Collector
+    packer: Packer
+    evaluator: Evaluator
+    held_out: dict[str, HeldOut]
+    advantages: Advantages
+    teacher: TeacherServer | None = None  # a teacher that is not in the workers
+
+
+def assemble(
+    config: TrainConfig,
+    *,
+    run_dir: Path,
+    plain: Mapping[str, object],
+    stack: ExitStack,
+    resumed: Resumed | None,
+    labels: RunLabels | None = None,
+) -> RunParts:
+    """Start the parts of a run; closing `stack` ends them. Raise RunError if one fails.
+
+    Prompts continue from `resumed`; the caller restores the rest. `run_dir` is not changed.
+    """
+    stack.callback(stop_ray)
+    drafted = draft(config, machine_of(config))
+    config, layout = drafted.config, drafted.layout
+    directory = RunDirectory(run_dir, config, layout.with_num_workers(plain), resumed, labels)
+    packer = build_packer(
+        config, num_ranks=layout.num_workers, hidden_size=drafted.model.hidden_size
+    )
+    try_own_functions(config.algorithm)
+    view = _opened_view(config, stack)
+    site = RunSite(config=config, folder=run_dir.resolve(), view=view, stack=stack)
+    _show(drafted.lines, view)
+    inputs = read_inputs(site, states=resumed.state.get("rewards", {}) if resumed else None)
+    prompts, training, held_out = _read_prompts(site, inputs, resumed)
+    try_on_groups(config, training[0][0])
+    identity = _identity(config, drafted, resumed)
+    _show(open_files_line(config, num_episodes=num_slots(config)), view)
+    outside = try_outside(
+        site, inputs, training, held_out=[each.prompts for each in held_out.values()]
+    )
+    teacher = teacher_server(site, inputs)
+    workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
+    stack.callback(workers.close)
+    engines, planned, kv_tokens = _start(workers, drafted, view)
+    return RunParts(
+        view=view,
+        directory=directory,
+        tokenizer=inputs.tokenizer,
+        outside=outside,
+        workers=workers,
+        engines=engines,
+        prompts=prompts,
+        model=identity,
+        checkpointer=_checkpointer(config, directory, plain, workers, tell=view.message),
+        collector=build_collector(
+            planned.config,
+            engines,
+            outside,
+            prompts=prompts,
+            kv_cache_tokens=kv_tokens,
+            stack=stack,
+        ),
+        packer=packer,
+        evaluator=build_evaluator(config, engines, outside, num_slots=num_slots(config)),
+        held_out=held_out,
+        advantages=_advantages(config),
+        teacher=teacher,
+    )
+
+
+def _opened_view(config: TrainConfig, stack: ExitStack) -> View:
+    """Return the view, after checking that the trackers are installed."""
+    check_installed([backend.value for backend in config.tracking.backends])
+    num_steps, num_groups = config.trainer.num_steps, config.trainer.num_groups
+    title = f"{config.name}: {num_steps} steps of {num_groups} groups"
+    # A panel would be drawn over the prompt of the debugger.
+    has_panel = None if config.runtime.ray else False
+    view = open_view(title=title, num_steps=num_steps, has_panel=has_panel)
+    stack.callback(view.close)
+    return view
+
+
+def _read_prompts(
+    site: RunSite, inputs: Inputs, resumed: Resumed | None
+) -> tuple[PromptStream | MixedStream, list[PromptTable], dict[str, HeldOut]]:
+    """Return the stream of training prompts, continued where the checkpoint left it, its tables,
+    and the held-out sets.
+    """
+    config, view = site.config, site.view
+    with view.phase("reading the data"):
+        training = inputs.sets.training()
+        held_out = held_out_sets(config, inputs.sets.load)
+        num_prompts, num_groups = sum(map(len, training.values())), config.trainer.num_groups
+        if num_groups > num_prompts:
+            view.message(
+                f"trainer.num_groups={num_groups} is more than the {num_prompts} prompts of the "
+                "training data: a step trains several groups of one prompt"
+            )
+        return _stream(config, training, resumed), [*training.values()], held_out
+
+
+def _identity(config: TrainConfig, drafted: Draft, resumed: Resumed | None) -> Mapping[str, Any]:
+    """Return the facts of the model, after comparing them with a checkpoint's."""
+    identity = model_identity(config, drafted.model)
+    if resumed is not None:
+        check_resume(config, resumed.state, model=identity)
+    return identity
+
+
+def _advantages(config: TrainConfig) -> Advantages:
+    own = load_advantages(config.algorithm)
+    return own or advantages_of(config.algorithm.advantage, config.reward)
+
+
+def _show(lines: Iterable[str], view: View) -> None:
+    for line in lines:
+        view.message(line)
+
+
+def _stream(
+    config: TrainConfig, training: Mapping[str, PromptTable], resumed: Resumed | None
+) -> PromptStream | MixedStream:
+    """Return the stream of prompts, continued where the checkpoint left it.
+
+    A single data set has the name "". Raise DataError when the data has changed since the
+    checkpoint.
+    """
+    weights = {name: source.weight for name, source in config.data.sources.items()} or {"": 1.0}
+    new_sampler = sampler_maker(config.data, seed=config.seed)
+    prompts = stream_of(training, weights, seed=config.seed, new_sampler=new_sampler)
+    if resumed is not None:
+        prompts.restore(resumed.state["prompts"])
+    return prompts
+
+
+def _checkpointer(
+    config: TrainConfig,
+    directory: RunDirectory,
+    plain: Mapping[str, object],
+    workers: Savers,
+    *,
+    tell: Callable[[str], None],
+) -> Checkpointer:
+    labels, resumed = directory.labels, directory.resumed
+    return Checkpointer(
+        directory.path.resolve() / CHECKPOINTS,
+        config.checkpoint,
+        workers=workers,
+        config_text=config_text(plain),
+        about={
+            "name": config.name,
+            "model": config.model.path,
+            "num_steps": config.trainer.num_steps,
+            "best_metric": config.checkpoint.best_metric,
+            "overrides": (*folder_options(), *(labels.overrides if labels else ())),
+        },
+        tell=tell,
+        resumed=resumed.path if resumed else None,
+    )
+
+
+def _start(workers: Workers | LocalWorker, drafted: Draft, view: View) -> tuple[Engines, Plan, int]:
+    """Plan for the workers' memory and start them, each stage shown as a phase. Return the engines,
+    the plan and the tokens that all KV caches hold.
+    """
+    planned = plan(drafted, workers.memory())
+    _show(planned.lines, view)
+    with ExitStack() as shown:
+
+        def on_stage(stage: str) -> None:
+            shown.close()
+            shown.enter_context(view.phase(stage))
+
+        workers.start(planned, on_stage=on_stage)
+    config, layout, kv_tokens = planned.config, planned.layout, workers.kv_cache_tokens()
+    demand = kv_demand(config, layout)
+    _show(kv_warning(demand, kv_tokens // layout.num_engines), view)
+    engines = workers.engines(deterministic=config.deterministic)
+    return engines, planned, kv_tokens

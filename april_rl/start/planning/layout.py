@@ -1,0 +1,167 @@
+"""Number and device of the workers and their engines; decided once, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from april_rl.config import TrainConfig
+from april_rl.config.choices import ComputeDtype, Device, Offload, Speculation
+from april_rl.config.consistency import check_layout
+from april_rl.config.engine import EngineConfig
+from april_rl.config.schema import LearnerConfig
+from april_rl.start.planning.errors import LayoutError
+from april_rl.start.planning.machine import Machine, num_gpus
+
+_MOST_GPU_THREADS = 16  # threads of a worker; more do not make a copy faster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Number and device of the workers; rank r belongs to engine r // tensor_parallel_size."""
+
+    device: str  # cpu or cuda (torch calls ROCm devices cuda too)
+    num_workers: int
+    tensor_parallel_size: int  # workers of one engine
+
+    def __post_init__(self) -> None:
+        assert self.num_workers % self.tensor_parallel_size == 0, self
+
+    @property
+    def num_engines(self) -> int:
+        """Return how many engines sample independently of each other."""
+        return self.num_workers // self.tensor_parallel_size
+
+    def with_num_workers(self, plain: Mapping[str, object]) -> dict[str, object]:
+        """Return the configuration as a run shows it, with the actual number of workers."""
+        section = plain.get("runtime")
+        runtime = section if isinstance(section, Mapping) else {}
+        return {**plain, "runtime": {**runtime, "num_workers": self.num_workers}}
+
+    def __str__(self) -> str:
+        each = f" of {self.tensor_parallel_size} workers" if self.tensor_parallel_size > 1 else ""
+        engines = f"{self.num_engines} engine{'s' if self.num_engines > 1 else ''}{each}"
+        workers = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
+        return f"{workers} on {self.device}, {engines}"
+
+
+def unused_gpus(layout: Layout, *, gpus: int, where: str) -> Iterator[str]:
+    """Yield a line when the workers leave some of the `gpus` GPUs unused."""
+    if layout.device == "cuda" and layout.num_workers < gpus:
+        used = layout.num_workers
+        yield f"runtime.num_workers={used} uses {used} of the {gpus} GPUs of {where}"
+
+
+def worker_threads(layout: Layout, machine: Machine) -> int:
+    """Return the number of threads of a worker, which is its share of this machine's cores. Next
+    to a GPU they copy tensors for offloads and checkpoints, and load the model.
+    """
+    workers = layout.num_workers
+    if layout.device == "cpu":
+        return max(1, machine.num_cores // workers)
+    on_one_machine = min(workers, machine.num_local_gpus or workers)
+    return min(_MOST_GPU_THREADS, max(1, machine.num_cores // on_one_machine))
+
+
+def pick_device(wanted: str, *, gpus: int | None = None) -> str:
+    """Return `cpu` or `cuda` (also for ROCm) for runtime.device; auto takes a GPU if there is one.
+
+    `gpus` is the number of GPUs; None: all GPUs of this machine.
+    """
+    if wanted == "auto":
+        return "cuda" if (num_gpus() if gpus is None else gpus) else "cpu"
+    return "cpu" if wanted == "cpu" else "cuda"
+
+
+def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, Layout]:
+    """Replace auto in `config`, given `gpus` GPUs; return the configuration and its layout. `where`
+    names the machine in messages.
+
+    num_workers=auto is one worker per GPU, or one engine on CPU. On CPU nothing is offloaded, since
+    the learner uses the host's memory anyway, and with auto nothing is recomputed. rollout.resume
+    stays auto where the memory plan has to decide. Raise LayoutError naming the keys when the
+    workers do not form whole engines.
+    """
+    runtime, together = config.runtime, config.engine.tensor_parallel_size
+    device = pick_device(runtime.device.name, gpus=gpus)
+    workers = runtime.num_workers
+    if isinstance(workers, str):
+        if device == "cuda" and not gpus:
+            raise LayoutError(
+                f"runtime.device={runtime.device.name} needs a GPU, and {where} has none that "
+                "processes may use: set runtime.device=cpu, or start the run where there are GPUs "
+                "(docs/gpu.md)"
+            )
+        workers = gpus if device == "cuda" else together
+        if not runtime.ray:
+            workers = 1
+    name = Device.gpu if device == "cuda" else Device.cpu
+    found = replace(
+        config,
+        runtime=replace(runtime, num_workers=workers, device=name),
+        learner=_learner(config.learner, device),
+        engine=_engine(config.engine, device),
+    )
+    try:
+        check_layout(found)
+    except ValueError as error:
+        raise LayoutError(
+            f"runtime.num_workers={runtime.num_workers}; {where} has {gpus} GPUs: {error}"
+        ) from error
+    layout = Layout(device=device, num_workers=workers, tensor_parallel_size=together)
+    return found, layout
+
+
+def precision(asked: ComputeDtype, device: str) -> ComputeDtype:
+    """Return what a precision setting means on `device`, cpu or cuda.
+
+    On a CPU auto is float32 with any instruction set: nothing computes it more slowly, and a
+    run is the same everywhere (docs/experiments.md has the speeds).
+    """
+    if asked is not ComputeDtype.auto:
+        return asked
+    return ComputeDtype.bfloat16 if device == "cuda" else ComputeDtype.float32
+
+
+def auto_choices(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
+    """Yield a line for each auto of `requested` that `settle` replaced in `config`, with the
+    reason.
+    """
+    is_on_cpu = config.runtime.device is Device.cpu
+    asked = {
+        "learner.compute_dtype": (requested.learner.compute_dtype, config.learner.compute_dtype),
+        "engine.dtype": (requested.engine.dtype, config.engine.dtype),
+    }
+    reason = ", on a CPU as fast as bfloat16 or many times faster"
+    for dtype in (ComputeDtype.float32, ComputeDtype.bfloat16):
+        keys = [k for k, (before, after) in asked.items() if before != after and after is dtype]
+        if keys:
+            yield f"{' and '.join(keys)}: {dtype.value}{reason if is_on_cpu else ''}"
+
+
+def _engine(engine: EngineConfig, device: str) -> EngineConfig:
+    """Return the engine's settings on a device; on CPU none has a share of a GPU."""
+    share, schedules_ahead = engine.gpu_memory_utilization, engine.async_scheduling
+    if device == "cpu":
+        share = EngineConfig().gpu_memory_utilization
+    if isinstance(schedules_ahead, str):
+        schedules_ahead = device == "cuda" and engine.speculation is Speculation.none
+    return replace(
+        engine,
+        dtype=precision(engine.dtype, device),
+        gpu_memory_utilization=share,
+        async_scheduling=schedules_ahead,
+    )
+
+
+def _learner(learner: LearnerConfig, device: str) -> LearnerConfig:
+    recomputes = learner.activation_checkpointing
+    if isinstance(recomputes, str) and device == "cpu":
+        recomputes = False
+    return replace(
+        learner,
+        activation_checkpointing=recomputes,
+        compute_dtype=precision(learner.compute_dtype, device),
+        fused=device == "cuda" if isinstance(learner.fused, str) else learner.fused,
+        offload=learner.offload if device == "cuda" else Offload.none,
+    )

@@ -1,0 +1,82 @@
+"""Sizes that follow from the settings: samples in flight, context length, requests of an engine."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from april_rl.config import TrainConfig
+from april_rl.errors import RunError
+from april_rl.start.planning.layout import Layout
+from april_rl.task.evaluation.settings import longest_response
+from april_rl.training.rollout.dispatch import auto_tick_steps
+from april_rl.training.rollout.over_sampling import largest_factor
+
+TOKEN_BYTES = 42  # a token in a micro-batch: ids, mask, ages, log-probability, weights
+
+
+class EngineSizes(NamedTuple):
+    """Batch size and context length of one engine."""
+
+    max_num_seqs: int  # requests computed together, at most
+    max_model_len: int  # tokens of a prompt and its response, at most
+
+
+def num_slots(config: TrainConfig) -> int:
+    """Return the samples in flight over all engines, round(α·N·G); with `auto`, the largest
+    possible.
+    """
+    rollout = config.rollout
+    factor = rollout.over_sampling_factor
+    most = largest_factor(rollout.max_staleness) if isinstance(factor, str) else factor
+    return round(most * config.trainer.num_groups * rollout.group_size)
+
+
+def tick_steps(config: TrainConfig, *, num_engines: int) -> int:
+    """Return the number of engine steps in a tick."""
+    rollout = config.rollout
+    if not isinstance(rollout.tick_steps, str):
+        return rollout.tick_steps
+    return auto_tick_steps(
+        num_engines=num_engines,
+        max_response_tokens=rollout.max_response_tokens,
+        has_turns=config.environment.is_set,
+    )
+
+
+def context_length(config: TrainConfig, *, is_training: bool = True) -> tuple[int, str]:
+    """Return the largest number of tokens of a prompt and its response, and the setting that sets
+    it.
+
+    With `is_training` false, only the evaluation sets count. Raise RunError when
+    engine.max_model_len is less than training or an evaluation needs.
+    """
+    budget, key = longest_response(config, is_training=is_training)
+    longest, key = config.data.max_prompt_tokens + budget, f"data.max_prompt_tokens + {key}"
+    if config.observation_tokens:
+        longest += config.observation_tokens
+        key += " + environment.max_observation_tokens"
+    given = config.engine.max_model_len
+    if 0 < given < longest:
+        raise RunError(f"engine.max_model_len must be 0 or >= {key} = {longest}, got {given}")
+    return (given, "engine.max_model_len") if given else (longest, key)
+
+
+def training_sizes(config: TrainConfig, layout: Layout) -> EngineSizes:
+    """Return the sizes that each engine needs for training and its evaluations.
+
+    Raise RunError when engine.max_num_seqs is less than training has in flight.
+    """
+    slots = math.ceil(num_slots(config) / layout.num_engines)
+    if 0 < config.engine.max_num_seqs < slots:
+        raise RunError(
+            f"engine.max_num_seqs={config.engine.max_num_seqs} is less than the {slots} samples "
+            "that rollout.over_sampling_factor · trainer.num_groups · rollout.group_size puts in "
+            "flight on each engine: set it to 0 (automatic), or lower one of these"
+        )
+    return EngineSizes(config.engine.max_num_seqs or slots, context_length(config)[0])
+
+
+def batch_tokens(config: TrainConfig, max_model_len: int) -> int:
+    """Return the largest number of prompt and response tokens that a step trains."""
+    return config.trainer.num_groups * config.rollout.group_size * max_model_len

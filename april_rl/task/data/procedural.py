@@ -1,0 +1,150 @@
+"""Rows of `reasoning_gym:NAME`, drawn from a seed, and a check of the task's verifier."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import xxhash
+
+from april_rl.config.task import TASK_PREFIX
+from april_rl.task.data.errors import DataError
+
+PREFIX = TASK_PREFIX
+_NUM_ROWS = {"train": 2000, "test": 200}  # used unless `args` has a size
+_TEST_SHARE = 5  # one question in five goes to the split `test`
+_TEST_SEED = 0  # seed of the split `test` in every run, so that evaluations are comparable
+_NUM_TRIED = 16  # rows whose gold answer and wrong answers are scored
+_LIMIT_S = 300.0  # time limit for drawing the rows
+_WRONG = ("this is not an answer", "", "0")
+
+Scorer = Callable[[str, Mapping[str, Any]], float]  # (answer, entry) to score
+
+
+def draw_rows(
+    path: str, *, key: str, split: str, args: Mapping[str, Any], seed: int
+) -> dict[str, list[str]]:
+    """Return the columns `prompt`, `answer` and `entry` of `reasoning_gym:NAME`.
+
+    `entry` is JSON with task, question, answer and metadata; the reward `reasoning_gym` needs it to
+    score a response. `args` are the task's own settings (`size` is the number of rows); `seed`
+    draws the training rows. The hash of a question decides its split, so no question is in both.
+    Raises DataError if the task does not exist, refuses its settings, takes too long, or has a
+    verifier that rejects its own answers or accepts wrong ones.
+    """
+    where = f"{key}={path}"
+    task = path.removeprefix(PREFIX)
+    if split not in _NUM_ROWS:
+        raise DataError(
+            f"{where}: procedural tasks have the splits train and test, got split={split}"
+        )
+    if "seed" in args:
+        raise DataError(
+            f"{where}: args.seed={args['seed']} has no effect: training rows are drawn from the "
+            "run's seed, and the split test has the same rows in every run; remove it"
+        )
+    size = int(args.get("size", _NUM_ROWS[split]))
+    entries = _draw(task, where=where, split=split, size=size, args=dict(args), seed=seed)
+    check_verifier(task, entries, where=where)
+    return {
+        "prompt": [str(entry["question"]) for entry in entries],
+        "answer": [str(entry["answer"]) for entry in entries],
+        "entry": [json.dumps({"task": task, **entry}) for entry in entries],
+    }
+
+
+def check_verifier(task: str, entries: list[dict[str, Any]], *, where: str) -> None:
+    """Raise DataError unless the task scores its own answers 1 and wrong ones below 1.
+
+    The reward `reasoning_gym` counts a score below 1, or an exception on a wrong answer, as 0.
+    """
+    score: Scorer = _library(where).get_score_answer_fn(task)
+    step = -(-len(entries) // _NUM_TRIED)
+    for entry in entries[::step]:
+        gold, value = entry["answer"], _score(score, entry["answer"], entry)
+        if value != 1.0:
+            raise DataError(
+                f"{where}: the verifier of this task gives {value} to its own answer "
+                f"{str(gold)[:60]!r}, so no response could be right; choose another task"
+            )
+        for wrong in _wrong_answers(gold):
+            if _score(score, wrong, entry) == 1.0:
+                raise DataError(
+                    f"{where}: the verifier of this task gives 1 to the wrong answer {wrong!r} "
+                    f"(right: {str(gold)[:60]!r}), so a model could learn that answer; choose "
+                    "another task"
+                )
+
+
+def _library(where: str) -> Any:  # noqa: ANN401  # the module
+    try:
+        return import_module("reasoning_gym")
+    except ImportError as error:
+        raise DataError(
+            f"{where} needs the package reasoning-gym ({error}): pip install 'reasoning_gym<0.2'"
+        ) from error
+
+
+def _draw(
+    task: str, *, where: str, split: str, size: int, args: dict[str, Any], seed: int
+) -> list[dict[str, Any]]:
+    library = _library(where)
+    names = sorted(library.factory.DATASETS.keys() - {"composite"})
+    if task not in names:
+        raise DataError(f"{where}: there is no such task; the tasks are {', '.join(names)}")
+    is_test = split == "test"
+    share = _TEST_SHARE if is_test else _TEST_SHARE / (_TEST_SHARE - 1)
+    args |= {"size": round(size * share * 1.25) + 20, "seed": _TEST_SEED if is_test else seed}
+    try:
+        drawn = library.create_dataset(task, **args)
+    except (TypeError, AssertionError, ValueError) as error:
+        raise DataError(f"{where}: the task rejects its settings args={args}: {error}") from error
+    entries: list[dict[str, Any]] = []
+    for entry in _within_limit(drawn, where=where, wanted=args["size"]):
+        if (xxhash.xxh3_64_intdigest(entry["question"].encode()) % _TEST_SHARE == 0) == is_test:
+            entries.append(entry)
+        if len(entries) == size:
+            break
+    if not entries:
+        raise DataError(
+            f"{where}: {args['size']} draws gave no question for the split {split}: the task has "
+            "too few different questions with these settings"
+        )
+    return entries
+
+
+def _within_limit(drawn: Any, *, where: str, wanted: int) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+    """Yield each entry after a round trip through JSON, as the reward will see it."""
+    started = time.monotonic()
+    for index in range(wanted):
+        entry = drawn[index]
+        kept = {name: entry[name] for name in ("question", "answer", "metadata")}
+        yield json.loads(json.dumps(kept, default=str))
+        if time.monotonic() - started > _LIMIT_S:
+            raise DataError(
+                f"{where}: drawing {index + 1} of {wanted} questions took {_LIMIT_S:.0f} s; give "
+                "fewer with args.size"
+            )
+
+
+def _wrong_answers(gold: object) -> list[str]:
+    """Return wrong answers to try; a number equal to the right one is left out (0.0 is 0)."""
+    try:
+        is_zero = float(str(gold)) == 0.0
+    except ValueError:
+        is_zero = False
+    return [wrong for wrong in _WRONG if wrong != gold and not (wrong == "0" and is_zero)]
+
+
+def _score(score: Scorer, answer: str, entry: Mapping[str, Any]) -> float:
+    try:
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # answers that do not parse cause a SyntaxWarning
+            return float(score(answer, entry))
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError):
+        return 0.0

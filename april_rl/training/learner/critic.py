@@ -1,0 +1,200 @@
+"""The critic: values of response tokens, advantages from them, and its own optimizer steps.
+
+Legend: [N] response tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from april_rl.config.critic import CriticConfig
+from april_rl.config.schema import LearnerConfig, OptimizerConfig
+from april_rl.metrics import Mean, Metrics
+from april_rl.training.algorithm.gae import gae, value_loss
+from april_rl.training.learner.mesh import Site
+from april_rl.training.learner.row import PackedRow
+from april_rl.training.learner.trained_model import TrainedModel
+from april_rl.training.learner.value_model import ValueModel
+
+_EPS = 1e-8  # keeps the advantages of a batch without spread finite
+
+
+class Targets(NamedTuple):
+    """Inputs of the value loss of one row; both [N]."""
+
+    old_values: Tensor  # before the update
+    returns: Tensor
+
+
+class Judged(NamedTuple):
+    """The rows of an update, by minibatch, with advantages in place of rewards."""
+
+    rows: list[list[PackedRow]]
+    targets: list[list[Targets]]
+    metrics: Metrics
+
+
+class Critic:
+    """One rank's shard of a value model and its optimizer."""
+
+    def __init__(
+        self,
+        config: CriticConfig,
+        site: Site,
+        *,
+        folder: Path,
+        learner: LearnerConfig,
+        optimizer: OptimizerConfig,
+        num_optimizer_steps: int,
+        num_steps_alone: int,
+    ) -> None:
+        """Load this rank's shard of the model in `folder`; a collective. `num_optimizer_steps`
+        counts the whole run, `num_steps_alone` only the steps before the policy is trained.
+        """
+        self._config, self._device = config, site.device
+        self._num_steps_alone = num_steps_alone
+        self._model = ValueModel.build(
+            folder,
+            mesh=site.mesh,
+            device=site.device,
+            compute_dtype=site.compute_dtype,
+            activation_checkpointing=learner.recomputed_share,
+            keep_attention=learner.keep_attention is True,
+            temperature=1.0,
+            fused=site.is_fused,
+        )
+        site.watch(self._model)
+        self.trained = TrainedModel.of(
+            self._model,
+            replace(optimizer, lr=config.lr),
+            num_steps=num_optimizer_steps,
+            offload=learner.offload,
+            device=site.device,
+            lr_key="critic.lr",
+        )
+
+    @property
+    def trains_alone(self) -> bool:
+        """Return whether the next update is part of the warm-up."""
+        return self.trained.optimizer.num_steps < self._num_steps_alone
+
+    @torch.no_grad()
+    def judge(self, rows: Sequence[Sequence[PackedRow]]) -> Judged:
+        """Turn the token rewards in `rows` into advantages, with mean 0 and standard deviation 1
+        over the trained tokens of all ranks, and return them with the targets of the critic. A
+        collective; `rows` has one sequence per minibatch.
+        """
+        config = self._config
+        judged: list[list[PackedRow]] = []
+        targets: list[list[Targets]] = []
+        for part in rows:
+            values = [self._model(row) for row in part]
+            pairs = list(zip(part, values, strict=True))
+            judged.append(
+                [replace(row, advantages=_gae(row, v, config.policy_lambda)) for row, v in pairs]
+            )
+            targets.append([Targets(v, _gae(row, v, config.value_lambda) + v) for row, v in pairs])
+        metrics = _quality(rows, targets, device=self._device)
+        return Judged(_standardise(judged, device=self._device), targets, metrics)
+
+    def step(self, rows: Sequence[PackedRow], targets: Sequence[Targets]) -> Metrics:
+        """Take one optimizer step on the rows of a minibatch. A collective. Raise NonFiniteError,
+        with the critic unchanged, when a gradient is not finite.
+        """
+        self.trained.optimizer.zero_grad()
+        total = torch.zeros((), device=self._device)
+        for number, (row, target) in enumerate(zip(rows, targets, strict=True), start=1):
+            self._model.set_last_backward(number == len(rows))
+            losses = value_loss(
+                self._model(row),
+                target.returns,
+                old_values=target.old_values,
+                clip=self._config.value_clip,
+            )
+            loss = (row.loss_weights * losses).sum()
+            # FSDP averages gradients over ranks; the loss is a sum over them.
+            torch.autograd.backward(loss * dist.get_world_size())
+            total += loss.detach()
+        dist.all_reduce(total)
+        try:
+            report = self.trained.optimizer.step()
+        finally:
+            self.trained.optimizer.zero_grad()
+        return Metrics({"critic/loss": total.item(), "critic/grad_norm": report.grad_norm})
+
+
+def _gae(row: PackedRow, values: Tensor, decay: float) -> Tensor:
+    return gae(row.advantages, values, row.responses, decay=decay)
+
+
+def _standardise(
+    rows: Sequence[Sequence[PackedRow]], *, device: torch.device
+) -> list[list[PackedRow]]:
+    """Return the rows with advantages shifted to mean 0 and scaled to standard deviation 1."""
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    for row in (row for part in rows for row in part):
+        advantages = row.advantages[row.loss_weights > 0].double()
+        sums += torch.stack([_count(advantages), advantages.sum(), advantages.square().sum()])
+    count, total, squares = _over_ranks(sums)
+    mean = total / max(count, 1.0)
+    std = max(squares / max(count, 1.0) - mean**2, 0.0) ** 0.5
+    return [
+        [replace(row, advantages=(row.advantages - mean) / (std + _EPS)) for row in part]
+        for part in rows
+    ]
+
+
+def _quality(
+    rows: Sequence[Sequence[PackedRow]],
+    targets: Sequence[Sequence[Targets]],
+    *,
+    device: torch.device,
+) -> Metrics:
+    """Return the share of the returns' variance that the values explain, over all ranks, and the
+    mean error of this rank's values on tokens of age 0 and on older ones.
+    """
+    sums = torch.zeros(5, dtype=torch.float64, device=device)
+    errors = torch.zeros(4, dtype=torch.float64, device=device)
+    for row, target in zip(
+        (row for part in rows for row in part),
+        (target for part in targets for target in part),
+        strict=True,
+    ):
+        is_trained = row.loss_weights > 0
+        returns = target.returns[is_trained].double()
+        error = returns - target.old_values[is_trained].double()
+        moments = (returns.sum(), returns.square().sum(), error.sum(), error.square().sum())
+        sums += torch.stack([_count(returns), *moments])
+        is_old = row.ages[is_trained] > 0
+        for number, chosen in enumerate((error[~is_old].abs(), error[is_old].abs())):
+            errors[2 * number] += chosen.sum()
+            errors[2 * number + 1] += len(chosen)
+    count, total, squares, error_total, error_squares = _over_ranks(sums)
+    new_total, num_new, old_total, num_old = errors.tolist()
+    found: dict[str, float | Mean] = {}
+    if num_new:
+        found["critic/error_new"] = Mean(new_total, num_new)
+    if num_old:
+        found["critic/error_old"] = Mean(old_total, num_old)
+    variance = squares * count - total**2
+    if variance > _EPS * squares * count:  # otherwise the returns differ only by rounding
+        unexplained = error_squares * count - error_total**2
+        found["critic/explained_variance"] = 1 - unexplained / variance
+    return Metrics(found)
+
+
+def _count(values: Tensor) -> Tensor:
+    return values.new_full((), len(values))
+
+
+def _over_ranks(sums: Tensor) -> list[float]:
+    dist.all_reduce(sums)
+    found: list[float] = sums.tolist()
+    return found

@@ -1,0 +1,399 @@
+"""The learner of one FSDP2 rank: it trains on packed micro-batches and gathers whole weights.
+
+Legend: [T] tokens of a packed row, [N] response tokens in it. Minibatch: the rows of one optimizer
+step; micro-batch: the row of one forward and backward pass. Initialise `torch.distributed` before
+building a Learner, also for a single rank (a group with a `HashStore` needs no port).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from april_rl.config.choices import ComputeDtype
+from april_rl.config.critic import CriticConfig
+from april_rl.config.lora import LoraConfig
+from april_rl.config.schema import LearnerConfig, OptimizerConfig
+from april_rl.metrics import Metrics, merge
+from april_rl.training.batch.packing import MicroBatch
+from april_rl.training.learner.anchors import Anchor, Anchors
+from april_rl.training.learner.critic import Critic, Targets
+from april_rl.training.learner.frozen_model import FrozenModel, OwnReference
+from april_rl.training.learner.mesh import Site, build_mesh
+from april_rl.training.learner.mismatch import Mismatch
+from april_rl.training.learner.model.checkpoint import Checkpoint, local_folder
+from april_rl.training.learner.model.export import export
+from april_rl.training.learner.model.lora import adapter_writer, write_adapter
+from april_rl.training.learner.model.offload import return_cached_memory
+from april_rl.training.learner.model.routers import Routers
+from april_rl.training.learner.objective import Objective
+from april_rl.training.learner.policy import Policy
+from april_rl.training.learner.row import PackedRow
+from april_rl.training.learner.statistics import TokenStatistics
+from april_rl.training.learner.trained_model import TrainedModel
+from april_rl.training.learner.training_state import Snapshot, TrainingState
+from april_rl.training.learner.update_errors import NonFiniteError
+
+_DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
+
+
+class _Pass(NamedTuple):
+    """Loss and log-probabilities of a minibatch whose gradients have been accumulated."""
+
+    loss: Tensor  # this rank's share of the sum over all ranks
+    logprobs: list[Tensor]  # [N] of each row, before the optimizer step
+
+
+class Learner:
+    """One rank's shard of policy and optimizer; methods reload what `offload` moved to the host."""
+
+    _critic: Critic | None
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        *,
+        optimizer: OptimizerConfig,
+        lora: LoraConfig,
+        objective: Objective,
+        model_path: str,
+        teacher_path: str = "",
+        critic: CriticConfig | None = None,
+        device: str,
+        temperature: float,
+        seed: int,
+        num_optimizer_steps: int,
+        num_critic_only_steps: int = 0,
+        num_passes: int = 1,
+        on_forward: Callable[[], None] | None = None,
+    ) -> None:
+        """Load this rank's shard; a collective. Raise ModelFolderError if a model cannot be loaded.
+
+        `temperature` is the sampling temperature; `seed` initialises adapters. A run has
+        `num_optimizer_steps`; the first `num_critic_only_steps` train the critic alone. With
+        `lora.rank` > 0 only adapters are trained; the model is frozen in `compute_dtype`. With a
+        `critic`, batches have token rewards as advantages. `on_forward` follows each forward pass.
+        """
+        self._device = torch.device(device)
+        self._folder = local_folder(model_path)
+        self._compute_dtype = _DTYPES[config.compute_dtype]
+        self._lora = lora if lora.rank else None
+        mesh = build_mesh(self._device.type, shard_size=config.shard_size)
+        site = Site(mesh, self._device, self._compute_dtype, config.fused is True, on_forward)
+        self._policy = self._build_policy(config, site, temperature=temperature, lora_seed=seed)
+        trained = TrainedModel.of(
+            self._policy,
+            optimizer,
+            num_steps=num_optimizer_steps - num_critic_only_steps,
+            offload=config.offload,
+            device=self._device,
+        )
+        self._optimizer, self._masters = trained.optimizer, trained.masters
+        self._models, self._critic = {"": trained}, None
+        if critic is not None:
+            self._critic = Critic(
+                critic,
+                site,
+                folder=local_folder(critic.path or model_path),
+                learner=config,
+                optimizer=optimizer,
+                num_optimizer_steps=num_optimizer_steps,
+                num_steps_alone=num_critic_only_steps,
+            )
+            self._models["critic."] = self._critic.trained
+        self._num_updates, self._model_path, self._num_passes = 0, model_path, num_passes
+        self._objective, self._max_mismatch = objective, config.max_mismatch
+        frozen = partial(FrozenModel, site=site, temperature=temperature)
+        self._reference = self._build_reference(frozen)
+        self._teacher = frozen(local_folder(teacher_path)) if teacher_path else None
+        self._routers = Routers(self._policy if config.router_replay.is_on else None)
+        self._anchors = self._build_anchors()
+        self._state = self._build_state(mesh)
+
+    def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
+        """Take one optimizer step per minibatch and pass; return this rank's metrics, to merge over
+        ranks. A collective; all ranks have the same number of micro-batches in each minibatch. The
+        loss is a sum over the tokens of all ranks. Raises MismatchError before the first step when
+        engine and learner differ by several times `max_mismatch` on tokens of the current weights,
+        NonFiniteError when a loss or gradient is not finite, and OwnFunctionError when the user's
+        loss fails: then that minibatch and the later ones change nothing, and the earlier optimizer
+        steps stay. Gradients are freed before the call returns.
+        """
+        self._num_updates += 1
+        for model in self._models.values():
+            model.masters.reload()
+        rows = [[PackedRow.of(m, device=self._device) for m in part] for part in minibatches]
+        if self._critic is None:
+            return self._update_policy(rows)
+        judged = self._critic.judge(rows)
+        metrics = [judged.metrics]
+        if self._critic.trains_alone:
+            metrics.append(self._compare(rows[0]))
+        else:
+            metrics.append(self._update_policy(judged.rows))
+        metrics.append(self._update_critic(self._critic, rows, judged.targets))
+        return merge(metrics)
+
+    def _update_critic(
+        self,
+        critic: Critic,
+        rows: Sequence[Sequence[PackedRow]],
+        targets: Sequence[Sequence[Targets]],
+    ) -> Metrics:
+        steps: list[Metrics] = []
+        parts = self._num_passes * [*zip(rows, targets, strict=True)]
+        try:
+            for part, part_targets in parts:
+                steps.append(critic.step(part, part_targets))
+        except NonFiniteError as error:
+            raise NonFiniteError(
+                f"optimizer step {len(steps) + 1} of {len(parts)} of the critic was not finite; "
+                f"this step and the later ones were skipped; the policy is not affected: {error}"
+            ) from error
+        finally:
+            return_cached_memory(self._device)
+        return merge(steps)
+
+    def _compare(self, rows: Sequence[PackedRow]) -> Metrics:
+        """Compare engine and learner on rows that are not trained; raise MismatchError."""
+        mismatch = Mismatch(device=self._device)
+        anchors = [Anchor() for _ in rows]
+        logprobs = []
+        for row in rows:
+            with self._routers.repeating(self._routers.of_engine(row.experts)):
+                logprobs.append(self._logprobs(row))
+        self._check_mismatch(rows, anchors, logprobs, mismatch)
+        return mismatch.metrics()
+
+    def _update_policy(self, rows: Sequence[Sequence[PackedRow]]) -> Metrics:
+        mismatch = Mismatch(device=self._device)
+        statistics = TokenStatistics(device=self._device)
+        anchors = self._anchors.of(rows, mismatch)
+        steps: list[Metrics] = []
+        try:
+            for part, part_anchors in self._num_passes * [*zip(rows, anchors, strict=True)]:
+                self._optimizer.zero_grad()
+                accumulated = self._accumulate(part, part_anchors, statistics)
+                if not steps:
+                    self._check_mismatch(part, part_anchors, accumulated.logprobs, mismatch)
+                steps.append(self._step(accumulated.loss))
+        except NonFiniteError as error:
+            raise error.after(len(steps), num_minibatches=len(rows)) from error
+        finally:
+            self._optimizer.zero_grad()
+            return_cached_memory(self._device)
+        self._move_reference()
+        adapted = self._adapt_entropy_bonus(statistics)
+        return merge([*steps, statistics.metrics(), mismatch.metrics(), adapted])
+
+    def logprobs(self, micro_batch: MicroBatch) -> Tensor:
+        """Return log-probabilities [T] of the next token in nats, at the sampling temperature,
+        without gradient; 0 outside the response mask. A collective.
+        """
+        self._masters.reload()
+        row = PackedRow.of(micro_batch, device=self._device)
+        logprobs = self._logprobs(row)
+        return logprobs.new_zeros(row.token_ids.shape[1]).index_copy(0, row.positions, logprobs)
+
+    def weights(self, *, merged: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and whole tensor, in `compute_dtype`, of everything in a checkpoint.
+
+        An engine of the same dtype then computes with the learner's exact numbers. A collective:
+        every rank iterates to the end, even one that needs nothing. A tied lm_head is left out
+        because it is the embedding. With `merged` false, adapters are left out.
+        """
+        self._masters.reload()
+        return self._policy.gather(self._compute_dtype, merged=merged)
+
+    def write_adapter(self, folder: Path) -> int:
+        """Write float32 adapters in the form of peft into this rank's `folder`; return their bytes.
+        A collective.
+        """
+        assert self._lora is not None
+        self._masters.reload()
+        self._policy.reshard_all()
+        return write_adapter(self._policy, self._lora, folder)
+
+    def export(self, path: Path | str) -> None:
+        """Write weights, config and tokenizer as the Hugging Face folder `path`.
+
+        Adapters are merged, and also written alone into the subfolder `adapter`; other tensors of
+        model.path, such as an image encoder, are copied. A collective; rank 0 writes. The
+        folder appears whole or not at all, and replaces one that is there.
+        """
+        self._policy.reshard_all()
+        checkpoint, untouched = Checkpoint(self._folder), self._policy.untouched
+        export(
+            chain(self.weights(), checkpoint.tensors(untouched)),
+            dtype=self._compute_dtype,
+            sizes=[
+                *self._policy.stored_bytes(self._compute_dtype),
+                *(tensor.nbytes for _, tensor in checkpoint.tensors(untouched)),
+            ],
+            source=self._folder,
+            target=Path(path),
+            also=adapter_writer(self._policy, self._lora, base=self._model_path),
+        )
+
+    def snapshot(self) -> Snapshot:
+        return self._state.snapshot()
+
+    def load_state(self, folder: Path) -> None:
+        """Continue from the snapshots that any number of ranks wrote; raise TrainingStateError."""
+        self._state.load(folder)
+        self._num_updates += 1  # the engine will get its weights by a sync, not from model.path
+
+    def offload(self) -> None:
+        """Move the state chosen by `learner.offload` to the host and free unused device memory."""
+        for model in self._models.values():
+            model.offload()
+        return_cached_memory(self._device)
+
+    def reload(self) -> None:
+        """Bring back what `offload` moved; optional, because the other methods do it too."""
+        for model in self._models.values():
+            model.reload()
+
+    def _build_policy(
+        self, config: LearnerConfig, site: Site, *, temperature: float, lora_seed: int
+    ) -> Policy:
+        policy = Policy.build(
+            self._folder,
+            mesh=site.mesh,
+            device=site.device,
+            compute_dtype=site.compute_dtype,
+            activation_checkpointing=config.recomputed_share,
+            keep_attention=config.keep_attention is True,
+            temperature=temperature,
+            storage_dtype=torch.float32 if self._lora is None else site.compute_dtype,
+            lora=self._lora,
+            lora_seed=lora_seed,
+            fused=site.is_fused,
+        )
+        site.watch(policy)
+        return policy
+
+    def _build_state(self, mesh: DeviceMesh) -> TrainingState:
+        return TrainingState(
+            self._models,
+            mesh=mesh,
+            entropy_bonus=self._objective.entropy_bonus,
+            reference=self._moving_reference(),
+        )
+
+    def _build_anchors(self) -> Anchors:
+        return Anchors(
+            self._policy,
+            routers=self._routers,
+            reference=self._reference,
+            teacher=self._teacher,
+            needs_proximal=self._objective.needs_proximal,
+            num_passes=self._num_passes,
+        )
+
+    def _build_reference(
+        self, frozen: Callable[[Path], FrozenModel]
+    ) -> FrozenModel | OwnReference | None:
+        """Return a second model or, with LoRA, the policy without adapters; None if unused."""
+        if not self._objective.needs_reference:
+            return None
+        if self._lora is not None:
+            return OwnReference(self._policy)
+        return frozen(self._folder)
+
+    @torch.no_grad()
+    def _logprobs(self, row: PackedRow) -> Tensor:
+        logprobs: Tensor = self._policy(row)[0]
+        return logprobs
+
+    def _accumulate(
+        self, rows: Sequence[PackedRow], anchors: Sequence[Anchor], statistics: TokenStatistics
+    ) -> _Pass:
+        """Run the forward and backward pass of every row; gradients accumulate."""
+        losses, seen = [], []
+        for number, (row, anchor) in enumerate(zip(rows, anchors, strict=True), start=1):
+            self._policy.set_last_backward(number == len(rows))
+            choices = anchor.choices or self._routers.of_engine(row.experts)
+            with self._routers.repeating(choices):
+                logprobs, entropy = self._policy(row)
+                loss = self._objective.of(
+                    row,
+                    logprobs,
+                    proximal=anchor.proximal,
+                    reference=anchor.reference,
+                    teacher=anchor.teacher,
+                )
+                # FSDP averages gradients over ranks; the loss is a sum over them.
+                torch.autograd.backward(loss.total * dist.get_world_size())
+            losses.append(loss.total.detach())
+            seen.append(logprobs.detach())
+            statistics.add(
+                row,
+                logprobs=seen[-1],
+                entropy=entropy,
+                row_loss=loss,
+                reference=anchor.reference,
+                teacher=anchor.teacher,
+            )
+        return _Pass(loss=torch.stack(losses).sum(), logprobs=seen)
+
+    def _moving_reference(self) -> FrozenModel | None:
+        """Return the reference if algorithm.reference_every moves it."""
+        is_own = isinstance(self._reference, FrozenModel) and self._objective.reference_every > 0
+        return cast(FrozenModel, self._reference) if is_own else None
+
+    def _move_reference(self) -> None:
+        """Replace the reference by the policy after every algorithm.reference_every updates."""
+        if (reference := self._moving_reference()) is not None:
+            reference.age += 1
+            if reference.age >= self._objective.reference_every:
+                reference.become(self._policy)
+
+    def _adapt_entropy_bonus(self, statistics: TokenStatistics) -> Metrics:
+        """Set the weight of the entropy bonus in the next update; return its weight in this one."""
+        bonus = self._objective.entropy_bonus
+        if not bonus.is_adapted:
+            return Metrics()
+        weight, entropy = bonus.weight, statistics.mean_entropy()
+        if entropy is not None:
+            bonus.adapt(entropy)
+        return Metrics({"loss/entropy_coefficient": weight})
+
+    def _check_mismatch(
+        self,
+        rows: Sequence[PackedRow],
+        anchors: Sequence[Anchor],
+        own: Sequence[Tensor],
+        mismatch: Mismatch,
+    ) -> None:
+        """Compare the first minibatch with the engine, by the learner's `own` log-probabilities,
+        unless its anchors were compared already; raise MismatchError.
+        """
+        for row, anchor, logprobs in zip(rows, anchors, own, strict=True):
+            if anchor.proximal is None:
+                mismatch.add(row, logprobs)
+        model_type, has_synced = self._policy.model_type, self._num_updates > 1
+        mismatch.check(self._max_mismatch, model_type=model_type, has_synced=has_synced)
+
+    def _step(self, loss: Tensor) -> Metrics:
+        self._objective.check()
+        total = loss.clone()
+        dist.all_reduce(total)
+        if not math.isfinite(total.item()):
+            raise NonFiniteError(
+                f"the loss is {total.item()}. Check the step's rewards and advantages, and the "
+                "metrics mismatch/* and loss/* of earlier steps"
+            )
+        report = self._optimizer.step()
+        return Metrics(
+            {"loss/total": total.item(), "loss/grad_norm": report.grad_norm, "loss/lr": report.lr}
+        )

@@ -1,0 +1,57 @@
+"""A trained, sharded model with its optimizer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from april_rl.config.choices import Offload
+from april_rl.config.schema import OptimizerConfig
+from april_rl.training.learner.model.offload import Offloadable
+from april_rl.training.learner.optimizer import Optimizer
+from april_rl.training.learner.policy import Policy
+
+
+class TrainedModel(NamedTuple):
+    """A model and its optimizer, which are saved, offloaded and loaded again together."""
+
+    model: Policy
+    optimizer: Optimizer
+    masters: Offloadable  # its weights, which are offloaded with learner.offload=all only
+
+    @classmethod
+    def of(
+        cls,
+        model: Policy,
+        config: OptimizerConfig,
+        *,
+        num_steps: int,
+        offload: Offload,
+        device: torch.device,
+        lr_key: str = "optimizer.lr",
+    ) -> TrainedModel:
+        """Return the model with a new optimizer, for a run of `num_steps` optimizer steps;
+        `lr_key` is the setting of its learning rate.
+        """
+        optimizer = Optimizer(
+            config,
+            model.trained_units(),
+            num_steps=num_steps,
+            device=device,
+            is_offloaded=offload is not Offload.none,
+            lr_key=lr_key,
+        )
+        weights = model.parameters if offload is Offload.all else tuple
+        return cls(model, optimizer, Offloadable(weights, device=device))
+
+    def offload(self) -> None:
+        """Move what `learner.offload` chooses to the host."""
+        self.model.reshard_all()
+        self.masters.offload()
+        self.optimizer.offload()
+
+    def reload(self) -> None:
+        """Bring back what `offload` moved."""
+        self.masters.reload()
+        self.optimizer.reload()

@@ -1,0 +1,193 @@
+"""All workers together: how they start as Ray actors, and how the controller calls them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from april_rl.config.engine import EngineConfig
+from april_rl.metrics import Metrics, merge
+from april_rl.run.checkpointing.checkpointer import Written
+from april_rl.run.supervision.host_memory import WorkerMemory, allocator_environment
+from april_rl.run.supervision.watchdog import Watchdog
+from april_rl.start.planning.layout import Layout
+from april_rl.start.planning.plan import Plan
+from april_rl.training.batch.packing import Batch
+from april_rl.training.runtime.cluster import Placement, rank_order, start_ray, stop_ray
+from april_rl.training.runtime.engines import RayEngines
+from april_rl.training.runtime.process_setup import thread_environment
+from april_rl.training.runtime.weight_sync import sends_adapter
+from april_rl.training.runtime.worker import WorkerActor
+from april_rl.training.runtime.worker_parts import WorkerSettings
+
+
+class Workers:
+    """All workers of the run, and the owner of their processes: `close` leaves none behind."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        settings: WorkerSettings,
+        address: str | None,
+        watchdog: Watchdog,
+        batch_tokens: int = 0,
+    ) -> None:
+        """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need."""
+        self.layout, self.watchdog = layout, watchdog
+        self._lora, self._engine = settings.config.lora, settings.config.engine
+        self._polls: list[Any] = []  # running calls that ask what has been written
+        self.policy_version = 0  # version of the weights that were synced last
+        start_ray(num_workers=layout.num_workers, address=address, batch_tokens=batch_tokens)
+        self._placement = Placement(
+            num_workers=layout.num_workers,
+            tensor_parallel_size=layout.tensor_parallel_size,
+            use_gpu=layout.device == "cuda",
+        )
+        env = {"TOKENIZERS_PARALLELISM": "false", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        env["PYTHONPATH"] = os.pathsep.join(_own_folders())  # for the user's own loss
+        if settings.threads:
+            env |= thread_environment(settings.threads)
+        if layout.device == "cuda":
+            env |= allocator_environment(os.environ)
+        actor = ray.remote(WorkerActor)
+        self.actors: list[Any] = [
+            actor.options(
+                num_cpus=1,
+                num_gpus=1 if layout.device == "cuda" else 0,
+                max_restarts=0,
+                runtime_env={"env_vars": env},
+                scheduling_strategy=strategy,
+            ).remote(settings)
+            for strategy in self._placement.strategies()
+        ]  # in the order of ranks, once they have started
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether a worker is dead or hung, so that no call to it would return."""
+        return self.watchdog.has_failed
+
+    def start(self, plan: Plan, *, on_stage: Callable[[str], None]) -> None:
+        """Start learners and engines as planned; raise the errors of `Watchdog.results`."""
+        on_stage("joining the process group")
+        self._join()
+        on_stage("loading the learner")
+        self._all("build_learner", plan.config.learner)
+        on_stage("starting vLLM")
+        keeps_parked = plan.config.rollout.resume.keeps_caches
+        self._build_engines(
+            plan.config.engine, sleeps=plan.engines_sleep, keeps_parked=keeps_parked
+        )
+        if sends_adapter(self._lora):
+            self._all("load_first_adapter")
+
+    def start_engines(self) -> None:
+        """Form the process group and start the engines with the model's own weights, without a
+        learner: there is no update and no weight sync. Raise the errors of `Watchdog.results`.
+        """
+        self._join()
+        self._build_engines(self._engine, sleeps=False, keeps_parked=False)
+
+    def _build_engines(self, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool) -> None:
+        self._all("build_engine", engine, sleeps=sleeps, keeps_parked=keeps_parked)
+
+    def memory(self) -> list[WorkerMemory]:
+        return list(self._all("memory"))
+
+    def _join(self) -> None:
+        self.actors = [self.actors[index] for index in rank_order(self._all("location"))]
+        self.watchdog.watch(self.actors)
+        world_size = len(self.actors)
+        # The watchdog waits less: it names the worker at fault, which a collective does not.
+        timeout_s = 2 * self.watchdog.call_timeout_s
+        [address] = self.watchdog.results([self.actors[0].listen.remote(world_size)])
+        self.watchdog.results(
+            [
+                actor.join.remote(address, rank=rank, world_size=world_size, timeout_s=timeout_s)
+                for rank, actor in enumerate(self.actors)
+            ]
+        )
+
+    def engines(self, *, deterministic: bool) -> RayEngines:
+        """Return the engines as the collector drives them."""
+        return RayEngines(self, deterministic=deterministic)
+
+    @property
+    def engine_actors(self) -> list[list[Any]]:
+        """Return the actors of each engine, first rank first."""
+        size = self.layout.tensor_parallel_size
+        return [self.actors[first : first + size] for first in range(0, len(self.actors), size)]
+
+    def kv_cache_tokens(self) -> int:
+        """Return how many tokens fit the KV caches of all engines after their start."""
+        calls = [ranks[0].kv_cache_tokens.remote() for ranks in self.engine_actors]
+        return sum(self.watchdog.results(calls))
+
+    def update(self, batch: Batch) -> Metrics:
+        """Take one optimizer step per minibatch on every worker; return the merged metrics."""
+        calls = [actor.update.remote(batch.of_rank(rank)) for rank, actor in enumerate(self.actors)]
+        return merge(self.watchdog.results(calls, reports_beats=True))
+
+    def sync_weights(self, policy_version: int) -> Metrics:
+        """Load the learner's weights into every engine, which then samples as `policy_version`."""
+        calls = [actor.sync_weights.remote(policy_version) for actor in self.actors]
+        metrics = merge(self.watchdog.results(calls, reports_beats=True))
+        self.policy_version = policy_version
+        return metrics
+
+    def export(self, path: Path) -> None:
+        self._all("export", path)
+
+    def start_profile(self, folder: Path) -> None:
+        """Trace the calls of the first worker from now on, as `CallProfiler.start` does."""
+        self.watchdog.results([self.actors[0].start_profile.remote(folder)])
+
+    def write_profile(self) -> None:
+        self.watchdog.results([self.actors[0].write_profile.remote()])
+
+    def start_saving(self, folder: Path) -> list[str]:
+        """Copy the learners' state, and begin to write it into `folder`, which must be shared if
+        there are several machines. Return the names of the files that will be written.
+        """
+        return [name for names in self._all("start_saving", folder) for name in names]
+
+    def poll_save(self) -> Written | None:
+        """Return what all workers have written; None while one is writing. Never waits."""
+        self._polls = self._polls or [actor.poll_save.remote() for actor in self.actors]
+        found = self.watchdog.results_within(self._polls, 0.0)
+        if found is None:
+            return None
+        self._polls = []
+        if None in found:
+            return None
+        records = {name: of for written in found for name, of in written.records.items()}
+        errors = [written.error for written in found if written.error]
+        return Written(records=records, error=errors[0] if errors else "")
+
+    def load_state(self, folder: Path) -> None:
+        self._all("load_state", folder)
+
+    def close(self) -> None:
+        """End every worker, and Ray if it was started here, without waiting for a worker."""
+        try:
+            self.watchdog.kill_workers()  # this also ends stopped workers, which Ray cannot end
+            if ray.is_initialized():
+                for actor in self.actors:  # the watchdog may not be watching them yet
+                    ray.kill(actor, no_restart=True)
+        finally:
+            stop_ray()
+
+    def _all(self, method: str, *args: object, **keywords: object) -> list[Any]:
+        calls = [getattr(actor, method).remote(*args, **keywords) for actor in self.actors]
+        return self.watchdog.results(calls)
+
+
+def _own_folders() -> list[str]:
+    """Return the folders of `sys.path` that do not belong to Python or its packages."""
+    python = (sys.prefix, sys.base_prefix)
+    return [folder for folder in sys.path if folder and not folder.startswith(python)]

@@ -1,0 +1,76 @@
+"""Episodes of agents that talk to the policy, and a policy whose answers a test chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from byte_tokenizer import CHAT, END, hf_byte_tokenizer
+from episodes import answer, fresh, with_turn
+
+from april_rl.config.environment import EnvironmentConfig
+from april_rl.task.data.tokenizer import Tokenizer
+from april_rl.task.environments.dialogue import Dialogue
+from april_rl.task.environments.pool import EnvironmentPool
+from april_rl.task.environments.turns import EpisodeRules
+from april_rl.task.processes.mailbox import Mailbox
+from april_rl.types import Observation, Sample
+
+
+@cache
+def tokenizer(chat_template: str = CHAT) -> Tokenizer:
+    return Tokenizer(hf_byte_tokenizer(chat_template), path="bytes")
+
+
+def encode(text: str) -> tuple[int, ...]:
+    return tokenizer().encode([text], add_special_tokens=False)[0]
+
+
+@contextmanager
+def agents(
+    folder: Path, *, has_tools: bool = True, chat_template: str = CHAT, **changes: object
+) -> Iterator[EnvironmentPool]:
+    """Start the agents of `agent_programs`."""
+    settings = {"num_processes": 1, "max_turns": 9, "step_timeout_s": 20.0} | changes
+    if "command" not in settings:
+        settings = {"agent": "agent_programs:run"} | settings
+    dialogue = Dialogue(
+        tokenizer=tokenizer(chat_template),
+        is_chat=True,
+        variables={},
+        stop_ids=frozenset(encode(END)),
+        has_tools=has_tools,
+        has_agent=True,
+    )
+    rules = EpisodeRules(dialogue=dialogue, max_response_tokens=9999)
+    config = EnvironmentConfig(**settings)  # type: ignore[arg-type]
+    pool = EnvironmentPool(config, {"": rules}, seed=0, mailbox=Mailbox(), folder=folder)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def question(text: str, *, reference: str = "20") -> Sample:
+    prompt = replace(fresh().prompt, text=text, token_ids=(), answer=reference)
+    return Sample(prompt, 0)
+
+
+def say(sample: Sample, text: str) -> Sample:
+    return with_turn(sample, encode(text + END))
+
+
+def play(pool: EnvironmentPool, sample: Sample, *turns: str) -> tuple[Sample, Observation]:
+    """Let the policy say `turns` for as long as it is asked; return the sample and the
+    last reply.
+    """
+    reply = answer(pool, sample)
+    for turn in turns:
+        if reply.is_final:
+            break
+        sample = say(sample.with_span(reply), turn)
+        reply = answer(pool, sample)
+    return sample, reply
