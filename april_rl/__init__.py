@@ -2,3 +2,5 @@
 
 From Python: `from april_rl.api import train, evaluate`; as a command: `python -m april_rl.train`.
 """
+
+__version__ = "0.1.0"

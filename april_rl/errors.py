@@ -10,3 +10,7 @@ class RunError(Exception):
 
 class ExportError(RunError):
     """The policy could not be written as a Hugging Face folder; the run itself continues."""
+
+
+class EngineStalledError(RunError):
+    """An engine did not return within the deadline."""

@@ -13,15 +13,23 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, Self, cast
 
+from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.secrets import hint_at_forgotten
 from april_rl.errors import RunError
 
 GIB = 1 << 30
+# Arguments of each function; algorithm.args adds more, by name.
+GIVEN = {"loss": ("inputs",), "advantage": ("samples", "rewards"), "group_filter": ("scored",)}
+
+
+class OwnFunctionError(RunError):
+    """A user's function of the algorithm cannot be used, or returned an invalid value."""
 
 
 def import_function(function: str) -> Callable[..., Any]:
@@ -171,6 +179,22 @@ def check_call(
         raise TypeError(
             f"{error}; it is called as f({', '.join(given)}, NAME=…), where {key} gives each NAME"
         ) from None
+
+
+def load_own(config: AlgorithmConfig, key: str, function: str) -> Callable[..., Any]:
+    """Import a function, and bind the arguments of `algorithm.args` that it names."""
+    with Caught() as caught:
+        found = import_function(function)
+        args = {name: config.args[name] for name in keywords(found) & config.args.keys()}
+        check_call(found, *GIVEN[key], args=args, key="algorithm.args")
+        return partial(found, **args)
+    raise OwnFunctionError(f"algorithm.{key}={function} cannot be used: {caught.message}")
+
+
+def keywords(function: Callable[..., Any]) -> set[str]:
+    """Return the names of the arguments that `algorithm.args` may set: those after the `*`."""
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
 def further_names(

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from april_rl.config.user_code import GIB
-from april_rl.jail.sandbox import Sandbox, SandboxError
+from april_rl.jail.sandbox import GIB, Sandbox, SandboxError
 
 TIMEOUT_S = 10.0  # time limit of an attempt that ends by itself
 LOOP_S = 0.5

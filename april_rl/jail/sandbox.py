@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from april_rl.config.user_code import GIB
-from april_rl.errors import RunError
 from april_rl.jail import seccomp
 from april_rl.jail.jail import MAX_OUTPUT_BYTES
 
@@ -37,6 +35,7 @@ ENVIRONMENT = {
 }
 SYSTEM = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+GIB = 1 << 30
 PACKAGE = Path(__file__).parents[1]
 BOOTSTRAP = (
     f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); "
@@ -47,7 +46,7 @@ BOOTSTRAP = (
 Level = Literal["landlock", "none"]  # isolation of the code that is run
 
 
-class SandboxError(RunError, RuntimeError):
+class SandboxError(RuntimeError):
     """The sandbox cannot run any code; the code is not at fault."""
 
 

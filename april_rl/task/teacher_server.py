@@ -6,12 +6,12 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent import futures
 from contextlib import suppress
 from itertools import pairwise
 from threading import Thread
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,20 +20,14 @@ from openai import AsyncOpenAI, OpenAIError
 from april_rl.config.teacher import TeacherConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Metrics, Sum
-from april_rl.types import Sample, SampleId, ScoredGroup
+from april_rl.training.parts import TeacherReply
+from april_rl.types import Sample, ScoredGroup
 
 Floats32 = NDArray[np.float32]
 
 _LOOK_S = 1.0  # longest time without a look at signals
 
 T = TypeVar("T")
-
-
-class TeacherReply(NamedTuple):
-    """The log-probabilities that a teacher gives to the samples of a step."""
-
-    logprobs: Mapping[SampleId, Floats32]  # [R], nats
-    metrics: Metrics
 
 
 class TeacherServer:

@@ -23,9 +23,8 @@ from april_rl.run.supervision.memory_usage import controller_memory
 from april_rl.run.tracking.samples_file import records_of
 from april_rl.run.tracking.terminal import ProgressPhase, View
 from april_rl.run.tracking.tracker import RunDirectoryError
-from april_rl.start.assembly.run import RunParts, assemble
-from april_rl.task.evaluation.evaluate import evaluate_all
 from april_rl.training.algorithm.advantages import Floats64, penalized_rewards
+from april_rl.training.parts import RunParts
 from april_rl.training.rollout.collector import Collection
 from april_rl.training.rollout.measures.reward_metrics import reward_metrics, source_metrics
 from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
@@ -53,14 +52,14 @@ class Trainer:
         plain_config: Mapping[str, object],
         interrupts: Interrupts,
         resumed: Resumed | None = None,
-        build: Callable[..., RunParts] = assemble,
+        build: Callable[..., RunParts],
         on_step: OnStep | None = None,
     ) -> None:
         """Check everything that can be checked, load the model, and take over the run directory.
 
         `plain_config` is the configuration as the run directory's config.yaml shows it. With
-        `resumed`, the run continues from that checkpoint. `build` has the signature of `assemble`.
-        `on_step` gets the row of every step; the run ends when it returns True.
+        `resumed`, the run continues from that checkpoint. `build` is called as `assemble` of
+        `start/assembly`. `on_step` gets the row of every step; the run ends when it returns True.
         Raise RunError with one message if something is missing or wrong: if possible before any
         process is started, and always before anything in the run directory is changed.
         """
@@ -82,7 +81,7 @@ class Trainer:
             self._updates = Updates(self._workers, config, run_dir, tell=view.message)
             if resumed is not None:
                 self._restore(resumed, view)
-            self._tracker = stack.enter_context(self._parts.directory.take_over(view))
+            self._tracker = stack.enter_context(self._parts.take_over(view))
             self._profiler = StepProfiler(
                 config.profiler.steps, self._workers, self._tracker, run_dir
             )
@@ -205,8 +204,7 @@ class Trainer:
             advantages = self._advantages(collection)
             if self._parts.teacher is not None:
                 with self._tracker.phase("teacher"):
-                    look = self._interrupts.check
-                    reply = self._parts.teacher.logprobs(collection.groups, look)
+                    reply = self._parts.teacher(collection.groups, self._interrupts.check)
             batch = self._packer.pack(
                 collection.groups,
                 advantages,
@@ -221,7 +219,7 @@ class Trainer:
             records_of,
             collection.groups,
             advantages if self._config.algorithm.advantage != Advantage.gae else None,
-            decode=self._parts.tokenizer.decode,
+            decode=self._parts.decode,
             policy_version=self._progress.version,
         )
         with self._tracker.phase("update"):
@@ -231,7 +229,8 @@ class Trainer:
             sync = self._workers.sync_weights(self._progress.version + 1)
         self._progress.version += 1
         if self._tracker.wants_samples(self._progress.version):
-            self._tracker.samples(self._progress.version, records(), timeline_of(collection.record))
+            timeline = timeline_of(collection.record).plain()
+            self._tracker.samples(self._progress.version, records(), timeline)
         metrics = Metrics(
             {
                 **rollout_metrics(collection.record, num_needed=self._num_needed),
@@ -329,10 +328,7 @@ class Trainer:
         # Training and evaluation share these counters: take out training's counts first.
         self._collector.settle_scores(self._look)
         self._progress.counted = merge([self._progress.counted, self._parts.outside.metrics()])
-        metrics = evaluate_all(
-            self._parts.held_out.values(),
-            self._parts.evaluator,
-            decode=self._parts.tokenizer.decode,
+        metrics = self._parts.evaluate(
             tracker=self._tracker,
             policy_version=self._progress.version,
             show=self._show,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from april_rl.config import TrainConfig
-from april_rl.config.own_algorithm import OwnFunctionError
+from april_rl.config.user_code import OwnFunctionError
 from april_rl.errors import RunError
 from april_rl.metrics import Metrics
 from april_rl.run.tracking.samples_file import SampleRecord, write_samples

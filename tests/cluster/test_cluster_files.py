@@ -9,8 +9,8 @@ import pytest
 import yaml
 from source_tree import ROOT
 
+from april_rl import __version__
 from april_rl.config.store import compose_overrides
-from april_rl.version import __version__
 
 FOLDER = ROOT / "tools" / "cluster"
 FILES = sorted(path for path in FOLDER.iterdir() if path.is_file())

@@ -19,11 +19,12 @@ from april_rl.config.run_dir import CheckRunDir
 from april_rl.config.store import recipes
 from april_rl.config.task import MISSING
 from april_rl.start.planning.engine_sleep import decide_sleep_and_resume
-from april_rl.start.planning.layout import Layout, settle
+from april_rl.start.planning.layout import settle
 from april_rl.start.planning.memory_check import Room, check_plan
 from april_rl.start.planning.memory_inputs import Beside, memory_inputs
 from april_rl.start.planning.memory_plan import GIB, MemoryPlan
 from april_rl.start.planning.notes import inert_settings
+from april_rl.training.runtime.layout import Layout
 
 load = cache(load)
 OURS = [name for name in PLANNED if not name.startswith("paper/")]

@@ -12,10 +12,10 @@ from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.metrics import Metrics
 from april_rl.run.tracking.metrics_file import MetricsFile
-from april_rl.run.tracking.samples_file import SampleRecord, write_samples
+from april_rl.run.tracking.samples_file import SampleRecord, write_samples, write_timeline
 from april_rl.training.rollout.collector import Collection
 from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
-from april_rl.training.rollout.measures.timeline import timeline_of, write_timeline
+from april_rl.training.rollout.measures.timeline import timeline_of
 from april_rl.training.rollout.over_sampling import FixedFactor
 
 NUM_GROUPS, GROUP_SIZE, REST_S = 4, 4, 0.25
@@ -63,7 +63,7 @@ def make_run(
             write_samples(
                 run_dir / "samples", step, _records(collection, version, response=response)
             )
-            write_timeline(run_dir / "timeline", step, timeline_of(collection.record))
+            write_timeline(run_dir / "timeline", step, timeline_of(collection.record).plain())
 
         simulate(
             scenario,

@@ -12,9 +12,10 @@ from april_rl.lab.simulator.engine_cost import MIN_TICKS, EngineCost, fit_cost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.recorded_run import RecordedRunError, read_cost
 from april_rl.lab.simulator.simulation import Scenario, simulate
+from april_rl.run.tracking.samples_file import write_timeline
 from april_rl.training.rollout.collector import Collection
 from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
-from april_rl.training.rollout.measures.timeline import Timeline, timeline_of, write_timeline
+from april_rl.training.rollout.measures.timeline import Timeline, timeline_of
 from april_rl.training.rollout.over_sampling import FixedFactor
 from april_rl.training.rollout.ticks import TickWork
 
@@ -109,7 +110,7 @@ def test_a_recorded_step_gives_the_cost_of_its_engines(tmp_path):
     def record(version: int, collection: Collection) -> None:
         seen.append(rollout_metrics(collection.record, num_needed=32).read())
         run_dir = tmp_path / str(version)
-        write_timeline(run_dir / "timeline", 1, timeline_of(collection.record))
+        write_timeline(run_dir / "timeline", 1, timeline_of(collection.record).plain())
         found = read_cost(run_dir)
         assert found.step_s == pytest.approx(COST.step_s, rel=0.01)
         assert found.sample_s == pytest.approx(COST.sample_s, rel=0.01)
@@ -145,7 +146,7 @@ def write_ticks(run_dir: Path, step: int, ticks: Sequence[TickWork]) -> None:
     timeline = Timeline(
         policy_version=0, time_s=1.0, stop_s=0.0, slots={}, stays=(), acts=(), ticks=tuple(ticks)
     )
-    write_timeline(run_dir / "timeline", step, timeline)
+    write_timeline(run_dir / "timeline", step, timeline.plain())
 
 
 def slower(ticks: Sequence[TickWork], times: float) -> list[TickWork]:

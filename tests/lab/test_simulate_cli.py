@@ -20,10 +20,10 @@ from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.run.tracking.metrics_file import MetricsFile
-from april_rl.run.tracking.samples_file import SampleRecord, write_samples
+from april_rl.run.tracking.samples_file import SampleRecord, write_samples, write_timeline
 from april_rl.training.rollout.collector import Collection
 from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
-from april_rl.training.rollout.measures.timeline import timeline_of, write_timeline
+from april_rl.training.rollout.measures.timeline import timeline_of
 from april_rl.training.rollout.over_sampling import FixedFactor
 
 NUM_GROUPS, GROUP_SIZE, BUDGET = 8, 4, 600
@@ -62,7 +62,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
             own = {"reward/no_signal_frac": flat, "time/step_s": step_s}
             file.append(version + 1, {**metrics, **own})
             write_samples(run_dir / "samples", version + 1, _records(collection, version))
-            write_timeline(run_dir / "timeline", version + 1, timeline_of(of))
+            write_timeline(run_dir / "timeline", version + 1, timeline_of(of).plain())
 
         outcome = simulate(
             SCENARIO,

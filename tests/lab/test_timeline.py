@@ -18,7 +18,7 @@ from april_rl.lab.report.report import write_report
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulation import Scenario, simulate
-from april_rl.run.tracking.samples_file import records_of, write_samples
+from april_rl.run.tracking.samples_file import records_of, write_samples, write_timeline
 from april_rl.training.rollout.collector import Collection
 from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
 from april_rl.training.rollout.measures.timeline import (
@@ -27,7 +27,6 @@ from april_rl.training.rollout.measures.timeline import (
     Timeline,
     read_timeline,
     timeline_of,
-    write_timeline,
 )
 from april_rl.training.rollout.over_sampling import FixedFactor
 from april_rl.training.rollout.record import StepRecord
@@ -153,7 +152,7 @@ def test_an_acting_sample_has_no_slot_and_another_one_takes_it(tmp_path: Path) -
         num_submitted = len(run.scorer.submitted)
     assert num_taken > 0
     assert all(at_ends[at_end] for at_end in (False, True))
-    read = read_timeline(write_timeline(tmp_path, 4, timeline)).acts
+    read = read_timeline(write_timeline(tmp_path, 4, timeline.plain())).acts
     assert [act[:2] for act in read] == [act[:2] for act in timeline.acts]
     assert [act.ended_s for act in read] == pytest.approx(
         [a.ended_s for a in timeline.acts], abs=1e-4
@@ -167,7 +166,7 @@ def test_the_report_draws_acting_samples_above_the_slots(tmp_path: Path) -> None
     run_dir, run = make_run(tmp_path / "run"), Run(Setup(turns=4, alpha=2.0, delay=3))
     collection = [run.step() for _ in range(3)][-1]
     timeline = timeline_of(collection.record)
-    write_timeline(run_dir / "timeline", 6, timeline)
+    write_timeline(run_dir / "timeline", 6, timeline.plain())
     ones = [[1.0] * run.setup.group_size] * len(collection.groups)
     records = records_of(collection.groups, ones, decode=lambda _: "", policy_version=2)
     write_samples(run_dir / "samples", 6, records)
@@ -202,7 +201,7 @@ def test_the_rows_of_acting_samples_are_as_few_as_act_at_once() -> None:
 
 def test_a_timeline_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     timeline = STEPS_SEEN[1][1]
-    path = write_timeline(tmp_path / "timeline", 2, timeline)
+    path = write_timeline(tmp_path / "timeline", 2, timeline.plain())
     assert path.name == "step_00002.json"
     assert json.loads(path.read_text())["columns"] == list(Stay._fields)
     found = read_timeline(path)

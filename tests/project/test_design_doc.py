@@ -8,8 +8,8 @@ from functools import cache
 from typing import NamedTuple, get_type_hints
 
 import pytest
-from source_tree import PACKAGE, ROOT, package_files, tree_of
-from test_architecture import LAYERS
+from source_tree import DOORS, PACKAGE, ROOT, package_files, tree_of
+from test_architecture import FLOORS, HOUSE
 
 from april_rl.config import TrainConfig
 from april_rl.start.commands import COMMANDS
@@ -145,14 +145,16 @@ SPOKEN = {
     "python -m april_rl COMMAND",
     "samples/leftover.jsonl",
     "length",
-    *(part for floor in LAYERS for part in floor),
+    *FLOORS,
 }
 
 
-def test_the_floors_agree_with_the_architecture_test() -> None:
-    table = rows(section(DESIGN, "Floors"))
-    assert [int(row.cells[0]) for row in table] == list(range(len(LAYERS)))[::-1]
-    assert [set(row.names(1)) for row in table] == [set(floor) for floor in LAYERS[::-1]]
+def test_the_doors_and_floors_agree_with_the_architecture_test() -> None:
+    table = rows(section(DESIGN, "Four doors"))
+    assert {row.names(0)[0].strip("/") for row in table} == set(DOORS)
+    for row in table:
+        floors = [set(re.findall(r"`(\w+)`", floor)) for floor in row.cells[2].split(";")]
+        assert floors == list(HOUSE[row.names(0)[0].strip("/")])
 
 
 def test_the_moves_of_a_sample_are_those_that_the_code_allows() -> None:

@@ -62,7 +62,7 @@ def test_every_recipe_and_every_choice_of_configs_is_in_the_wheel(wheel):
 
 def test_the_tiny_policy_and_its_problems_are_in_the_wheel(wheel):
     """Fails when the package data lacks a file: the first run would look for it on the hub."""
-    for folder in ("tiny/policy", "tiny/problems"):
+    for folder in ("task/tiny/policy", "task/tiny/problems"):
         in_checkout = {path.name for path in (ROOT / "april_rl" / folder).iterdir()}
         assert {path.name for path in (wheel / "april_rl" / folder).iterdir()} == in_checkout
         assert in_checkout

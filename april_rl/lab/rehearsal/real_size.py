@@ -18,11 +18,12 @@ from april_rl.run.supervision.host_memory import host_memory
 from april_rl.start.planning.engine_sleep import decide_sleep_and_resume, with_resume
 from april_rl.start.planning.errors import PreflightError
 from april_rl.start.planning.kv_room import kv_demand, kv_warning, planned_kv_tokens
-from april_rl.start.planning.layout import Layout, settle
+from april_rl.start.planning.layout import settle
 from april_rl.start.planning.memory_check import Room, check_plan
 from april_rl.start.planning.memory_inputs import Beside, MemoryInputs, memory_inputs
 from april_rl.start.planning.memory_plan import GIB, plan_memory
 from april_rl.training.learner.model.sizes import ModelSizes
+from april_rl.training.runtime.layout import Layout
 
 _FREE_FRAC = 0.98  # free share of a GPU when nothing else runs on it
 _FACTORS = (1.0, 1.5, 2.0)

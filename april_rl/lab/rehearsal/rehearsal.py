@@ -33,6 +33,7 @@ from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, r
 from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
 from april_rl.run.supervision.interrupts import Interrupts
+from april_rl.start.assembly.run import assemble
 from april_rl.start.planning.beside import beside_sizes
 from april_rl.start.planning.errors import PreflightError
 from april_rl.start.planning.memory_inputs import Beside
@@ -256,6 +257,7 @@ class Rehearsal:
                 run_dir=self.folder / "run",
                 plain_config=plain_config(config),
                 interrupts=Interrupts(),
+                build=assemble,
             ) as trainer:
                 trainer.run()
         except RunError as error:

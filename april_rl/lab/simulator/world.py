@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from april_rl.errors import EngineStalledError
 from april_rl.lab.simulator.length_distributions import uniform
 from april_rl.lab.simulator.simulated_engine import SimulatedEngine
 from april_rl.lab.simulator.turns import Episodes
-from april_rl.training.rollout.ports import EngineStalledError
 from april_rl.training.rollout.requests import Requests
 from april_rl.training.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, Prompt, Reply, Sample, SampleId, Score

@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from april_rl import __version__
 from april_rl.run.checkpointing.manifest import (
     CheckpointError,
     FileRecord,
@@ -33,7 +34,6 @@ from april_rl.run.checkpointing.manifest import (
     verify,
     write_manifest,
 )
-from april_rl.version import __version__
 
 LATEST = "latest"  # file that contains the name of the last checkpoint
 SCORE = "score"  # key in the manifest for the value of checkpoint.best_metric at that step

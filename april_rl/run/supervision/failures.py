@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
-from april_rl.errors import RunError
-from april_rl.training.rollout.ports import EngineStalledError
+from april_rl.errors import EngineStalledError, RunError
 
 
 class WorkerDiedError(RunError):

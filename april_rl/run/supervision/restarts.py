@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from april_rl.errors import EngineStalledError
 from april_rl.metrics import Metrics, Sum
 from april_rl.run.checkpointing.resume import AUTO
 from april_rl.run.supervision.failures import WorkerDiedError, WorkerMemoryError
-from april_rl.training.rollout.ports import EngineStalledError
 
 
 class Run(Protocol):

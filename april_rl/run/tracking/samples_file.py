@@ -170,6 +170,15 @@ def _plain(record: SampleRecord) -> dict[str, object]:
     return {**asdict(record), "reward_parts": dict(record.reward_parts)}
 
 
+def write_timeline(folder: Path, step: int, timeline: Mapping[str, object]) -> Path:
+    """Write the timeline of a step as one JSON object into `folder`; return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step:05d}.json"
+    text = json.dumps({"step": step, **timeline}, separators=(",", ":"))
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
 def _write(path: Path, records: Iterable[Mapping[str, object]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:

@@ -26,10 +26,10 @@ from april_rl.run.tracking.samples_file import (
     SampleRecord,
     write_evaluation,
     write_samples,
+    write_timeline,
 )
 from april_rl.run.tracking.signal_watch import NUM_SILENT, SignalWatch
 from april_rl.run.tracking.terminal import ProgressPhase, View, can_redraw
-from april_rl.training.rollout.measures.timeline import Timeline, write_timeline
 
 METRICS_FILE = "metrics.jsonl"
 _SHOW_SAMPLES_EVERY = 20  # steps
@@ -169,7 +169,10 @@ class Tracker:
         return _is_due(step, every) or (every > 0 and step in (1, self._num_steps))
 
     def samples(
-        self, step: int, records: Sequence[SampleRecord], timeline: Timeline | None = None
+        self,
+        step: int,
+        records: Sequence[SampleRecord],
+        timeline: Mapping[str, object] | None = None,
     ) -> None:
         """Write all samples of the step and its timeline, and show a few, each if it is due."""
         if self._saves_samples(step):

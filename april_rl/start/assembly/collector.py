@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import OnRestart, OnStale
-from april_rl.config.own_algorithm import load_group_filter
 from april_rl.config.user_code import import_function
+from april_rl.start.assembly.own_algorithm import load_group_filter
 from april_rl.task.data.stream import MixedStream, PromptStream
 from april_rl.training.rollout.collector import Collector
 from april_rl.training.rollout.dispatch import RequestRules

@@ -7,13 +7,8 @@ import numpy as np
 from april_rl.config import TrainConfig
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Loss
-from april_rl.config.own_algorithm import (
-    OwnFunctionError,
-    keywords,
-    load_advantages,
-    load_group_filter,
-)
-from april_rl.config.user_code import import_function
+from april_rl.config.user_code import OwnFunctionError, import_function, keywords
+from april_rl.start.assembly.own_algorithm import load_advantages, load_group_filter
 from april_rl.task.rewards.functions import reward_functions
 from april_rl.types import (
     Completion,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from april_rl.config import TrainConfig
-from april_rl.config.own_algorithm import load_advantages
 from april_rl.config.store import folder_options
 from april_rl.run.checkpointing.checkpointer import Checkpointer, Savers
 from april_rl.run.checkpointing.resume import CHECKPOINTS, Resumed
@@ -18,9 +17,10 @@ from april_rl.run.tracking.labels import RunLabels
 from april_rl.run.tracking.terminal import View
 from april_rl.run.tracking.tracker import config_text, open_view
 from april_rl.start.assembly.collector import build_collector
-from april_rl.start.assembly.environments import RewardsAndEnvironments, open_files_line
+from april_rl.start.assembly.environments import open_files_line
 from april_rl.start.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.start.assembly.inputs import Inputs, RunSite, read_inputs, teacher_server, try_outside
+from april_rl.start.assembly.own_algorithm import load_advantages
 from april_rl.start.assembly.own_functions import try_on_groups, try_own_functions
 from april_rl.start.assembly.packer import build_packer
 from april_rl.start.assembly.resume_checks import check_resume, model_identity
@@ -32,41 +32,15 @@ from april_rl.start.planning.plan import Draft, Plan, draft, plan
 from april_rl.start.planning.sizes import num_slots, training_sizes
 from april_rl.task.data.prompts import PromptTable
 from april_rl.task.data.stream import MixedStream, PromptStream, stream_of
-from april_rl.task.data.tokenizer import Tokenizer
-from april_rl.task.evaluation.evaluator import Evaluator
+from april_rl.task.evaluation.evaluate import evaluate_all
 from april_rl.task.evaluation.held_out import HeldOut
-from april_rl.task.rewards.pool import RewardPool
 from april_rl.training.algorithm.advantages import Advantages, advantages_of
-from april_rl.training.batch.packing import Packer
-from april_rl.training.rollout.collector import Collector
+from april_rl.training.parts import RunParts
 from april_rl.training.rollout.ports import Engines
 from april_rl.training.runtime.cluster import stop_ray
+from april_rl.training.runtime.layout import Layout
 from april_rl.training.runtime.local import LocalWorker
 from april_rl.training.runtime.workers import Workers
-
-if TYPE_CHECKING:
-    from april_rl.task.teacher_server import TeacherServer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunParts:
-    """Parts of a run that the trainer uses."""
-
-    view: View
-    directory: RunDirectory  # the run has not taken it over yet
-    tokenizer: Tokenizer
-    outside: RewardPool | RewardsAndEnvironments
-    workers: Workers | LocalWorker
-    engines: Engines
-    prompts: PromptStream | MixedStream
-    model: Mapping[str, Any]  # the facts that must stay the same when the run resumes
-    checkpointer: Checkpointer
-    collector: Collector
-    packer: Packer
-    evaluator: Evaluator
-    held_out: dict[str, HeldOut]
-    advantages: Advantages
-    teacher: TeacherServer | None = None  # a teacher that is not in the workers
 
 
 def assemble(
@@ -85,10 +59,9 @@ def assemble(
     stack.callback(stop_ray)
     drafted = draft(config, machine_of(config))
     config, layout = drafted.config, drafted.layout
-    directory = RunDirectory(run_dir, config, layout.with_num_workers(plain), resumed, labels)
-    packer = build_packer(
-        config, num_ranks=layout.num_workers, hidden_size=drafted.model.hidden_size
-    )
+    directory = RunDirectory(run_dir, config, _plain(plain, layout), resumed, labels)
+    width = drafted.model.hidden_size
+    packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=width)
     try_own_functions(config.algorithm)
     view = _opened_view(config, stack)
     site = RunSite(config=config, folder=run_dir.resolve(), view=view, stack=stack)
@@ -105,13 +78,13 @@ def assemble(
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
     engines, planned, kv_tokens = _start(workers, drafted, view)
+    evaluator = build_evaluator(config, engines, outside, num_slots=num_slots(config))
     return RunParts(
         view=view,
-        directory=directory,
-        tokenizer=inputs.tokenizer,
+        take_over=directory.take_over,
+        decode=inputs.tokenizer.decode,
         outside=outside,
         workers=workers,
-        engines=engines,
         prompts=prompts,
         model=identity,
         checkpointer=_checkpointer(config, directory, plain, workers, tell=view.message),
@@ -124,11 +97,19 @@ def assemble(
             stack=stack,
         ),
         packer=packer,
-        evaluator=build_evaluator(config, engines, outside, num_slots=num_slots(config)),
-        held_out=held_out,
+        evaluate=partial(
+            evaluate_all, held_out.values(), evaluator, decode=inputs.tokenizer.decode
+        ),
         advantages=_advantages(config),
-        teacher=teacher,
+        teacher=teacher.logprobs if teacher else None,
     )
+
+
+def _plain(plain: Mapping[str, object], layout: Layout) -> dict[str, object]:
+    """Return the configuration as a run shows it, with the actual number of workers."""
+    section = plain.get("runtime")
+    runtime = section if isinstance(section, Mapping) else {}
+    return {**plain, "runtime": {**runtime, "num_workers": layout.num_workers}}
 
 
 def _opened_view(config: TrainConfig, stack: ExitStack) -> View:
@@ -234,7 +215,7 @@ def _start(workers: Workers | LocalWorker, drafted: Draft, view: View) -> tuple[
             shown.close()
             shown.enter_context(view.phase(stage))
 
-        workers.start(planned, on_stage=on_stage)
+        workers.start(planned.config, sleeps=planned.engines_sleep, on_stage=on_stage)
     config, layout, kv_tokens = planned.config, planned.layout, workers.kv_cache_tokens()
     demand = kv_demand(config, layout)
     _show(kv_warning(demand, kv_tokens // layout.num_engines), view)

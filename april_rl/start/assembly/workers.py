@@ -8,11 +8,11 @@ from pathlib import Path
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import has_chat
 from april_rl.run.supervision.watchdog import Watchdog
-from april_rl.start.planning.layout import Layout
 from april_rl.start.planning.machine import Machine, this_machine
 from april_rl.start.planning.sizes import EngineSizes, batch_tokens
 from april_rl.task.data.stop_tokens import stop_token_ids
 from april_rl.training.runtime.cluster import cluster_gpus
+from april_rl.training.runtime.layout import Layout
 from april_rl.training.runtime.local import LocalWorker
 from april_rl.training.runtime.worker_parts import WorkerSettings
 from april_rl.training.runtime.workers import Workers

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from april_rl.config import TrainConfig
-from april_rl.start.planning.layout import Layout
 from april_rl.start.planning.memory_inputs import MemoryInputs
 from april_rl.start.planning.memory_plan import GIB
 from april_rl.start.planning.sizes import num_slots
 from april_rl.training.learner.model.sizes import ModelSizes
+from april_rl.training.runtime.layout import Layout
 
 # Lengths are unknown before the first step. With the simulator's lognormal lengths for long
 # reasoning (docs/simulator.md: mean 10,500 tokens, budget 16,384 or 20,480) a slot holds 0.35 of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype, Device, Offload, Speculation
@@ -12,37 +12,9 @@ from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import LearnerConfig
 from april_rl.start.planning.errors import LayoutError
 from april_rl.start.planning.machine import Machine, num_gpus
+from april_rl.training.runtime.layout import Layout
 
 _MOST_GPU_THREADS = 16  # threads of a worker; more do not make a copy faster
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Number and device of the workers; rank r belongs to engine r // tensor_parallel_size."""
-
-    device: str  # cpu or cuda (torch calls ROCm devices cuda too)
-    num_workers: int
-    tensor_parallel_size: int  # workers of one engine
-
-    def __post_init__(self) -> None:
-        assert self.num_workers % self.tensor_parallel_size == 0, self
-
-    @property
-    def num_engines(self) -> int:
-        """Return how many engines sample independently of each other."""
-        return self.num_workers // self.tensor_parallel_size
-
-    def with_num_workers(self, plain: Mapping[str, object]) -> dict[str, object]:
-        """Return the configuration as a run shows it, with the actual number of workers."""
-        section = plain.get("runtime")
-        runtime = section if isinstance(section, Mapping) else {}
-        return {**plain, "runtime": {**runtime, "num_workers": self.num_workers}}
-
-    def __str__(self) -> str:
-        each = f" of {self.tensor_parallel_size} workers" if self.tensor_parallel_size > 1 else ""
-        engines = f"{self.num_engines} engine{'s' if self.num_engines > 1 else ''}{each}"
-        workers = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
-        return f"{workers} on {self.device}, {engines}"
 
 
 def unused_gpus(layout: Layout, *, gpus: int, where: str) -> Iterator[str]:

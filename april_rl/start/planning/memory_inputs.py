@@ -11,8 +11,8 @@ from april_rl.config.consistency import longest_sequence
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig
-from april_rl.start.planning.layout import Layout
 from april_rl.training.learner.model.sizes import ModelSizes
+from april_rl.training.runtime.layout import Layout
 
 _BYTES = {ComputeDtype.bfloat16: 2, ComputeDtype.float32: 4}
 

@@ -13,7 +13,7 @@ from april_rl.run.supervision.host_memory import WorkerMemory
 from april_rl.start.planning.beside import read_beside
 from april_rl.start.planning.engine_share import alone
 from april_rl.start.planning.engine_sleep import decide_sleep_and_resume, with_resume
-from april_rl.start.planning.layout import Layout, auto_choices, settle, unused_gpus, worker_threads
+from april_rl.start.planning.layout import auto_choices, settle, unused_gpus, worker_threads
 from april_rl.start.planning.machine import Machine
 from april_rl.start.planning.memory_check import check_memory, least_room
 from april_rl.start.planning.memory_inputs import Beside, memory_inputs
@@ -22,6 +22,7 @@ from april_rl.start.planning.notes import inert_settings, short_stop_deadline
 from april_rl.start.planning.preflight import check_engine_takes, check_router_replay, check_start
 from april_rl.start.planning.sizes import tick_steps, training_sizes
 from april_rl.training.learner.model.sizes import ModelSizes
+from april_rl.training.runtime.layout import Layout
 
 _MOST_SEQS = 256  # requests that an engine computes together in an evaluation, at most
 

@@ -11,11 +11,12 @@ from transformers import PreTrainedConfig
 from april_rl.config import TrainConfig
 from april_rl.config.choices import RouterReplay
 from april_rl.start.planning.errors import PreflightError
-from april_rl.start.planning.layout import Layout
 from april_rl.start.planning.machine import Machine, wrong_engine, wrong_tools
 from april_rl.start.planning.model import max_context_tokens, num_heads, read_model
-from april_rl.start.planning.sizes import TOKEN_BYTES, batch_tokens, context_length
+from april_rl.start.planning.sizes import batch_tokens, context_length
+from april_rl.training.batch.packing import TOKEN_BYTES
 from april_rl.training.learner.model.sizes import ModelSizes
+from april_rl.training.runtime.layout import Layout
 
 _GIB = 1 << 30
 # Weights that vLLM copies outside the loaders that a weight sync uses (its models/gpt_oss.py).

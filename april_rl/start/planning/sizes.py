@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 from april_rl.config import TrainConfig
 from april_rl.errors import RunError
-from april_rl.start.planning.layout import Layout
 from april_rl.task.evaluation.settings import longest_response
 from april_rl.training.rollout.dispatch import auto_tick_steps
 from april_rl.training.rollout.over_sampling import largest_factor
-
-TOKEN_BYTES = 42  # a token in a micro-batch: ids, mask, ages, log-probability, weights
+from april_rl.training.runtime.layout import Layout
 
 
 class EngineSizes(NamedTuple):

@@ -33,6 +33,8 @@ from april_rl.types import Completion, Sample, SampleId, ScoredGroup
 # The dummy row of a rank that has no samples left: all ranks make the same number of passes.
 _DUMMY_TOKENS = 2
 
+TOKEN_BYTES = 42  # a token in a micro-batch: ids, mask, ages, log-probability, weights
+
 Floats32 = NDArray[np.float32]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Kl, Ratio
-from april_rl.config.own_algorithm import OwnFunctionError
+from april_rl.config.user_code import OwnFunctionError
 from april_rl.training.algorithm import off_policy
 from april_rl.training.algorithm.kl import estimator, k1_to_go, sampled_negative_entropy
 from april_rl.training.algorithm.losses import LossFunction, LossInputs, TokenLoss, loss_function

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Loss
-from april_rl.config.own_algorithm import OwnFunctionError, load_own
-from april_rl.config.user_code import Caught
+from april_rl.config.user_code import Caught, OwnFunctionError, load_own
 from april_rl.training.algorithm.losses import LossFunction, LossInputs, TokenLoss
 from april_rl.training.algorithm.responses import Responses
 

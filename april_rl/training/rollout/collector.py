@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from april_rl.errors import RunError
+from april_rl.errors import EngineStalledError, RunError
 from april_rl.metrics import Metrics
 from april_rl.training.rollout.batch_draw import draw_batch
 from april_rl.training.rollout.buffer import Buffer
@@ -42,7 +42,7 @@ from april_rl.training.rollout.garbage_collection import garbage_collection_paus
 from april_rl.training.rollout.groups import Groups
 from april_rl.training.rollout.leftovers import Leftovers
 from april_rl.training.rollout.over_sampling import OverSampling
-from april_rl.training.rollout.ports import Engines, EngineStalledError, Outside, PromptSource
+from april_rl.training.rollout.ports import Engines, Outside, PromptSource
 from april_rl.training.rollout.record import StepRecord
 from april_rl.training.rollout.step import Step, StepRules
 from april_rl.training.rollout.stop_rule import lost_groups_notes

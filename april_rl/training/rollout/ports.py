@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from april_rl.errors import RunError
 from april_rl.training.rollout.requests import Requests
 from april_rl.training.rollout.ticks import Tick
 from april_rl.types import Completion, Prompt, Reply, Sample, Score
-
-
-class EngineStalledError(RunError):
-    """An engine did not return within the deadline."""
 
 
 class Engines(Protocol):

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from april_rl.errors import EngineStalledError
 from april_rl.training.rollout.buffer import Buffer
 from april_rl.training.rollout.dispatch import Dispatch, RequestRules
 from april_rl.training.rollout.groups import Groups
 from april_rl.training.rollout.open_group import SampleState
-from april_rl.training.rollout.ports import EngineStalledError, Outside, PromptSource
+from april_rl.training.rollout.ports import Outside, PromptSource
 from april_rl.training.rollout.record import GroupEvents, StepRecord
 from april_rl.training.rollout.stop_rule import is_limit_reached, must_wait, no_signal_error
 from april_rl.types import Completion, Reply, Score

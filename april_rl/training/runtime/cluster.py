@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from april_rl.errors import RunError
 from april_rl.run.supervision.interrupts import block_signals
-from april_rl.start.planning.sizes import TOKEN_BYTES
+from april_rl.training.batch.packing import TOKEN_BYTES
 from april_rl.training.runtime.process_setup import start_advice
 
 _MIB = 1 << 20

@@ -10,13 +10,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from april_rl.config import TrainConfig
 from april_rl.metrics import Metrics, merge
 from april_rl.run.checkpointing.checkpointer import Written
 from april_rl.run.supervision.host_memory import WorkerMemory, allocator_environment
-from april_rl.start.planning.layout import Layout
-from april_rl.start.planning.plan import Plan
 from april_rl.training.batch.packing import Batch
 from april_rl.training.rollout.in_process import SerialEngines
+from april_rl.training.runtime.layout import Layout
 from april_rl.training.runtime.weight_sync import sends_adapter
 from april_rl.training.runtime.worker import Worker
 from april_rl.training.runtime.worker_parts import WorkerSettings
@@ -39,16 +39,14 @@ class LocalWorker:
         """Return the engine as the collector drives it, with the samples of a run with Ray."""
         return SerialEngines([self._worker.engine], computes_launched=True)
 
-    def start(self, plan: Plan, *, on_stage: Callable[[str], None]) -> None:
+    def start(self, config: TrainConfig, *, sleeps: bool, on_stage: Callable[[str], None]) -> None:
         """Load the learner and start the engine as planned."""
         self._join()
         on_stage("loading the learner")
-        self._worker.build_learner(plan.config.learner)
+        self._worker.build_learner(config.learner)
         on_stage("starting vLLM")
-        keeps_parked = plan.config.rollout.resume.keeps_caches
-        self._worker.build_engine(
-            plan.config.engine, sleeps=plan.engines_sleep, keeps_parked=keeps_parked
-        )
+        keeps_parked = config.rollout.resume.keeps_caches
+        self._worker.build_engine(config.engine, sleeps=sleeps, keeps_parked=keeps_parked)
         if sends_adapter(self._settings.config.lora):
             self._worker.load_first_adapter()
 

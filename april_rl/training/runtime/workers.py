@@ -10,16 +10,16 @@ from typing import Any
 
 import ray
 
+from april_rl.config import TrainConfig
 from april_rl.config.engine import EngineConfig
 from april_rl.metrics import Metrics, merge
 from april_rl.run.checkpointing.checkpointer import Written
 from april_rl.run.supervision.host_memory import WorkerMemory, allocator_environment
 from april_rl.run.supervision.watchdog import Watchdog
-from april_rl.start.planning.layout import Layout
-from april_rl.start.planning.plan import Plan
 from april_rl.training.batch.packing import Batch
 from april_rl.training.runtime.cluster import Placement, rank_order, start_ray, stop_ray
 from april_rl.training.runtime.engines import RayEngines
+from april_rl.training.runtime.layout import Layout
 from april_rl.training.runtime.process_setup import thread_environment
 from april_rl.training.runtime.weight_sync import sends_adapter
 from april_rl.training.runtime.worker import WorkerActor
@@ -72,17 +72,15 @@ class Workers:
         """Return whether a worker is dead or hung, so that no call to it would return."""
         return self.watchdog.has_failed
 
-    def start(self, plan: Plan, *, on_stage: Callable[[str], None]) -> None:
+    def start(self, config: TrainConfig, *, sleeps: bool, on_stage: Callable[[str], None]) -> None:
         """Start learners and engines as planned; raise the errors of `Watchdog.results`."""
         on_stage("joining the process group")
         self._join()
         on_stage("loading the learner")
-        self._all("build_learner", plan.config.learner)
+        self._all("build_learner", config.learner)
         on_stage("starting vLLM")
-        keeps_parked = plan.config.rollout.resume.keeps_caches
-        self._build_engines(
-            plan.config.engine, sleeps=plan.engines_sleep, keeps_parked=keeps_parked
-        )
+        keeps_parked = config.rollout.resume.keeps_caches
+        self._build_engines(config.engine, sleeps=sleeps, keeps_parked=keeps_parked)
         if sends_adapter(self._lora):
             self._all("load_first_adapter")
 

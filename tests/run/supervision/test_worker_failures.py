@@ -20,9 +20,9 @@ from light_groups import Group, GroupWatchdog, run_alone
 from own_process import is_running, wait_until
 from source_tree import TESTS
 
+from april_rl.errors import EngineStalledError
 from april_rl.run.supervision.failures import WorkerDiedError, WorkerMemoryError, WorkerStalledError
 from april_rl.run.supervision.watchdog import Watchdog
-from april_rl.training.rollout.ports import EngineStalledError
 from april_rl.training.rollout.requests import Requests
 from april_rl.training.runtime.cluster import start_ray, stop_ray
 from april_rl.training.runtime.engines import RayEngines

@@ -13,12 +13,12 @@ from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig
 from april_rl.config.store import recipes
 from april_rl.run.supervision.host_memory import WorkerMemory
-from april_rl.start.planning.layout import Layout
 from april_rl.start.planning.memory_inputs import Beside, MemoryInputs
 from april_rl.start.planning.memory_plan import GIB
 from april_rl.start.planning.model import read_model
 from april_rl.training.learner.model.model_sizes import model_sizes
 from april_rl.training.learner.model.sizes import ModelSizes
+from april_rl.training.runtime.layout import Layout
 
 GPU = 80 * GIB
 PUBLISHED = ROOT / "april_rl" / "lab" / "rehearsal" / "models"

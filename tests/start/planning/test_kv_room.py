@@ -5,7 +5,7 @@ from dataclasses import replace
 from composed_config import load
 
 from april_rl.start.planning.kv_room import KvDemand, kv_demand, kv_warning
-from april_rl.start.planning.layout import Layout
+from april_rl.training.runtime.layout import Layout
 
 EIGHT = Layout(device="cuda", num_workers=8, tensor_parallel_size=1)
 

@@ -8,11 +8,8 @@ from light_samples import whole_sample
 
 from april_rl.config import TrainConfig
 from april_rl.config.algorithm import AlgorithmConfig
-from april_rl.config.own_algorithm import (
-    OwnFunctionError,
-    load_advantages,
-    load_group_filter,
-)
+from april_rl.config.user_code import OwnFunctionError
+from april_rl.start.assembly.own_algorithm import load_advantages, load_group_filter
 from april_rl.start.assembly.own_functions import try_on_groups, try_own_functions
 from april_rl.training.algorithm.losses import LossInputs, ppo_clip
 from april_rl.training.algorithm.responses import Responses

@@ -16,7 +16,7 @@ from learner_setup import (
 )
 
 from april_rl.config.algorithm import AlgorithmConfig
-from april_rl.config.own_algorithm import OwnFunctionError
+from april_rl.config.user_code import OwnFunctionError
 from april_rl.training.algorithm.losses import LossInputs, TokenLoss, loss_function
 from april_rl.training.learner.own_loss import load_loss
 

@@ -6,9 +6,8 @@ import pytest
 from fake_engine import FakeEngines
 from rollout_runs import Run, Setup, check_drained, check_sample, constant, lognormal
 
-from april_rl.errors import RunError
+from april_rl.errors import EngineStalledError, RunError
 from april_rl.training.rollout.buffer import LedgerError
-from april_rl.training.rollout.ports import EngineStalledError
 from april_rl.training.rollout.record import GroupState
 from april_rl.training.rollout.requests import Requests
 from april_rl.training.rollout.ticks import Tick

@@ -10,9 +10,9 @@ from composed_config import load
 
 from april_rl.config import TrainConfig
 from april_rl.config.schema import LearnerConfig
-from april_rl.start.planning.layout import Layout
 from april_rl.start.planning.plan import Plan
 from april_rl.training.runtime import worker as worker_module
+from april_rl.training.runtime.layout import Layout
 from april_rl.training.runtime.local import LocalWorker
 from april_rl.training.runtime.worker_parts import WorkerSettings
 from april_rl.training.runtime.workers import Workers
@@ -55,7 +55,7 @@ def test_the_learner_in_one_process_gets_the_planned_settings(
     worker = LocalWorker(LAYOUT, settings=settings(undecided))
     monkeypatch.setattr(worker, "_join", nothing)
     monkeypatch.setattr(worker._worker, "build_engine", nothing)
-    worker.start(planned, on_stage=nothing)
+    worker.start(planned.config, sleeps=planned.engines_sleep, on_stage=nothing)
     assert built == [planned.config.learner]
 
 
@@ -78,5 +78,5 @@ def test_the_learner_on_ray_gets_the_planned_settings(
     monkeypatch.setattr(workers, "_all", lambda *call: sent.append(call))
     for name in ("_join", "_build_engines"):
         monkeypatch.setattr(workers, name, nothing)
-    workers.start(planned, on_stage=nothing)
+    workers.start(planned.config, sleeps=planned.engines_sleep, on_stage=nothing)
     assert sent == [("build_learner", planned.config.learner)]

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from april_rl.errors import RunError
+from april_rl.errors import EngineStalledError, RunError
 from april_rl.run.supervision.failures import WorkerDiedError, WorkerMemoryError, WorkerStalledError
 from april_rl.run.supervision.restarts import Restarts
-from april_rl.training.rollout.ports import EngineStalledError
 
 
 @dataclass

@@ -140,7 +140,7 @@ def test_a_run_without_rays_head_process_ends_and_leaves_no_worker(tmp_path):
         "from pathlib import Path\n"
         "from types import SimpleNamespace\n"
         "import psutil\n"
-        "from april_rl.start.planning.layout import Layout\n"
+        "from april_rl.training.runtime.layout import Layout\n"
         "from april_rl.training.runtime.workers import Workers\n"
         "from april_rl.run.supervision.watchdog import Watchdog\n"
         "watchdog = Watchdog(report=Path(sys.argv[1]), stall_timeout_s=600, call_timeout_s=600)\n"

@@ -12,8 +12,8 @@ from trainer_fakes import FakeWorkers, NoInterrupts, rows_of
 
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Advantage
-from april_rl.config.own_algorithm import OwnFunctionError
 from april_rl.config.task import RewardConfig
+from april_rl.config.user_code import OwnFunctionError
 from april_rl.errors import RunError
 from april_rl.metrics import Metrics
 from april_rl.run.checkpointing.resume import load

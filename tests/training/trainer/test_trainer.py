@@ -29,11 +29,11 @@ from april_rl.run.checkpointing.resume import CHECKPOINTS, Resumed, load
 from april_rl.run.tracking.terminal import View
 from april_rl.run.tracking.tracker import config_text
 from april_rl.start.assembly.collector import build_collector
-from april_rl.start.assembly.run import RunParts
 from april_rl.start.assembly.run_directory import RunDirectory
 from april_rl.task.data.errors import DataError
 from april_rl.task.data.samplers import NewSampler, Shuffled
 from april_rl.task.data.stream import PromptStream
+from april_rl.task.evaluation.evaluate import evaluate_all
 from april_rl.task.evaluation.evaluator import Evaluator
 from april_rl.task.evaluation.held_out import HeldOut
 from april_rl.task.evaluation.settings import SetSampling
@@ -41,6 +41,7 @@ from april_rl.training.algorithm.advantages import Advantages, advantages_of, gr
 from april_rl.training.algorithm.age import age_weights, decay
 from april_rl.training.algorithm.aggregation import token_mean
 from april_rl.training.batch.packing import Packer
+from april_rl.training.parts import RunParts
 from april_rl.training.rollout.measures.timeline import read_timeline
 from april_rl.training.trainer import Trainer
 from april_rl.types import OnStep, Prompt
@@ -136,9 +137,9 @@ def run(
             prompts.restore(resumed.state["prompts"])
         return RunParts(
             view=view,
-            directory=RunDirectory(
+            take_over=RunDirectory(
                 path=run_dir, config=replace(config, tracking=quiet), shown=plain, resumed=resumed
-            ),
+            ).take_over,
             prompts=prompts,
             model={},
             checkpointer=Checkpointer(
@@ -150,10 +151,9 @@ def run(
                 tell=view.message,
                 resumed=resumed.path if resumed else None,
             ),
-            tokenizer=FakeTokenizer(),
+            decode=FakeTokenizer().decode,
             outside=scorer,
             workers=workers,
-            engines=engines,
             collector=build_collector(
                 config, engines, scorer, prompts=prompts, kv_cache_tokens=10**6, stack=stack
             ),
@@ -167,18 +167,22 @@ def run(
                 aggregation=token_mean,
                 hidden_size=8,
             ),
-            evaluator=Evaluator(
-                engines,
-                scorer,
-                temperature=config.rollout.temperature,
-                num_slots=8,
-                tick_steps=4,
-                tick_timeout_s=1.0,
-                seed=0,
+            evaluate=partial(
+                evaluate_all,
+                [held_out] if held_out else [],
+                Evaluator(
+                    engines,
+                    scorer,
+                    temperature=config.rollout.temperature,
+                    num_slots=8,
+                    tick_steps=4,
+                    tick_timeout_s=1.0,
+                    seed=0,
+                ),
+                decode=FakeTokenizer().decode,
             ),
-            held_out={held_out.name: held_out} if held_out else {},
             advantages=advantages or advantages_of(Advantage.grpo, config.reward),
-            teacher=teacher,
+            teacher=teacher.logprobs if teacher else None,
         )
 
     with Trainer(

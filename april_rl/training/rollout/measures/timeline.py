@@ -181,15 +181,6 @@ def timeline_of(record: StepRecord) -> Timeline:
     )
 
 
-def write_timeline(folder: Path, step: int, timeline: Timeline) -> Path:
-    """Write one JSON object into `folder` and return its path. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step_{step:05d}.json"
-    text = json.dumps({"step": step, **timeline.plain()}, separators=(",", ":"))
-    path.write_text(text + "\n", encoding="utf-8")
-    return path
-
-
 def read_timeline(path: Path) -> Timeline:
     """Return the timeline in a file. Raises ValueError when it has none."""
     try:

@@ -1,4 +1,4 @@
-"""The user's own advantages and group filter; the user's loss is in `training/learner/own_loss.py`.
+"""The user's own advantages and group filter; the loss is in `training/learner/own_loss.py`.
 
 Each is called as the built-in ones are, with the arguments of `algorithm.args` that it names. The
 result is checked at every call, so that a wrong shape ends the run before it is trained.
@@ -6,9 +6,7 @@ result is checked at every call, so that a wrong shape ends the run before it is
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,18 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Advantage
-from april_rl.config.user_code import Caught, check_call, import_function
-from april_rl.errors import RunError
+from april_rl.config.user_code import Caught, OwnFunctionError, load_own
 from april_rl.training.algorithm.advantages import Advantages, Floats64
 from april_rl.types import Sample, ScoredGroup
 
 GroupFilter = Callable[[ScoredGroup], bool]
-# Arguments of each function; algorithm.args adds more, by name.
-GIVEN = {"loss": ("inputs",), "advantage": ("samples", "rewards"), "group_filter": ("scored",)}
-
-
-class OwnFunctionError(RunError):
-    """A user's function of the algorithm cannot be used, or returned an invalid value."""
 
 
 def load_advantages(config: AlgorithmConfig) -> Advantages | None:
@@ -62,22 +53,6 @@ def load_group_filter(config: AlgorithmConfig) -> GroupFilter | None:
         raise OwnFunctionError(f"algorithm.group_filter={config.group_filter}: {caught.message}")
 
     return call_and_check
-
-
-def load_own(config: AlgorithmConfig, key: str, function: str) -> Callable[..., Any]:
-    """Import a function, and bind the arguments of `algorithm.args` that it names."""
-    with Caught() as caught:
-        found = import_function(function)
-        args = {name: config.args[name] for name in keywords(found) & config.args.keys()}
-        check_call(found, *GIVEN[key], args=args, key="algorithm.args")
-        return partial(found, **args)
-    raise OwnFunctionError(f"algorithm.{key}={function} cannot be used: {caught.message}")
-
-
-def keywords(function: Callable[..., Any]) -> set[str]:
-    """Return the names of the arguments that `algorithm.args` may set: those after the `*`."""
-    parameters = inspect.signature(function).parameters.values()
-    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
 def _advantages_of(
