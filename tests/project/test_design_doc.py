@@ -40,7 +40,7 @@ WRITTEN_BY_A_RUN = {
 # First folders of the paths that a page may name.
 BASES = {
     "docs/contributing.md": PACKAGE / "engine",
-    "docs/multi_node.md": ROOT / "tools" / "cluster",
+    "docs/gpu.md": ROOT / "tools" / "cluster",
     "docs/reliability.md": ROOT / "tests" / "supervision",
     "recipes/README.md": ROOT / "recipes",
 }
