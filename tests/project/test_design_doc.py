@@ -41,7 +41,7 @@ WRITTEN_BY_A_RUN = {
 BASES = {
     "docs/contributing.md": PACKAGE / "engine",
     "docs/gpu.md": ROOT / "tools" / "cluster",
-    "docs/reliability.md": ROOT / "tests" / "supervision",
+    "docs/trouble.md": ROOT / "tests" / "supervision",
     "recipes/README.md": ROOT / "recipes",
 }
 # Identifiers that contain a word which the glossary forbids, with the reason: word and file.

@@ -31,7 +31,7 @@ def unknown_settings(text: str) -> set[str]:
     """
     config = compose_overrides(["+recipe=tiny_cpu"])
     keys = {tuple(key.split(".")) for key in re.findall(r"`([a-z]+\.[a-z_]+)", text)}
-    files = {"md", "html", "txt", "yaml"}
+    files = {"md", "html", "txt", "yaml", "jsonl"}
     return {
         f"{section}.{key}"
         for section, key in keys
