@@ -39,9 +39,9 @@ WRITTEN_BY_A_RUN = {
 }
 # First folders of the paths that a page may name.
 BASES = {
-    "docs/contributing/vllm.md": PACKAGE / "training" / "engine",
-    "docs/multi_node.md": ROOT / "tools" / "cluster",
-    "docs/reliability.md": ROOT / "tests" / "run" / "supervision",
+    "docs/contributing.md": PACKAGE / "training" / "engine",
+    "docs/gpu.md": ROOT / "tools" / "cluster",
+    "docs/trouble.md": ROOT / "tests" / "run" / "supervision",
     "recipes/README.md": ROOT / "recipes",
 }
 # Identifiers that contain a word which the glossary forbids, with the reason: word and file.

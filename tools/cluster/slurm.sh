@@ -4,7 +4,7 @@
 #
 #   sbatch --nodes=2 --gpus-per-node=8 --time=04:00:00 tools/cluster/slurm.sh /shared/runs/one +recipe=qwen3_8b_dapo runtime.num_workers=16
 #
-# Every argument after the run directory is one of `python -m april_rl.train`. docs/multi_node.md
+# Every argument after the run directory is one of `python -m april_rl.train`. docs/gpu.md
 #SBATCH --job-name=april_rl --exclusive --ntasks-per-node=1 --signal=USR1@360 --requeue --open-mode=append
 set -uo pipefail
 

@@ -203,7 +203,7 @@ def _engines(run: RunFiles) -> Iterator[str]:
     if failed:
         yield (
             f"Engines failed {failed:,.0f} attempts at a response, with log-probabilities that are "
-            "not finite, no token or an error (docs/reliability.md)."
+            "not finite, no token or an error (docs/trouble.md)."
         )
     truncated = run.mean("rollout/truncated_frac", late=True) or 0.0
     if truncated > _TRUNCATED:

@@ -75,7 +75,7 @@ def _too_small(layout: Layout, machine: Machine) -> Iterator[str]:
     if layout.device == "cpu" and not machine.is_cluster and machine.num_cores < workers:
         yield (
             f"cores: runtime.num_workers={workers} needs {workers} cores; this machine has "
-            f"{machine.num_cores}: lower it, or join several machines (docs/multi_node.md)"
+            f"{machine.num_cores}: lower it, or join several machines (docs/gpu.md)"
         )
 
 

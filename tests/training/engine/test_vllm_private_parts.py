@@ -1,5 +1,4 @@
-"""The private parts of vLLM that docs/contributing/vllm.md lists exist with the signatures we rely
-on.
+"""The private parts of vLLM that docs/contributing.md lists exist with the signatures we rely on.
 
 No engine starts. The test of a missing part fails with its name; the page says where the part is
 used and which test shows its behaviour.
@@ -17,7 +16,7 @@ from source_tree import PACKAGE, ROOT, tree_of
 
 import april_rl.training.engine  # noqa: F401 (sets vLLM up before it is imported)
 
-PAGE = (ROOT / "docs" / "contributing" / "vllm.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
 
 CLIENT = "vllm.v1.engine.core_client:InprocClient"
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -112,7 +111,7 @@ def part(path: str) -> object:
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError) as error:
-        pytest.fail(f"vLLM has no {path} any more ({error}): see docs/contributing/vllm.md")
+        pytest.fail(f"vLLM has no {path} any more ({error}): see docs/contributing.md")
 
 
 def has(owner: type, name: str) -> bool:
@@ -129,18 +128,16 @@ def has(owner: type, name: str) -> bool:
 
 def check_attribute(path: str, name: str) -> None:
     owner = part(path)
-    assert isinstance(owner, type), f"{path} is not a class any more: see docs/contributing/vllm.md"
+    assert isinstance(owner, type), f"{path} is not a class any more: see docs/contributing.md"
     if not has(owner, name):
-        pytest.fail(f"vLLM has no {path}.{name} any more: see docs/contributing/vllm.md")
+        pytest.fail(f"vLLM has no {path}.{name} any more: see docs/contributing.md")
 
 
 def check_signature(path: str, expected: str) -> None:
     function = part(path)
-    assert callable(function), f"{path} is not a function any more: see docs/contributing/vllm.md"
+    assert callable(function), f"{path} is not a function any more: see docs/contributing.md"
     found = " ".join(inspect.signature(function).parameters)
-    assert found == expected, (
-        f"{path} takes ({found}), not ({expected}): see docs/contributing/vllm.md"
-    )
+    assert found == expected, f"{path} takes ({found}), not ({expected}): see docs/contributing.md"
 
 
 @pytest.mark.parametrize("path", SIGNATURES)
@@ -163,20 +160,16 @@ def test_a_kernel_for_cpus_has_the_arguments_we_pass(name: str) -> None:
     try:
         schema = getattr(torch.ops._C, name).default._schema
     except AttributeError:
-        pytest.fail(f"vLLM has no torch.ops._C.{name} any more: see docs/contributing/vllm.md")
+        pytest.fail(f"vLLM has no torch.ops._C.{name} any more: see docs/contributing.md")
     found = " ".join(argument.name for argument in schema.arguments)
-    assert found == KERNELS[name], (
-        f"torch.ops._C.{name} takes ({found}): see docs/contributing/vllm.md"
-    )
+    assert found == KERNELS[name], f"torch.ops._C.{name} takes ({found}): see docs/contributing.md"
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "fused_add_rms_norm"])
 def test_an_operation_that_we_implement_exists(name: str) -> None:
     from vllm import ir
 
-    assert name in dir(ir.ops), (
-        f"vLLM has no vllm.ir.ops.{name} any more: see docs/contributing/vllm.md"
-    )
+    assert name in dir(ir.ops), f"vLLM has no vllm.ir.ops.{name} any more: see docs/contributing.md"
 
 
 @pytest.mark.parametrize("name", ["VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER"])
@@ -184,7 +177,7 @@ def test_vllm_reads_a_variable_that_we_set(name: str) -> None:
     from vllm import envs
 
     assert name in envs.environment_variables, (
-        f"vLLM does not read {name}: see docs/contributing/vllm.md"
+        f"vLLM does not read {name}: see docs/contributing.md"
     )
 
 
