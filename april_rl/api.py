@@ -134,7 +134,7 @@ def train(
     policy may call, described by their type hints and docstrings, and `environment` is a class;
     every data set then has them (docs/environments.md). A setting that names a function may be the
     function itself; `functions` maps such settings, for example
-    algorithm.loss, to the function (docs/own_algorithm.md).
+    algorithm.loss, to the function (docs/python.md).
     `on_step` is called with each step and its row of metrics.jsonl, from step 0 (the first
     evaluation) on; when it returns True, the run ends with an evaluation, a checkpoint and an
     export.

@@ -24,6 +24,7 @@ _IS_PATH = re.compile(r"[\w./-]*(?:\.(?:py|md|yaml|cfg|txt|png|sh)|/)")
 WRITTEN_BY_A_RUN = {
     "config.yaml",
     "stall_report.txt",
+    "environments/",
     "samples/",
     "timeline/",
     "report.html",

@@ -1,4 +1,4 @@
-"""The functions on docs/own_algorithm.md, trained by the command on that page."""
+"""The functions on docs/python.md, trained by the command on that page."""
 
 import json
 import re
@@ -9,9 +9,9 @@ import pytest
 from command_line import refusal, rows_of, run, run_here
 from source_tree import ROOT
 
-PAGE = (ROOT / "docs" / "own_algorithm.md").read_text(encoding="utf-8")
-MODULE, SCRIPT = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-[WORDS] = re.findall(r"^python -m april_rl\.train (.*)$", PAGE, flags=re.MULTILINE)
+PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+_, MODULE, SCRIPT = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+[WORDS] = re.findall(r"^python -m april_rl\.train (.*algorithm\.loss.*)$", PAGE, flags=re.MULTILINE)
 SMALL = (
     *("trainer.num_steps=2", "trainer.num_groups=4", "rollout.group_size=4"),
     "evaluation.sets.held_out=null",

@@ -30,7 +30,7 @@ def test_the_code_of_the_page_trains_and_evaluates(
     """As a script in this process, with a reward and data given as objects, but smaller and without
     Ray. Fails when the page is wrong, or another reward is used.
     """
-    [code] = (ROOT / "docs" / "python.md").read_text().split("```python\n")[1:]
+    code = (ROOT / "docs" / "python.md").read_text().split("```python\n")[1]
     code = code.partition("```")[0]
     for shown, small in (
         ('"evaluation.sets.held_out=null",', '"evaluation.sets.held_out=null", *SMALL,'),

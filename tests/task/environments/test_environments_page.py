@@ -1,4 +1,4 @@
-"""Run the environments and agents that the pages in docs/ show."""
+"""Run the environments and the agent that docs/environments.md shows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from april_rl.task.environments.calls import Calls
 from april_rl.task.environments.protocol import Context, Environment, StepResult, Turn
 from april_rl.types import SampleId
 
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("environments", "agents")]
-PAGE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-GUESS, CHECK, CLERK, AGENT = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+GUESS, CHECK, AGENT, CLERK = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 def make(code: str, name: str, **given: object) -> Environment:
