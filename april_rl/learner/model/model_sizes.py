@@ -42,6 +42,7 @@ def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
     # On the CPU each weight would be allocated for a moment, and leave a hole in the heap.
     with torch.device("meta"):
         causal_lm = empty_model(config, dtype=torch.bfloat16)
+    causal_lm.to("meta")  # type: ignore[arg-type]  # buffers that name their device, too
     causal_lm.tie_weights()
     embedding: nn.Module = causal_lm.get_input_embeddings()
     layers = layers_of(causal_lm)
