@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from printed_error import printed_error
 
 from april_rl.__main__ import main as command
 from april_rl.api import evaluate, train
@@ -211,10 +212,7 @@ def test_an_error_in_a_recipe_names_its_file(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
+    assert message in printed_error(capsys)
 
 
 def test_a_file_that_cannot_be_read_stops_only_the_runs_that_name_it(tmp_path, capsys, monkeypatch):

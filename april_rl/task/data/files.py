@@ -10,7 +10,7 @@ from pathlib import Path
 
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set, training_sets
-from april_rl.config.task import PromptSetConfig
+from april_rl.config.task import TASK_PREFIX, PromptSetConfig
 from april_rl.task.data.errors import DataError
 from april_rl.task.data.json_faults import check_text, is_json, json_fault
 
@@ -34,8 +34,8 @@ def check_files(
     columns_of: Callable[[str], Collection[str]] = lambda _: (),
 ) -> None:
     """Raise DataError for a data file that is missing, empty or of another kind, or lacks a column
-    of the settings, or of `columns_of`, what the reward needs of a data set. A command that does
-    not train, or does not evaluate, leaves those files out.
+    of the settings, or of `columns_of`, what the reward needs of a data set; or for a wrong setting
+    of a procedural task. A command that does not train or evaluate leaves out those data sets.
     """
     for name, chosen in training_sets(config.data).items() if trains else ():
         key = f"data.sources.{name}.path" if name else "data.path"
@@ -62,6 +62,12 @@ def no_column(where: str, setting: str, names: Iterable[str]) -> DataError:
 
 def _check(chosen: PromptSetConfig, *, key: str, of_reward: Collection[str]) -> None:
     path, where = chosen.path, f"{key}={chosen.path}"
+    if path.startswith(TASK_PREFIX):
+        from april_rl.task.data.procedural import (
+            open_task,  # it needs xxhash, which --cfg job does not
+        )
+
+        open_task(path, key=key, split=chosen.split, args=chosen.args)
     if Path(path).is_dir() and not _has_data(Path(path)):
         raise DataError(
             f"{where} is a folder without data files: give a file that ends in {', '.join(FORMATS)}"

@@ -6,6 +6,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
@@ -25,19 +26,9 @@ _WRONG = ("this is not an answer", "", "0")
 Scorer = Callable[[str, Mapping[str, Any]], float]  # (answer, entry) to score
 
 
-def draw_rows(
-    path: str, *, key: str, split: str, args: Mapping[str, Any], seed: int
-) -> dict[str, list[str]]:
-    """Return the columns `prompt`, `answer` and `entry` of `reasoning_gym:NAME`.
-
-    `entry` is JSON with task, question, answer and metadata; the reward `reasoning_gym` needs it to
-    score a response. `args` are the task's own settings (`size` is the number of rows); `seed`
-    draws the training rows. The hash of a question decides its split, so no question is in both.
-    Raises DataError if the task does not exist, refuses its settings, takes too long, or has a
-    verifier that rejects its own answers or accepts wrong ones.
-    """
-    where = f"{key}={path}"
-    task = path.removeprefix(PREFIX)
+def open_task(path: str, *, key: str, split: str, args: Mapping[str, Any], seed: int = 0) -> Any:  # noqa: ANN401
+    """Return the library's task, a question by index; raises DataError if it rejects a setting."""
+    where, task = f"{key}={path}", path.removeprefix(PREFIX)
     if split not in _NUM_ROWS:
         raise DataError(
             f"{where}: procedural tasks have the splits train and test, got split={split}"
@@ -47,8 +38,38 @@ def draw_rows(
             f"{where}: args.seed={args['seed']} has no effect: training rows are drawn from the "
             "run's seed, and the split test has the same rows in every run; remove it"
         )
-    size = int(args.get("size", _NUM_ROWS[split]))
-    entries = _draw(task, where=where, split=split, size=size, args=dict(args), seed=seed)
+    size = args.get("size", _NUM_ROWS[split])
+    if not isinstance(size, int) or size < 1:
+        raise DataError(f"{where}: args.size={size} must be a whole number of at least 1")
+    tasks = _library(where).factory.DATASETS
+    names = sorted(tasks.keys() - {"composite"})
+    if task not in names:
+        raise DataError(f"{where}: there is no such task; the tasks are {', '.join(names)}")
+    known = [entry.name for entry in fields(tasks[task][1]) if entry.name != "seed"]
+    for name in sorted(args.keys() - {*known}):
+        raise DataError(f"{where}: the task has no setting args.{name}; it has {', '.join(known)}")
+    is_test = split == "test"
+    share = _TEST_SHARE if is_test else _TEST_SHARE / (_TEST_SHARE - 1)
+    own = {"size": round(size * share * 1.25) + 20, "seed": _TEST_SEED if is_test else seed}
+    try:
+        return _library(where).create_dataset(task, **{**args, **own})
+    except (TypeError, AssertionError, ValueError) as error:
+        raise DataError(f"{where}: the task rejects args={args}: {error}; change them") from error
+
+
+def draw_rows(
+    path: str, *, key: str, split: str, args: Mapping[str, Any], seed: int
+) -> dict[str, list[str]]:
+    """Return the columns `prompt`, `answer` and `entry` of `reasoning_gym:NAME`.
+
+    `entry` is JSON with task, question, answer and metadata; the reward `reasoning_gym` needs it to
+    score a response. `args` are the task's own settings (`size` is the number of rows); `seed`
+    draws the training rows. The hash of a question decides its split, so no question is in both.
+    Raises DataError as `open_task` does, and if the task takes too long or its verifier is wrong.
+    """
+    where, task = f"{key}={path}", path.removeprefix(PREFIX)
+    opened = open_task(path, key=key, split=split, args=args, seed=seed)
+    entries = _draw(opened, where=where, split=split, size=args.get("size", _NUM_ROWS[split]))
     check_verifier(task, entries, where=where)
     return {
         "prompt": [str(entry["question"]) for entry in entries],
@@ -89,29 +110,17 @@ def _library(where: str) -> Any:  # noqa: ANN401  # the module
         ) from error
 
 
-def _draw(
-    task: str, *, where: str, split: str, size: int, args: dict[str, Any], seed: int
-) -> list[dict[str, Any]]:
-    library = _library(where)
-    names = sorted(library.factory.DATASETS.keys() - {"composite"})
-    if task not in names:
-        raise DataError(f"{where}: there is no such task; the tasks are {', '.join(names)}")
-    is_test = split == "test"
-    share = _TEST_SHARE if is_test else _TEST_SHARE / (_TEST_SHARE - 1)
-    args |= {"size": round(size * share * 1.25) + 20, "seed": _TEST_SEED if is_test else seed}
-    try:
-        drawn = library.create_dataset(task, **args)
-    except (TypeError, AssertionError, ValueError) as error:
-        raise DataError(f"{where}: the task rejects its settings args={args}: {error}") from error
+def _draw(opened: Any, *, where: str, split: str, size: int) -> list[dict[str, Any]]:  # noqa: ANN401
     entries: list[dict[str, Any]] = []
-    for entry in _within_limit(drawn, where=where, wanted=args["size"]):
-        if (xxhash.xxh3_64_intdigest(entry["question"].encode()) % _TEST_SHARE == 0) == is_test:
+    for entry in _within_limit(opened, where=where, wanted=len(opened)):
+        is_test = xxhash.xxh3_64_intdigest(entry["question"].encode()) % _TEST_SHARE == 0
+        if is_test == (split == "test"):
             entries.append(entry)
         if len(entries) == size:
             break
     if not entries:
         raise DataError(
-            f"{where}: {args['size']} draws gave no question for the split {split}: the task has "
+            f"{where}: {len(opened)} draws gave no question for the split {split}: the task has "
             "too few different questions with these settings"
         )
     return entries

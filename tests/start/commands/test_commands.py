@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from printed_error import printed_error
 from source_tree import ROOT
 
 from april_rl.__main__ import main
@@ -63,10 +64,7 @@ def test_an_unknown_command_gives_one_message_with_the_closest_name(
     name: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([name]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith(f"error: {message}")
-    assert shown.err.count("\n") == 1
+    assert printed_error(capsys).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -97,10 +95,7 @@ def test_wrong_arguments_of_a_command_give_one_line(
     except SystemExit as ended:  # argparse
         status = int(ended.code or 0)
     assert status == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith(f"error: {message}")
-    assert shown.err.count("\n") == 1
+    assert printed_error(capsys).startswith(message)
 
 
 def test_an_argument_of_rehearse_with_dashes_is_refused_with_the_right_form(

@@ -12,6 +12,7 @@ import pytest
 from hub_server import TOKEN, Hub, serve
 from huggingface_hub import ModelCard, constants
 from omegaconf import OmegaConf
+from printed_error import printed_error
 from small_checkpoints import write
 
 from april_rl.__main__ import main
@@ -213,10 +214,7 @@ def test_a_folder_that_is_not_an_export_and_a_bad_name_are_refused(
     index = {"weight_map": {"a": "config.json", "b": "model-2.safetensors"}}
     (half / "model.safetensors.index.json").write_text(json.dumps(index))
     assert main(["push", str(tmp_path / folder), name]) == 1
-    shown = capsys.readouterr().err
-    assert shown.startswith("error: ")
-    assert message.replace("{}", str(tmp_path)) in shown
-    assert shown.count("\n") == 1
+    assert message.replace("{}", str(tmp_path)) in printed_error(capsys)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,10 @@ def start() -> Iterator[Start]:
         ),
         ("data.path=bad.jsonl", "data.path=bad.jsonl:2: not valid JSON: Expecting value"),
         ("data.path=folder", "data.path=folder is a folder without data files: give a file that"),
+        (
+            "data={path: 'reasoning_gym:products', args: {digits: 3}}",
+            "data.path=reasoning_gym:products: the task has no setting args.digits; it has min_ter",
+        ),
         ("model.path=folder", "folder is not a model: it has no config.json"),
         ("model.path=bare", "bare has neither model.safetensors nor model.safetensors."),
         ("model.path=./absent", "model.path=./absent does not exist; . has bad.jsonl"),

@@ -46,8 +46,14 @@ REFUSED = {
     "zero scores 1": ("coin_flip", {}, "gives 1 to the wrong answer '0'"),
     "no such task": ("sums", {}, "no such task; the tasks are ab, acre"),
     "a mixture": ("composite", {}, "no such task"),
-    "no such setting": ("products", {"digits": 3}, "rejects its settings.*digits"),
-    "bad value": ("products", {"max_digits": -1}, "rejects its settings.*max_digits"),
+    "no such setting": ("products", {"digits": 3}, r"no setting args\.digits; it has min"),
+    "bad value": (
+        "products",
+        {"max_digits": -1},
+        "rejects args=.*: max_digits must be .*; change them",
+    ),
+    "no number": ("products", {"size": "big"}, "args.size=big must be a whole number"),
+    "no rows": ("products", {"size": 0}, "args.size=0 must be a whole number"),
     "a seed": ("products", {"seed": 1}, r"args\.seed=1 has no effect"),
     "another split": ("products", {"split": "dev"}, "splits train and test, got split=dev"),
 }

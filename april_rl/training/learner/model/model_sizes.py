@@ -39,8 +39,10 @@ def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
     Raise UnsupportedModelError when the learner cannot compute the model, LoraError when `lora`
     does not fit it.
     """
-    causal_lm = empty_model(config, dtype=torch.bfloat16)
-    causal_lm.to("meta")  # type: ignore[arg-type]  # buffers, too
+    # On the CPU each weight would be allocated for a moment, and leave a hole in the heap.
+    with torch.device("meta"):
+        causal_lm = empty_model(config, dtype=torch.bfloat16)
+    causal_lm.to("meta")  # type: ignore[arg-type]  # buffers that name their device, too
     causal_lm.tie_weights()
     embedding: nn.Module = causal_lm.get_input_embeddings()
     layers = layers_of(causal_lm)
