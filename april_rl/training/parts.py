@@ -27,15 +27,10 @@ class TeacherReply(NamedTuple):
     metrics: Metrics
 
 
-class WithState(Protocol):
-    """A part outside of `training/` whose state a checkpoint keeps."""
+class Scoring(Protocol):
+    """Rewards and environments: what a checkpoint keeps of them, and what they counted last."""
 
     def save(self) -> Mapping[str, Any]: ...
-
-
-class WithMetrics(WithState, Protocol):
-    """A saved part with metrics of its own, counted since they were last asked for."""
-
     def metrics(self) -> Metrics: ...
 
 
@@ -46,9 +41,9 @@ class RunParts:
     view: View
     take_over: Callable[[View], Tracker]  # the run has not taken over its directory yet
     decode: Callable[[Sequence[int]], str]
-    outside: WithMetrics  # rewards and environments
+    outside: Scoring
     workers: Workers | LocalWorker
-    prompts: WithState
+    save_prompts: Callable[[], Mapping[str, Any]]
     model: Mapping[str, Any]  # the facts that must stay the same when the run resumes
     checkpointer: Checkpointer
     collector: Collector

@@ -302,7 +302,7 @@ class Trainer:
         collector = self._collector.save()
         state = {
             **self._progress.save(with_row=with_row),
-            "prompts": self._parts.prompts.save(),
+            "prompts": self._parts.save_prompts(),
             "collector": collector,
             "updates": self._updates.save(),
             "rewards": self._parts.outside.save(),

@@ -147,17 +147,6 @@ def test_the_package_imports_itself_by_its_full_name() -> None:
     assert relative == []
 
 
-def test_no_module_imports_the_package_itself() -> None:
-    """`april_rl/__init__.py` is for users: importing it would be an arrow back to the top."""
-    wrong = [
-        where(path, entry.line)
-        for path in package_files()
-        for entry in imports_of(path)
-        if entry.module == "april_rl"
-    ]
-    assert wrong == []
-
-
 @pytest.mark.parametrize("first", ["import april_rl.train", "import april_rl.api", ""])
 def test_train_is_a_module_of_the_package_and_a_function_of_its_api(first: str) -> None:
     script = f"""{first}

@@ -85,7 +85,7 @@ def assemble(
         decode=inputs.tokenizer.decode,
         outside=outside,
         workers=workers,
-        prompts=prompts,
+        save_prompts=prompts.save,
         model=identity,
         checkpointer=_checkpointer(config, directory, plain, workers, tell=view.message),
         collector=build_collector(

@@ -12,6 +12,7 @@ MATH_VERIFY = "math_verify"
 # Built-ins that are faster with a whole group in one call. A user's function always gets a group.
 _SCORE_GROUPS = {"judge", "reward_model"}
 _EXTRACT_ANSWERS = {"math_verify", "exact", "last_number", "reasoning_gym"}
+_SHORT = {"exact", "format", "last_number", "length", "environment"}  # in one module
 _IGNORE_ANSWERS = {"code", "environment", "format", "length"}
 
 
@@ -47,9 +48,10 @@ class RewardFunction:
         return f"{self.key}={self.function}"
 
 
-def builtin_module(function: str) -> str:
-    """Return the module of a built-in, which only reward processes import."""
-    return f"april_rl.task.rewards.builtin.{function}"
+def builder_of(function: str) -> str:
+    """Return `module:function` of what builds a built-in; only reward processes import it."""
+    module, name = ("short", function) if function in _SHORT else (function, "build")
+    return f"april_rl.task.rewards.builtin.{module}:{name}"
 
 
 def reward_functions(reward: RewardConfig) -> tuple[RewardFunction, ...]:

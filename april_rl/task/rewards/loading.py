@@ -22,7 +22,7 @@ from april_rl.config.user_code import (
     import_function,
     name_of,
 )
-from april_rl.task.rewards.functions import RewardFunction, builtin_module
+from april_rl.task.rewards.functions import RewardFunction, builder_of
 from april_rl.task.rewards.jobs import DecodedJob, RewardError
 from april_rl.types import SampleId, Score
 
@@ -198,7 +198,7 @@ def load_reward(
     the settings; errors of the user's code pass through.
     """
     if settings.function in BUILTIN_REWARDS:
-        build = import_function(f"{builtin_module(settings.function)}:build")
+        build = import_function(builder_of(settings.function))
         check_args(build, settings.args, given=("context",))
         if missing := further_names(build, settings.args, given=("context",)):
             raise TypeError(f"needs the argument {' and '.join(missing)}")

@@ -30,7 +30,7 @@ from april_rl.config.task import RewardConfig
 from april_rl.metrics import Metrics, Sum
 from april_rl.task.processes.child_process import lifeline
 from april_rl.task.processes.mailbox import Mailbox
-from april_rl.task.rewards.functions import MATH_VERIFY, builtin_module, reward_functions
+from april_rl.task.rewards.functions import MATH_VERIFY, builder_of, reward_functions
 from april_rl.task.rewards.jobs import DecodedJob, Result, RewardError
 from april_rl.task.rewards.scorebook import Scorebook, Unit
 from april_rl.task.rewards.worker import Decode, about_rewards, prepare_process, score, try_on
@@ -214,7 +214,7 @@ class RewardPool:
         """
         context = multiprocessing.get_context("forkserver")
         if any(function.function == MATH_VERIFY for function in self.functions):
-            context.set_forkserver_preload([builtin_module(MATH_VERIFY)])
+            context.set_forkserver_preload([builder_of(MATH_VERIFY).partition(":")[0]])
         prepare = partial(
             prepare_process,
             self._reward,

@@ -6,10 +6,8 @@ import json
 
 import pytest
 
-from april_rl.task.rewards.builtin.exact import score_exact
-from april_rl.task.rewards.builtin.format import has_form
-from april_rl.task.rewards.builtin.last_number import score_last_number
-from april_rl.task.rewards.builtin.length import build as build_length
+from april_rl.task.rewards.builtin.short import has_form, score_exact, score_last_number
+from april_rl.task.rewards.builtin.short import length as build_length
 from april_rl.task.rewards.functions import RewardFunction
 from april_rl.task.rewards.jobs import DecodedJob
 from april_rl.task.rewards.loading import RewardContext, load_reward

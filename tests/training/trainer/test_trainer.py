@@ -140,7 +140,7 @@ def run(
             take_over=RunDirectory(
                 path=run_dir, config=replace(config, tracking=quiet), shown=plain, resumed=resumed
             ).take_over,
-            prompts=prompts,
+            save_prompts=prompts.save,
             model={},
             checkpointer=Checkpointer(
                 run_dir / CHECKPOINTS,
