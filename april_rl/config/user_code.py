@@ -12,24 +12,62 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FunctionType, TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
-from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.secrets import hint_at_forgotten
 from april_rl.errors import RunError
 
 GIB = 1 << 30
-# Arguments of each function; algorithm.args adds more, by name.
-GIVEN = {"loss": ("inputs",), "advantage": ("samples", "rewards"), "group_filter": ("scored",)}
+NO_ARGS: Mapping[str, object] = {}
+T = TypeVar("T")
 
 
 class OwnFunctionError(RunError):
-    """A user's function of the algorithm cannot be used, or returned an invalid value."""
+    """A function of the user cannot be used, or failed, or returned an invalid value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A function of the user that a setting names as `module:function`."""
+
+    setting: str
+    path: str
+
+    def load(
+        self,
+        *given: str,
+        args: Mapping[str, object] = NO_ARGS,
+        key: str = "",
+        is_shared: bool = False,
+    ) -> Callable[..., Any]:
+        """Import the function, which gets one argument for each of `given`, and bind `args`, the
+        value of the setting `key`. Other functions share it if `is_shared`: then only the arguments
+        after the `*` of this one are bound. Raise OwnFunctionError.
+        """
+
+        def load() -> Callable[..., Any]:
+            found = import_function(self.path)
+            names = keywords(found) & args.keys() if is_shared else args.keys()
+            bound = {name: args[name] for name in names}
+            check_call(found, *given, args=bound, key=key)
+            return partial(found, **bound)
+
+        return self.call(load, "cannot be used")
+
+    def call(self, function: Callable[[], T], when: str = "") -> T:
+        """Call code of the user; raise OwnFunctionError with what it raised, and `when`."""
+        with Caught() as caught:
+            return function()
+        raise OwnFunctionError(f"{self}{' ' * bool(when)}{when}: {caught.message}")
+
+    def __str__(self) -> str:
+        return f"{self.setting}={self.path}"
 
 
 def import_function(function: str) -> Callable[..., Any]:
@@ -179,16 +217,6 @@ def check_call(
         raise TypeError(
             f"{error}; it is called as f({', '.join(given)}, NAME=…), where {key} gives each NAME"
         ) from None
-
-
-def load_own(config: AlgorithmConfig, key: str, function: str) -> Callable[..., Any]:
-    """Import a function, and bind the arguments of `algorithm.args` that it names."""
-    with Caught() as caught:
-        found = import_function(function)
-        args = {name: config.args[name] for name in keywords(found) & config.args.keys()}
-        check_call(found, *GIVEN[key], args=args, key="algorithm.args")
-        return partial(found, **args)
-    raise OwnFunctionError(f"algorithm.{key}={function} cannot be used: {caught.message}")
 
 
 def keywords(function: Callable[..., Any]) -> set[str]:

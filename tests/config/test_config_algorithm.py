@@ -15,7 +15,8 @@ from april_rl.config import config_dir
 from april_rl.config.algorithm import PARTS, AlgorithmConfig
 from april_rl.config.choices import LOSS_SETTINGS, Advantage, Correction, Kl, Loss, Ratio
 from april_rl.config.store import ConfigError
-from april_rl.start.assembly.packer import AgeWeightError, build_packer, load_age_weights
+from april_rl.config.user_code import OwnFunctionError
+from april_rl.start.assembly.packer import build_packer, load_age_weights
 from april_rl.training.algorithm import advantages
 from april_rl.training.algorithm.advantages import ADVANTAGES
 from april_rl.training.algorithm.losses import LossInputs, loss_function
@@ -230,10 +231,10 @@ def test_an_age_weight_function_is_called_once_per_age_and_weights_tokens() -> N
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        ("no_such_module:weight", "cannot be loaded: there is no module"),
+        ("no_such_module:weight", "cannot be used: there is no module"),
         (
             "age_functions:missing",
-            "cannot be loaded: module age_functions has no function 'missing'",
+            "cannot be used: module age_functions has no function 'missing'",
         ),
         ("age_functions:not_a_function", "is not a function: it is of type int"),
         ("age_functions:fails_at_age_2", "the ages 0 to 3 as a test: ZeroDivisionError"),
@@ -249,7 +250,7 @@ def test_an_unusable_age_weight_function_is_refused_with_its_key(
     program with a traceback.
     """
     config = load_tiny(f"learner.age_weight={function}", "rollout.max_staleness=3")
-    with pytest.raises(AgeWeightError) as caught:
+    with pytest.raises(OwnFunctionError) as caught:
         build_packer(config, num_ranks=1, hidden_size=8)
     assert str(caught.value).startswith(f"learner.age_weight={function}")
     assert reason in str(caught.value)

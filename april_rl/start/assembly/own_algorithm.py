@@ -7,6 +7,7 @@ result is checked at every call, so that a wrong shape ends the run before it is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Advantage
-from april_rl.config.user_code import Caught, OwnFunctionError, load_own
+from april_rl.config.user_code import Hook
 from april_rl.training.algorithm.advantages import Advantages, Floats64
 from april_rl.types import Sample, ScoredGroup
 
@@ -25,15 +26,14 @@ def load_advantages(config: AlgorithmConfig) -> Advantages | None:
     """Return the function of algorithm.advantage, None if built in; raise OwnFunctionError."""
     if config.advantage in Advantage.__members__:
         return None
-    estimate = load_own(config, "advantage", config.advantage)
+    hook = Hook("algorithm.advantage", config.advantage)
+    estimate = _load(hook, config, "samples", "rewards")
 
     def call_and_check(
         groups: Sequence[ScoredGroup], rewards: Sequence[ArrayLike]
     ) -> Sequence[Sequence[float | Floats64]]:
         samples = [scored.group.samples for scored in groups]
-        with Caught() as caught:
-            return _advantages_of(samples, estimate(samples, rewards))
-        raise OwnFunctionError(f"algorithm.advantage={config.advantage}: {caught.message}")
+        return hook.call(lambda: _advantages_of(samples, estimate(samples, rewards)))
 
     return call_and_check
 
@@ -42,17 +42,20 @@ def load_group_filter(config: AlgorithmConfig) -> GroupFilter | None:
     """Return the function of algorithm.group_filter, None without one; raise OwnFunctionError."""
     if config.group_filter is None:
         return None
-    keep = load_own(config, "group_filter", config.group_filter)
+    hook = Hook("algorithm.group_filter", config.group_filter)
+    keep = _load(hook, config, "scored")
 
-    def call_and_check(scored: ScoredGroup) -> bool:
-        with Caught() as caught:
-            kept = keep(scored)
-            if isinstance(kept, bool | np.bool_):
-                return bool(kept)
-            raise TypeError(f"it returned {kept!r:.80}; return True for a group to train, or False")
-        raise OwnFunctionError(f"algorithm.group_filter={config.group_filter}: {caught.message}")
+    def call(scored: ScoredGroup) -> bool:
+        kept = keep(scored)
+        if isinstance(kept, bool | np.bool_):
+            return bool(kept)
+        raise TypeError(f"it returned {kept!r:.80}; return True for a group to train, or False")
 
-    return call_and_check
+    return lambda scored: hook.call(partial(call, scored))
+
+
+def _load(hook: Hook, config: AlgorithmConfig, *given: str) -> Callable[..., Any]:
+    return hook.load(*given, args=config.args, key="algorithm.args", is_shared=True)
 
 
 def _advantages_of(

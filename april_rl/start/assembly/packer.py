@@ -9,21 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from april_rl.config import TrainConfig
-from april_rl.config.user_code import Caught, import_function
-from april_rl.errors import RunError
-from april_rl.training.algorithm.age import WeightOfAge, age_weights, decay
+from april_rl.config.user_code import Hook, OwnFunctionError
+from april_rl.training.algorithm.age import age_weights, decay
 from april_rl.training.algorithm.aggregation import aggregate
 from april_rl.training.batch.packing import Packer
 
 AgeWeights = Callable[[NDArray[np.int32]], NDArray[np.float32]]
 
 
-class AgeWeightError(RunError):
-    """The function named by learner.age_weight cannot be used."""
-
-
 def build_packer(config: TrainConfig, *, num_ranks: int, hidden_size: int) -> Packer:
-    """Return the packer. Raise AgeWeightError when learner.age_weight cannot be used."""
+    """Return the packer. Raise OwnFunctionError when learner.age_weight cannot be used."""
     learner, budget = config.learner, config.rollout.max_response_tokens
     weigh: AgeWeights = partial(age_weights, weight_of_age=decay(learner.age_decay))
     if learner.age_weight is not None:
@@ -44,28 +39,17 @@ def build_packer(config: TrainConfig, *, num_ranks: int, hidden_size: int) -> Pa
 def load_age_weights(function: str, *, max_staleness: int) -> AgeWeights:
     """Return the weights that `function` (module:function) gives to ages 0 to `max_staleness`.
 
-    The function is called here, once for each age, and never again. Raise AgeWeightError when it
+    The function is called here, once for each age, and never again. Raise OwnFunctionError when it
     cannot be imported, raises, or returns anything but a number >= 0.
     """
-    ages = np.arange(max_staleness + 1, dtype=np.int32)
-    table = ages.astype(np.float32)
-    weight_of_age = _load(function)
-    with Caught() as caught:
-        table = age_weights(ages, weight_of_age=weight_of_age)
-    if caught.message:
-        raise AgeWeightError(
-            f"learner.age_weight={function} failed when called with the ages 0 to "
-            f"{max_staleness} as a test: {caught.message}"
-        )
+    hook, ages = Hook("learner.age_weight", function), np.arange(max_staleness + 1, dtype=np.int32)
+    weight_of_age = hook.load("age")
+    table = hook.call(
+        lambda: age_weights(ages, weight_of_age=weight_of_age),
+        f"failed when called with the ages 0 to {max_staleness} as a test",
+    )
     if not table[0] > 0:
-        raise AgeWeightError(
-            f"learner.age_weight={function} gives age 0 the weight {table[0]:g}: fresh tokens "
-            "would not be trained"
+        raise OwnFunctionError(
+            f"{hook} gives age 0 the weight {table[0]:g}: fresh tokens would not be trained"
         )
     return partial(np.take, table)
-
-
-def _load(function: str) -> WeightOfAge:
-    with Caught() as caught:
-        return import_function(function)
-    raise AgeWeightError(f"learner.age_weight={function} cannot be loaded: {caught.message}")

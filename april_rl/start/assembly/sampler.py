@@ -8,8 +8,7 @@ from functools import partial
 import xxhash
 
 from april_rl.config.task import SAMPLERS, DataConfig
-from april_rl.config.user_code import Caught, check_call, import_function
-from april_rl.task.data.errors import DataError
+from april_rl.config.user_code import Hook, check_call, import_function
 from april_rl.task.data.samplers import ByPassRate, NewSampler, Sampler
 from april_rl.task.data.stream import PromptStream
 from april_rl.types import Prompt
@@ -17,20 +16,17 @@ from april_rl.types import Prompt
 
 def sampler_maker(config: DataConfig, *, seed: int) -> NewSampler | None:
     """Return the function that makes a set's sampler; None for the default. Draw from one,
-    save and restore it as a test; raise DataError for a class that cannot be used.
+    save and restore it as a test; raise OwnFunctionError for a class that cannot be used.
     """
     if config.sampler == "shuffled":
         return None
     make: NewSampler = partial(_own, config, seed)
     if config.sampler in SAMPLERS:
         make = partial(_by_pass_rate, config, seed)
-    with Caught() as caught:
-        _try(make)
-    if caught.message:
-        raise DataError(
-            f"data.sampler={config.sampler} failed when it was made for two prompts, drawn from, "
-            f"saved and restored as a test: {caught.message}"
-        )
+    Hook("data.sampler", config.sampler).call(
+        partial(_try, make),
+        "failed when it was made for two prompts, drawn from, saved and restored as a test",
+    )
     return make
 
 

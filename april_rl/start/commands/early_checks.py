@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from april_rl.config import TrainConfig
-from april_rl.config.user_code import Caught, check_args, check_named, signature_of
-from april_rl.errors import RunError
+from april_rl.config.user_code import Hook, check_args, check_named, signature_of
 from april_rl.start.planning.model_folder import check_model_folder
 from april_rl.start.planning.versions import check_versions
 from april_rl.task.data.files import check_files
@@ -46,30 +46,30 @@ def _check_functions(config: TrainConfig, *, trains: bool) -> None:
     for key, function in _functions(config, trains=trains):
         if ":" not in function:
             continue  # a built-in
-        with Caught() as caught:
-            check_named(function)
-        if caught.message:
-            raise RunError(f"{key}={function} cannot be loaded: {caught.message}")
+        Hook(key, function).call(partial(check_named, function), "cannot be loaded")
 
 
 def _columns(config: TrainConfig) -> Callable[[str], set[str]]:
     """Return a function that names the columns of a data set that the user's reward functions take.
     Raise RunError if a function cannot take its `args`, or what this package passes to it.
     """
+    taken = [
+        (each, Hook(each.key, each.function).call(partial(_columns_of, each), "cannot be loaded"))
+        for each in reward_functions(config.reward)
+        if ":" in each.function
+    ]
+    return lambda name: {c for each, columns in taken if each.scores(name) for c in columns}
+
+
+def _columns_of(function: RewardFunction) -> tuple[str, ...]:
     # It needs numpy, which --cfg job does not.
     from april_rl.task.rewards.loading import LISTS, Reward
 
-    taken: list[tuple[RewardFunction, tuple[str, ...]]] = []
-    for each in reward_functions(config.reward):
-        stub = signature_of(each.function) if ":" in each.function else None
-        if stub is None:
-            continue
-        with Caught() as caught:
-            check_args(stub, each.args, given=LISTS)
-            taken.append((each, Reward(call=stub, args=each.args).columns))
-        if caught.message:
-            raise RunError(f"{each} cannot be loaded: {caught.message}")
-    return lambda name: {c for each, columns in taken if each.scores(name) for c in columns}
+    stub = signature_of(function.function)
+    if stub is None:
+        return ()
+    check_args(stub, function.args, given=LISTS)
+    return Reward(call=stub, args=function.args).columns
 
 
 def _functions(config: TrainConfig, *, trains: bool) -> Iterator[tuple[str, str]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Loss
-from april_rl.config.user_code import Caught, OwnFunctionError, load_own
+from april_rl.config.user_code import Caught, Hook, OwnFunctionError
 from april_rl.training.algorithm.losses import LossFunction, LossInputs, TokenLoss
 from april_rl.training.algorithm.responses import Responses
 
@@ -20,27 +21,24 @@ def load_loss(config: AlgorithmConfig) -> LossFunction | None:
     """Return the function of algorithm.loss, None for a built-in one; raise OwnFunctionError."""
     if config.loss in Loss.__members__:
         return None
-    loss = load_own(config, "loss", config.loss)
+    hook = Hook("algorithm.loss", config.loss)
+    loss = hook.load("inputs", args=config.args, key="algorithm.args", is_shared=True)
 
-    setting = f"algorithm.loss={config.loss}"
-
-    def call_and_check(inputs: LossInputs) -> TokenLoss:
+    def call(inputs: LossInputs) -> TokenLoss:
         if not len(inputs.logprobs):  # a rank may have a row without responses
             return TokenLoss(inputs.logprobs * 0, inputs.logprobs.new_zeros(0, dtype=torch.bool))
-        with Caught() as caught:
-            returned = loss(_copy(inputs))
-            if isinstance(returned, Tensor):
-                returned = TokenLoss(returned, torch.zeros_like(returned, dtype=torch.bool))
-            if isinstance(returned, TokenLoss):
-                _check(returned, inputs)
-                # A loss that is constant for these tokens has the gradient 0.
-                return returned._replace(loss=returned.loss + 0 * inputs.logprobs)
+        returned = loss(_copy(inputs))
+        if isinstance(returned, Tensor):
+            returned = TokenLoss(returned, torch.zeros_like(returned, dtype=torch.bool))
+        if not isinstance(returned, TokenLoss):
             raise TypeError(
                 f"it returned a {type(returned).__name__}; return a tensor or a TokenLoss"
             )
-        raise OwnFunctionError(f"{setting}: {caught.message}")
+        _check(returned, inputs)
+        # A loss that is constant for these tokens has the gradient 0.
+        return returned._replace(loss=returned.loss + 0 * inputs.logprobs)
 
-    return call_and_check
+    return lambda inputs: hook.call(partial(call, inputs))
 
 
 def _copy(inputs: LossInputs) -> LossInputs:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from april_rl.config.task import DataConfig
+from april_rl.config.user_code import OwnFunctionError
 from april_rl.start.assembly.sampler import sampler_maker
 from april_rl.task.data.errors import DataError
 from april_rl.task.data.samplers import ByPassRate
@@ -154,7 +155,7 @@ def test_each_source_of_a_mixture_has_its_own_sampler():
     ],
 )
 def test_a_sampler_that_cannot_be_used_is_refused_by_name(sampler, args, sentence):
-    with pytest.raises(DataError, match=f"data.sampler={sampler} .*{sentence}"):
+    with pytest.raises(OwnFunctionError, match=f"data.sampler={sampler} .*{sentence}"):
         stream(sampler, **args)
 
 
