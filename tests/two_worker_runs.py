@@ -30,7 +30,7 @@ DATA_PARALLEL = (
     "tracking.wandb=offline",
     "profiler.steps=[2]",
 )
-# One engine of two workers: GSPO on adapters, with a learned over-sampling factor, a low staleness
+# One engine of two workers: GSPO on adapters, with over-sampling, a low staleness
 # cap, and a group whose scores come after the cap has passed.
 TENSOR_PARALLEL = (
     *TWO_WORKERS,
@@ -38,7 +38,7 @@ TENSOR_PARALLEL = (
     "rollout.resume=keep",
     "algorithm=gspo",
     "lora.rank=4",
-    "rollout.over_sampling_factor=auto",
+    "rollout.over_sampling_factor=1.5",
     "rollout.max_staleness=1",
     "rollout.on_stale=mask",
     "reward.function=reward_functions:even_length_but_late",

@@ -100,18 +100,11 @@ def _check_samples(config: TrainConfig) -> None:
     """Check how many samples are in flight and how old they get."""
     rollout = config.rollout
     factor = rollout.over_sampling_factor
-    is_auto = isinstance(factor, str)
+    residence = max(1.0, factor - 1)
     require(
-        not (is_auto and config.deterministic),
-        "rollout.over_sampling_factor=auto follows the seconds that the engines take, which "
-        "differ from run to run: give a number, or set deterministic=false",
-    )
-    residence = 1.0 if isinstance(factor, str) else max(1.0, factor - 1)
-    partial = rollout.refill or is_auto or factor != 1
-    require(
-        not partial or rollout.max_staleness >= residence,
+        not (rollout.refill or factor > 1) or rollout.max_staleness >= residence,
         f"rollout.max_staleness must be >= {residence:g} with "
-        f"rollout.over_sampling_factor={factor} (a sample stays "
+        f"rollout.over_sampling_factor={factor:g} (a sample stays "
         f"about that many steps), got {rollout.max_staleness}",
     )
 

@@ -94,10 +94,8 @@ class RolloutConfig:
     """Partial rollouts with over-sampling."""
 
     group_size: int = within(">= 1", 8)  # G, samples of one prompt
-    # α: samples in flight ÷ samples that a step needs; auto: learned during the run
-    over_sampling_factor: int | float | str = within(">= 1 or auto", 1.5)
-    # largest off-policy share of the trained tokens; limits over_sampling_factor=auto
-    max_off_policy_frac: float = within("in (0, 1]", 1.0)
+    # α: samples in flight ÷ samples that a step needs
+    over_sampling_factor: float = within(">= 1", 1.5)
     refill: bool = True  # fill a finished sample's slot at once; false: one-shot over-provisioning
     # most policy versions between a token's sampling and its training
     max_staleness: int = within(">= 0", 8)
@@ -112,12 +110,6 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         check_bounds("rollout", self)
-        factor, off_policy = self.over_sampling_factor, self.max_off_policy_frac
-        require(
-            off_policy == 1 or factor == "auto",
-            f"rollout.max_off_policy_frac={off_policy:g} has no effect with "
-            f"rollout.over_sampling_factor={factor}; it needs auto",
-        )
 
     @property
     def steps_per_tick(self) -> int:

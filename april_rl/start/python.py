@@ -1,4 +1,4 @@
-"""Train and evaluate from Python: `from april_rl.api import train, evaluate`.
+"""Train and evaluate from Python; `april_rl.api` is where users import these.
 
 Both take the words of the command line, and also settings as dictionaries, a reward as a function,
 and rows as a list, a data set or a table.

@@ -22,7 +22,6 @@ from april_rl.training.rollout.codec import Plain, restore_ready_group, save_rea
 from april_rl.training.rollout.collector import Collection, Collector
 from april_rl.training.rollout.dispatch import RequestRules
 from april_rl.training.rollout.in_process import SerialEngines
-from april_rl.training.rollout.over_sampling import FixedFactor
 from april_rl.training.rollout.step import StepRules
 from april_rl.trl.checks import TrlError, check_sampling, check_trainer, max_tokens_of
 from april_rl.trl.engine import TrlEngine
@@ -148,7 +147,7 @@ class PartialRollouts:
             NoRewards(),
             self._rows,
             self._rules,
-            over_sampling=FixedFactor(self._factor),
+            over_sampling_factor=self._factor,
             keep=lambda _: True,
         )
 

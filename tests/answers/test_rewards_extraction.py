@@ -57,7 +57,7 @@ def documented_forms() -> dict[str, tuple[str, str, str]]:
     """Return the table of answer_forms.md by response: the correct answer, and the verdicts of a
     person and of our code.
     """
-    text = (ROOT / "tests" / "rewards" / "answer_forms.md").read_text(encoding="utf-8")
+    text = (ROOT / "tests" / "answers" / "answer_forms.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| `(.*?)`(?: \(of `(.*?)`\))? \| (\w+) \| \**(\w+)\** \| \w+ \|", text, re.M
     )

@@ -118,7 +118,7 @@ WRONG = [
     # a value out of range
     ("rollout.group_size=0", "rollout.group_size must be >= 1, got 0"),
     ("rollout.over_sampling_factor=two",
-     "rollout.over_sampling_factor must be >= 1 or auto, got two"),
+     "rollout.over_sampling_factor must be a number, got two"),
     ("reward.function=my_rewards.py:exact", "reward.function must be module:function, got "
      "my_rewards.py:exact; did you mean my_rewards:exact?"),
     ("reward.function=my_rewards.exact", "reward.function must be module:function, got "

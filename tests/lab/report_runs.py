@@ -16,7 +16,6 @@ from april_rl.run.tracking.samples_file import SampleRecord, write_samples, writ
 from april_rl.training.rollout.collector import Collection
 from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
 from april_rl.training.rollout.measures.timeline import timeline_of
-from april_rl.training.rollout.over_sampling import FixedFactor
 
 NUM_GROUPS, GROUP_SIZE, REST_S = 4, 4, 0.25
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror=alert(1)>&'\"\u2028<!--"
@@ -67,7 +66,7 @@ def make_run(
 
         simulate(
             scenario,
-            over_sampling=FixedFactor(factor),
+            over_sampling_factor=factor,
             refill=factor > 1,
             num_steps=num_steps,
             warmup_steps=0,

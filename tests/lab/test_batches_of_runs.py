@@ -7,7 +7,6 @@ from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.length_statistics import dispersion
 from april_rl.lab.simulator.presets import PRESETS
 from april_rl.lab.simulator.simulation import Scenario, simulate
-from april_rl.training.rollout.over_sampling import FixedFactor
 from april_rl.types import ScoredGroup
 
 
@@ -28,7 +27,7 @@ def test_batches_of_a_run_are_nearly_like_random_draws(alpha):
     batches: list[list[float]] = []
     simulate(
         scenario,
-        over_sampling=FixedFactor(alpha),
+        over_sampling_factor=alpha,
         refill=True,
         num_steps=80,
         warmup_steps=20,

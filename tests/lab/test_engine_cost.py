@@ -16,7 +16,6 @@ from april_rl.run.tracking.samples_file import write_timeline
 from april_rl.training.rollout.collector import Collection
 from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
 from april_rl.training.rollout.measures.timeline import Timeline, timeline_of
-from april_rl.training.rollout.over_sampling import FixedFactor
 from april_rl.training.rollout.ticks import TickWork
 
 COST = EngineCost(step_s=3e-3, sample_s=4e-5, context_token_s=6e-8, prefill_token_s=2e-5)
@@ -128,7 +127,7 @@ def test_a_recorded_step_gives_the_cost_of_its_engines(tmp_path):
     )
     simulate(
         scenario,
-        over_sampling=FixedFactor(1.0),
+        over_sampling_factor=1.0,
         refill=False,
         num_steps=2,
         warmup_steps=0,

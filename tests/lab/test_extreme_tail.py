@@ -15,7 +15,6 @@ from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.training.rollout.collector import Collection
-from april_rl.training.rollout.over_sampling import FixedFactor
 from april_rl.types import SampleId
 
 LONG, SHORT, EVERY = 50_000, 100, 16
@@ -58,7 +57,7 @@ def run(request: pytest.FixtureRequest) -> tuple[Seen, Outcome]:
     seen = Seen()
     outcome = simulate(
         replace(SCENARIO, keeps_parked=request.param),
-        over_sampling=FixedFactor(2.0),
+        over_sampling_factor=2.0,
         refill=True,
         num_steps=STEPS,
         warmup_steps=0,
@@ -97,7 +96,5 @@ def test_the_buffer_holds_no_more_than_the_groups_that_the_cap_allows(run):
 
 def test_a_long_tailed_run_takes_less_than_half_of_the_synchronous_time(run):
     """Fails when a long response delays every step."""
-    plain = simulate(
-        SCENARIO, over_sampling=FixedFactor(1.0), refill=False, num_steps=5, warmup_steps=0
-    )
+    plain = simulate(SCENARIO, over_sampling_factor=1.0, refill=False, num_steps=5, warmup_steps=0)
     assert run[1].step_s < 0.5 * plain.step_s

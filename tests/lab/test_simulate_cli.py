@@ -24,7 +24,6 @@ from april_rl.run.tracking.samples_file import SampleRecord, write_samples, writ
 from april_rl.training.rollout.collector import Collection
 from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
 from april_rl.training.rollout.measures.timeline import timeline_of
-from april_rl.training.rollout.over_sampling import FixedFactor
 
 NUM_GROUPS, GROUP_SIZE, BUDGET = 8, 4, 600
 SCENARIO = Scenario(
@@ -66,7 +65,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
 
         outcome = simulate(
             SCENARIO,
-            over_sampling=FixedFactor(1.0),
+            over_sampling_factor=1.0,
             refill=False,
             num_steps=80,
             warmup_steps=0,
@@ -250,7 +249,7 @@ def test_help_appears_quickly():
 
 def test_an_outcome_is_the_mean_of_its_steps():
     """Fails when warm-up steps are counted."""
-    arguments = {"over_sampling": FixedFactor(1.0), "refill": False}
+    arguments = {"over_sampling_factor": 1.0, "refill": False}
     both = simulate(SCENARIO, num_steps=2, warmup_steps=0, **arguments)
     second = simulate(SCENARIO, num_steps=1, warmup_steps=1, **arguments)
     first = simulate(replace(SCENARIO), num_steps=1, warmup_steps=0, **arguments)

@@ -20,7 +20,6 @@ from april_rl.lab.simulator.world import DelayedScores, NumberedPrompts, Virtual
 from april_rl.training.rollout.collector import Collector
 from april_rl.training.rollout.dispatch import RequestRules
 from april_rl.training.rollout.in_process import SerialEngines, SingleEngine
-from april_rl.training.rollout.over_sampling import FixedFactor
 from april_rl.training.rollout.requests import Request
 from april_rl.training.rollout.step import StepRules
 from april_rl.types import SampleId
@@ -55,7 +54,7 @@ def test_a_synchronous_step_takes_what_the_closed_form_says(lengths, prompt_toke
         max_batched_tokens=10**6,
     )
     outcome = simulate(
-        scenario, over_sampling=FixedFactor(1.0), refill=False, num_steps=1, warmup_steps=0
+        scenario, over_sampling_factor=1.0, refill=False, num_steps=1, warmup_steps=0
     )
     expected_s = COST.seconds(
         engine_steps=max(lengths),
@@ -181,7 +180,7 @@ def test_the_collector_does_the_same_on_simulated_and_on_fake_engines():
                 deterministic=False,
                 requests=RequestRules(tick_steps=4, max_response_tokens=60, seed=0),
             ),
-            over_sampling=FixedFactor(2.0),
+            over_sampling_factor=2.0,
             keep=lambda scored: True,  # noqa: ARG005
             clock=iter(range(10**9)).__next__,
         )

@@ -15,7 +15,6 @@ from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.lab.simulator.turns import Turns
 from april_rl.training.rollout.collector import Collection
-from april_rl.training.rollout.over_sampling import FixedFactor
 from april_rl.types import Completion, Observation, Sample
 
 TAIL = Lognormal(median_tokens=150, sigma=0.8, correlation=0.3)
@@ -37,7 +36,7 @@ def run(scenario: Scenario, factor: float, *, refill: bool) -> tuple[Outcome, li
     seen: list[Collection] = []
     outcome = simulate(
         scenario,
-        over_sampling=FixedFactor(factor),
+        over_sampling_factor=factor,
         refill=refill,
         num_steps=10,
         warmup_steps=6,

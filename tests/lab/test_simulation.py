@@ -11,7 +11,6 @@ from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.training.rollout.collector import Collection
-from april_rl.training.rollout.over_sampling import FixedFactor
 
 COST = EngineCost(step_s=5e-3, sample_s=2e-5, context_token_s=6e-8, prefill_token_s=2e-5)
 TAIL = Lognormal(median_tokens=150, sigma=1.0, correlation=0.3)
@@ -37,7 +36,7 @@ def run(
     """Simulate ten steps after five that do not count."""
     return simulate(
         scenario,
-        over_sampling=FixedFactor(factor),
+        over_sampling_factor=factor,
         refill=refill,
         num_steps=steps,
         warmup_steps=5,

@@ -28,7 +28,6 @@ from april_rl.training.rollout.measures.timeline import (
     read_timeline,
     timeline_of,
 )
-from april_rl.training.rollout.over_sampling import FixedFactor
 from april_rl.training.rollout.record import StepRecord
 from april_rl.types import Group, Sample, ScoredGroup
 
@@ -50,7 +49,7 @@ def run(factor: float = 2.0) -> list[tuple[Collection, Timeline]]:
     seen: list[tuple[Collection, Timeline]] = []
     simulate(
         scenario,
-        over_sampling=FixedFactor(factor),
+        over_sampling_factor=factor,
         refill=factor > 1,
         num_steps=STEPS,
         warmup_steps=0,

@@ -33,6 +33,8 @@ from source_tree import (
     where,
 )
 
+from april_rl import api
+
 # The doors of the package from the lowest, each with its floors from the lowest. A room of the lab
 # has its door in its name.
 HOUSE: dict[str, tuple[set[str], ...]] = {
@@ -54,11 +56,11 @@ HOUSE: dict[str, tuple[set[str], ...]] = {
         {"data", "rewards", "evaluation", "tiny"},
         {"environments"},
     ),
-    "start": ({"planning"}, {"assembly"}, {"commands"}, {"command_line"}),
+    "start": ({"planning"}, {"assembly"}, {"commands"}, {"command_line"}, {"python"}),
     "trl": ({"trl"},),
     "lab": (
         {"lab.simulator", "lab.dashboards"},
-        {"lab.tuning", "lab.report"},
+        {"lab.report"},
         {"lab.rehearsal"},
         {"lab.commands", "lab"},
     ),
@@ -67,7 +69,7 @@ HOUSE: dict[str, tuple[set[str], ...]] = {
 FLOORS = {part: floor for floor, parts in enumerate(chain(*HOUSE.values())) for part in parts}
 # Rooms whose tests take seconds and need neither GPU nor processes.
 PURE = {"types", "metrics", "config", "checkpointing", "algorithm", "batch", "rollout"}
-PURE |= {"lab.simulator", "lab.tuning", "lab.report"}
+PURE |= {"lab.simulator", "lab.report"}
 HYDRA_USERS = {"config", "command_line", "commands", "lab.commands"}
 OWNERS = {
     "vllm": {"engine", "trl"},
@@ -145,6 +147,18 @@ def test_the_package_imports_itself_by_its_full_name() -> None:
         if isinstance(node, ast.ImportFrom) and node.level
     ]
     assert relative == []
+
+
+def test_type_checkers_see_the_names_of_the_api() -> None:
+    checked = next(node for node in tree_of(PACKAGE / "api.py").body if isinstance(node, ast.If))
+    seen = {
+        (node.module, alias.name)
+        for node in checked.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    modules = {f"april_rl.{module}": names for module, names in api._MODULES.items()}
+    assert seen == {(module, name) for module, names in modules.items() for name in names}
 
 
 @pytest.mark.parametrize("first", ["import april_rl.train", "import april_rl.api", ""])

@@ -91,6 +91,12 @@ def command_lines(path: Path) -> list[str]:
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
 
 
+def test_the_code_of_every_page_imports_from_the_api_alone() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    code = "".join(re.findall(r"^```python\n(.*?)^```", text, re.M | re.S))
+    assert set(re.findall(r"(?:from|import) (april_rl[.\w]*)", code)) == {"april_rl.api"}
+
+
 @pytest.mark.slow
 def test_the_settings_of_every_command_on_every_page_are_accepted() -> None:
     """Fails when a page names a recipe or setting that no longer exists, or a value that is

@@ -78,15 +78,3 @@ def test_equal_settings_give_equal_samples_metrics_and_weights(task, tmp_path, w
     rows = check_equal(tmp_path / "first", tmp_path / "second")
     kept = sum(row.get("rollout/kept_samples", 0) for row in rows)
     assert (kept > 0) == (resume == "keep")
-
-
-def test_a_learned_over_sampling_factor_changes_and_gives_the_reason(task, tmp_path):
-    """Fails when the simulation never returns a result, or the run does not follow it."""
-    run_dir = tmp_path / "auto"
-    settings = ("rollout.over_sampling_factor=auto", "trainer.num_steps=40", "evaluation.every=100")
-    done = run(command(task, run_dir, *settings), tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    factors = [row["rollout/over_sampling_factor"] for row in steps_of(run_dir)]
-    assert factors[0] == 1
-    assert max(factors) > 1
-    assert "rollout.over_sampling_factor 1 →" in done.stdout

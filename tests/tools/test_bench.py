@@ -54,7 +54,6 @@ def test_each_factor_is_measured_with_the_synchronous_loop_and_the_limit():
         ("refill", 2),
         ("refill, keep", 2),
         ("limit", 2),
-        ("refill, keep, auto", 1),
     ]
 
 

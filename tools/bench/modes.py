@@ -19,7 +19,6 @@ from april_rl.lab.simulator.simulation import Scenario
 from april_rl.lab.simulator.world import DelayedScores, VirtualClock
 from april_rl.training.rollout.collector import Collector
 from april_rl.training.rollout.in_process import SerialEngines, SingleEngine
-from april_rl.training.rollout.over_sampling import OverSampling
 from april_rl.training.rollout.record import StepRecord
 from april_rl.training.rollout.requests import Request
 from april_rl.training.rollout.ticks import Completions, Tick, TickWork
@@ -166,16 +165,16 @@ class CollectorMode:
         self,
         args: argparse.Namespace,
         engine: KeepingEngine,
-        over_sampling: OverSampling,
+        factor: float,
         *,
         refill: bool,
         keeps: bool,
     ) -> None:
         """Build a collector on the shared engine; `keeps` is rollout.resume=keep."""
-        unfilled = "synchronous" if over_sampling.factor == 1 else "one-shot"
+        unfilled = "synchronous" if factor == 1 else "one-shot"
         self.name = ("refill" if refill else unfilled) + (", keep" if keeps else "")
         self._keeps = keeps
-        self._over_sampling = over_sampling
+        self.factor = factor
         self.engine = DrawnLengthsEngine(engine, lengths_of(args), keeps=keeps)
         self._engines: list[SingleEngine] = [self.engine]  # this list is read at every tick
         self._args = args
@@ -191,20 +190,14 @@ class CollectorMode:
                 abort_timeout_s=60.0,
                 tick_timeout_s=60.0,
             ),
-            over_sampling=over_sampling,
+            over_sampling_factor=factor,
             keep=lambda _: True,
         )
-
-    @property
-    def factor(self) -> float:
-        """Return the present α."""
-        return self._over_sampling.factor
 
     def simulate(self, steps: int, cost: EngineCost) -> None:
         """Run `steps` steps on a simulated engine, which takes a hundredth of the time.
 
         Its samples have the same lengths, so the same ones are in flight and parked afterwards.
-        Only AutoFactor asks for the cost.
         """
         simulated = SimulatedEngine(
             length_of=lengths_of(self._args),

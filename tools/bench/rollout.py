@@ -14,7 +14,6 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -27,11 +26,7 @@ from rich.table import Table
 from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
 from april_rl.lab.simulator.engine_cost import EngineCost, fit_cost
-from april_rl.lab.simulator.prediction import Prediction
-from april_rl.lab.tuning.auto_factor import AutoFactor, Budgets
-from april_rl.lab.tuning.comparison import Comparison
 from april_rl.start.planning.layout import pick_device, precision
-from april_rl.training.rollout.over_sampling import FixedFactor, largest_factor
 from bench.limit import Limit
 from bench.modes import (
     ANY_COST,
@@ -40,7 +35,6 @@ from bench.modes import (
     CollectorMode,
     KeepingEngine,
     Slice,
-    scenario_of,
 )
 
 # The benchmark uses the tests' random model.
@@ -113,7 +107,7 @@ def modes_of(args: argparse.Namespace, engine: KeepingEngine) -> list[Mode]:
     """
 
     def mode(factor: float, *, refill: bool = True, keeps: bool = False) -> CollectorMode:
-        return CollectorMode(args, engine, FixedFactor(factor), refill=refill, keeps=keeps)
+        return CollectorMode(args, engine, factor, refill=refill, keeps=keeps)
 
     def limit(factor: float) -> Limit:
         return Limit(args, engine, factor=factor)
@@ -125,23 +119,7 @@ def modes_of(args: argparse.Namespace, engine: KeepingEngine) -> list[Mode]:
         if factor > 1:
             modes.append(mode(factor, refill=False))
         modes += [mode(factor), mode(factor, keeps=True), limit(factor)]
-    chosen = automatic(args, kv_cache_tokens=engine.kv_cache_tokens)
-    auto = CollectorMode(args, engine, chosen, refill=True, keeps=True)
-    auto.name += ", auto"
-    return [*modes, auto]
-
-
-def automatic(args: argparse.Namespace, *, kv_cache_tokens: int) -> AutoFactor:
-    """Return rollout.over_sampling_factor=auto, without timing its simulations between steps."""
-
-    def at_once(comparison: Comparison) -> Future[list[Prediction]]:
-        predictions: Future[list[Prediction]] = Future()
-        predictions.set_result(comparison.predictions())
-        return predictions
-
-    budgets = Budgets(max_off_policy_frac=1.0, kv_cache_tokens=kv_cache_tokens)
-    settings = scenario_of(args, keeps=True)
-    return AutoFactor(settings, budgets, refill=True, submit=at_once)
+    return modes
 
 
 def start(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[[], None]]:
@@ -154,7 +132,7 @@ def start(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[[], Non
     from april_rl.training.engine.vllm_engine import VllmEngine
 
     write_tiny_qwen3(folder, hidden_size=128, num_layers=4, initializer_range=0.02)
-    most = max(*args.factors, largest_factor(args.max_staleness))
+    most = max(args.factors)
     engine = VllmEngine(
         EngineConfig(
             dtype=precision(ComputeDtype[args.dtype], pick_device("auto")),

@@ -9,9 +9,9 @@ from statistics import fmean
 from april_rl.config.choices import SAMPLE_BY_SAMPLE
 from april_rl.lab.report.gains import NUM_FILES, Gains
 from april_rl.lab.report.run_files import Row, RunFiles
+from april_rl.lab.simulator.length_statistics import waitless_staleness
 from april_rl.lab.simulator.recorded_run import NO_SMALL_BATCHES, RecordedRunError, read_cost
 from april_rl.run.tracking.signal_watch import NUM_SILENT, SignalWatch
-from april_rl.training.rollout.over_sampling import waitless_staleness
 
 _WORTH_SAYING = 1.1  # a predicted gain above this is reported
 _LONG_TAIL = 0.2  # difference between share of the time and share of the samples

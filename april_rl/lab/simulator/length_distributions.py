@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from statistics import NormalDist
 
-import numpy as np
-
-from april_rl.lab.simulator.length_statistics import survival
 from april_rl.types import SampleId
 
 LengthDistribution = Callable[[SampleId], int]
@@ -59,27 +56,6 @@ class Recorded:
         if sample_id.index < len(group):
             return group[sample_id.index]
         return group[int(uniform(self.seed, sample_id.prompt_id, sample_id.index) * len(group))]
-
-
-def finished_lengths(
-    lengths: Sequence[int], is_finished: Sequence[bool], *, rng: np.random.Generator
-) -> list[int]:
-    """Return the lengths in tokens [n]. For an unfinished sample, the length is drawn from the
-    longer lengths of the product-limit estimate.
-
-    If no finished sample is longer, the remaining length is exponential with the maximum-likelihood
-    mean, tokens seen ÷ samples finished.
-    """
-    tokens, has_ended = np.array(lengths), np.array(is_finished, bool)
-    cuts = tokens[~has_ended]
-    ends, longer = survival(tokens[has_ended], cuts)
-    longer_than_cut = np.concatenate([[1.0], longer])[np.searchsorted(ends, cuts, "right")]
-    places = np.searchsorted(-longer, -longer_than_cut * rng.uniform(size=len(cuts)))
-    mean = max(1.0, tokens.sum() / max(1, has_ended.sum()))
-    beyond = np.maximum(cuts, max(ends, default=0)) + np.ceil(rng.exponential(mean, len(cuts)))
-    for row, place, longest in zip(np.flatnonzero(~has_ended), places, beyond, strict=True):
-        tokens[row] = ends[place] if place < len(ends) else longest
-    return [int(count) for count in tokens]
 
 
 def uniform(seed: int, prompt_id: int, index: int) -> float:

@@ -4,6 +4,7 @@ differ more from each other than random draws.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,3 +73,13 @@ def _count(lengths: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     counts = np.bincount(lengths)  # faster than sorting millions
     distinct = np.flatnonzero(counts)
     return distinct, counts[distinct]
+
+
+def waitless_staleness(factor: float, *, longest: float, mean: float) -> int:
+    """Return the smallest `max_staleness` at which no step waits for its oldest groups.
+
+    A step trains N·G samples of `mean` tokens, and full slots generate α·N·G tokens per engine
+    step. So a step lasts mean ÷ α engine steps, and a response of `longest` tokens takes α ·
+    longest ÷ mean steps.
+    """
+    return math.ceil(round(factor * longest / mean, 6))

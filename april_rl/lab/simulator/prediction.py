@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.training.rollout.collector import Collection
-from april_rl.training.rollout.over_sampling import FixedFactor
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def predict(
     for mode in modes:
         outcome = simulate(
             scenario,
-            over_sampling=FixedFactor(mode.factor),
+            over_sampling_factor=mode.factor,
             refill=mode.refill,
             num_steps=num_steps,
             warmup_steps=warmup_steps,

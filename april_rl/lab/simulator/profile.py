@@ -8,8 +8,8 @@ from itertools import chain
 
 import numpy as np
 
+from april_rl.lab.simulator.length_statistics import waitless_staleness
 from april_rl.lab.simulator.prediction import Prediction
-from april_rl.training.rollout.over_sampling import waitless_staleness
 
 _NUM_BINS, _BAR = 12, 40  # rows of the histogram, characters of its longest bar
 _WORTH_IT = 1.05  # smallest gain in samples per second that is worth it

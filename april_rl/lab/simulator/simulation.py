@@ -20,7 +20,6 @@ from april_rl.lab.simulator.world import (
 )
 from april_rl.training.rollout.collector import Collection, Collector
 from april_rl.training.rollout.dispatch import RequestRules
-from april_rl.training.rollout.over_sampling import OverSampling
 from april_rl.training.rollout.step import StepRules
 from april_rl.types import ScoredGroup
 
@@ -104,7 +103,7 @@ class Scenario:
 def simulate(
     scenario: Scenario,
     *,
-    over_sampling: OverSampling,
+    over_sampling_factor: float,
     refill: bool,
     num_steps: int,
     warmup_steps: int,
@@ -115,11 +114,11 @@ def simulate(
     The outcome depends only on the arguments, including seeds. `on_step` is called with every
     step.
     """
-    run = _Run(scenario, over_sampling=over_sampling, refill=refill)
+    run = _Run(scenario, over_sampling_factor=over_sampling_factor, refill=refill)
     outcome, scale = Outcome(), scenario.scale
     for version in range(warmup_steps + num_steps):
         collection = run.step(version)
-        outcome.factor = over_sampling.factor
+        outcome.factor = over_sampling_factor
         if on_step is not None:
             on_step(version, collection)
         if version < warmup_steps:
@@ -136,7 +135,7 @@ def simulate(
 class _Run:
     """A collector, its simulated engines and their clock."""
 
-    def __init__(self, scenario: Scenario, *, over_sampling: OverSampling, refill: bool) -> None:
+    def __init__(self, scenario: Scenario, *, over_sampling_factor: float, refill: bool) -> None:
         self._scenario, self._clock = scenario, VirtualClock()
         episodes = scenario.episodes
         self._engines = [
@@ -162,7 +161,7 @@ class _Run:
             outside,
             NumberedPrompts(scenario.prompt_tokens, has_environment=episodes is not None),
             scenario.rules(refill=refill),
-            over_sampling=over_sampling,
+            over_sampling_factor=over_sampling_factor,
             keep=_has_signal if scenario.is_filtered else _any,
             clock=self._clock,
         )

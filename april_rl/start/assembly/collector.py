@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import OnRestart, OnStale
-from april_rl.config.user_code import import_function
 from april_rl.start.assembly.own_algorithm import load_group_filter
 from april_rl.task.data.stream import MixedStream, PromptStream
 from april_rl.training.rollout.collector import Collector
 from april_rl.training.rollout.dispatch import RequestRules
-from april_rl.training.rollout.over_sampling import FixedFactor, OverSampling
 from april_rl.training.rollout.ports import Engines, Outside
 from april_rl.training.rollout.step import StepRules
 from april_rl.types import ScoredGroup
@@ -20,8 +17,6 @@ from april_rl.types import ScoredGroup
 # For each group that it trains, a step may lose this many that have no signal or are dropped.
 _REJECTED_PER_GROUP = 20
 _ABORT_TIMEOUT_S = 60.0  # an engine that has not returned its samples by then counts as hung
-# The one part of the lab that training may need, for `rollout.over_sampling_factor=auto`.
-_AUTO = "april_rl.lab.tuning.of_config:auto_factor"
 
 
 def build_collector(
@@ -30,14 +25,8 @@ def build_collector(
     outside: Outside,
     *,
     prompts: PromptStream | MixedStream,
-    kv_cache_tokens: int,
-    stack: ExitStack,
 ) -> Collector:
-    """Build the collector.
-
-    `kv_cache_tokens` is the total over all engines; closing `stack` ends the simulation process of
-    over_sampling_factor=auto.
-    """
+    """Build the collector from a checked configuration."""
     rollout = config.rollout
     return Collector(
         engines,
@@ -60,12 +49,7 @@ def build_collector(
             tick_timeout_s=config.runtime.stall_timeout_s,
             deterministic=config.deterministic,
         ),
-        over_sampling=_over_sampling(
-            config,
-            num_engines=engines.num_engines,
-            kv_cache_tokens=kv_cache_tokens,
-            stack=stack,
-        ),
+        over_sampling_factor=rollout.over_sampling_factor,
         keep=_filter(config, prompts),
         restarts_episodes=config.environment.on_restart is OnRestart.again,
     )
@@ -88,15 +72,3 @@ def _filter(
         return keep(scored)
 
     return learn
-
-
-def _over_sampling(
-    config: TrainConfig, *, num_engines: int, kv_cache_tokens: int, stack: ExitStack
-) -> OverSampling:
-    factor = config.rollout.over_sampling_factor
-    if not isinstance(factor, str):
-        return FixedFactor(factor)
-    found: OverSampling = import_function(_AUTO)(
-        config, num_engines=num_engines, kv_cache_tokens=kv_cache_tokens, stack=stack
-    )
-    return found

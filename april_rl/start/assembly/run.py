@@ -77,7 +77,7 @@ def assemble(
     teacher = teacher_server(site, inputs)
     workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
     stack.callback(workers.close)
-    engines, planned, kv_tokens = _start(workers, drafted, view)
+    engines, planned = _start(workers, drafted, view)
     evaluator = build_evaluator(config, engines, outside, num_slots=num_slots(config))
     return RunParts(
         view=view,
@@ -93,8 +93,6 @@ def assemble(
             engines,
             outside,
             prompts=prompts,
-            kv_cache_tokens=kv_tokens,
-            stack=stack,
         ),
         packer=packer,
         evaluate=partial(
@@ -203,9 +201,9 @@ def _checkpointer(
     )
 
 
-def _start(workers: Workers | LocalWorker, drafted: Draft, view: View) -> tuple[Engines, Plan, int]:
-    """Plan for the workers' memory and start them, each stage shown as a phase. Return the engines,
-    the plan and the tokens that all KV caches hold.
+def _start(workers: Workers | LocalWorker, drafted: Draft, view: View) -> tuple[Engines, Plan]:
+    """Plan for the workers' memory and start them, each stage shown as a phase. Return the engines
+    and the plan.
     """
     planned = plan(drafted, workers.memory())
     _show(planned.lines, view)
@@ -216,8 +214,7 @@ def _start(workers: Workers | LocalWorker, drafted: Draft, view: View) -> tuple[
             shown.enter_context(view.phase(stage))
 
         workers.start(planned.config, sleeps=planned.engines_sleep, on_stage=on_stage)
-    config, layout, kv_tokens = planned.config, planned.layout, workers.kv_cache_tokens()
-    demand = kv_demand(config, layout)
-    _show(kv_warning(demand, kv_tokens // layout.num_engines), view)
-    engines = workers.engines(deterministic=config.deterministic)
-    return engines, planned, kv_tokens
+    config, layout = planned.config, planned.layout
+    kv_cache_tokens = workers.kv_cache_tokens() // layout.num_engines
+    _show(kv_warning(kv_demand(config, layout), kv_cache_tokens), view)
+    return workers.engines(deterministic=config.deterministic), planned

@@ -11,7 +11,7 @@ from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume, Sleep, Speculation
 from april_rl.start.planning.engine_share import MARGIN_FRAC, settle_share, use_rest
 from april_rl.start.planning.errors import PreflightError
-from april_rl.start.planning.kv_room import peak_demand
+from april_rl.start.planning.kv_room import kv_demand
 from april_rl.start.planning.memory_check import Room, remedies
 from april_rl.start.planning.memory_inputs import MemoryInputs
 from april_rl.start.planning.memory_plan import GIB, Phase, plan_memory
@@ -82,7 +82,7 @@ def decide_sleep_and_resume(
     `inputs` belong to `config`, and `room` is the memory of the fullest GPU. Raise
     PreflightError as `settle_sleep` does.
     """
-    demand = peak_demand(config, inputs.layout)
+    demand = kv_demand(config, inputs.layout)
     asked = inputs.engine.gpu_memory_utilization
     inputs, share = settle_share(model, inputs, room=room, demand=demand)
     inputs, sleep = settle_sleep(model, inputs, room=room)

@@ -44,10 +44,8 @@ class KvDemand:
         return math.ceil(self.num_slots * self.expected_tokens)
 
 
-def peak_demand(config: TrainConfig, layout: Layout) -> KvDemand:
-    """Return what the samples of an engine need at the peak of a step; with
-    rollout.over_sampling_factor=auto, at the largest α that it may choose.
-    """
+def kv_demand(config: TrainConfig, layout: Layout) -> KvDemand:
+    """Return what the samples of an engine need at the peak of a step."""
     rollout = config.rollout
     shared_by = rollout.group_size if config.engine.prefix_caching else 1
     is_cpu = layout.device == "cpu"
@@ -61,18 +59,9 @@ def peak_demand(config: TrainConfig, layout: Layout) -> KvDemand:
     )
 
 
-def kv_demand(config: TrainConfig, layout: Layout) -> KvDemand | None:
-    """Return what a run's samples need; None with rollout.over_sampling_factor=auto, which never
-    chooses an α that does not fit.
-    """
-    if isinstance(config.rollout.over_sampling_factor, str):
-        return None
-    return peak_demand(config, layout)
-
-
-def kv_warning(demand: KvDemand | None, kv_cache_tokens: int) -> Iterator[str]:
+def kv_warning(demand: KvDemand, kv_cache_tokens: int) -> Iterator[str]:
     """Yield a warning when the samples of an engine are expected not to fit its KV cache."""
-    if demand is None or demand.total_tokens <= kv_cache_tokens:
+    if demand.total_tokens <= kv_cache_tokens:
         return
     fitting = int(kv_cache_tokens / demand.expected_tokens)
     yield (

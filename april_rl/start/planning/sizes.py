@@ -9,7 +9,6 @@ from april_rl.config import TrainConfig
 from april_rl.errors import RunError
 from april_rl.task.evaluation.settings import longest_response
 from april_rl.training.rollout.dispatch import auto_tick_steps
-from april_rl.training.rollout.over_sampling import largest_factor
 from april_rl.training.runtime.layout import Layout
 
 
@@ -21,13 +20,9 @@ class EngineSizes(NamedTuple):
 
 
 def num_slots(config: TrainConfig) -> int:
-    """Return the samples in flight over all engines, round(α·N·G); with `auto`, the largest
-    possible.
-    """
+    """Return the samples in flight over all engines, round(α·N·G)."""
     rollout = config.rollout
-    factor = rollout.over_sampling_factor
-    most = largest_factor(rollout.max_staleness) if isinstance(factor, str) else factor
-    return round(most * config.trainer.num_groups * rollout.group_size)
+    return round(rollout.over_sampling_factor * config.trainer.num_groups * rollout.group_size)
 
 
 def tick_steps(config: TrainConfig, *, num_engines: int) -> int:

@@ -41,7 +41,6 @@ from april_rl.training.rollout.dispatch import Dispatch, ExpectedLength
 from april_rl.training.rollout.garbage_collection import garbage_collection_paused
 from april_rl.training.rollout.groups import Groups
 from april_rl.training.rollout.leftovers import Leftovers
-from april_rl.training.rollout.over_sampling import OverSampling
 from april_rl.training.rollout.ports import Engines, Outside, PromptSource
 from april_rl.training.rollout.record import StepRecord
 from april_rl.training.rollout.step import Step, StepRules
@@ -60,7 +59,7 @@ class Collection:
     probes: Sequence[Sample]  # short samples of this step's weights, trained or not
     record: StepRecord
     metrics: Metrics  # `ledger/*` and the sizes of the buffer
-    notes: tuple[str, ...]  # messages for the user: a smaller batch, a change of α
+    notes: tuple[str, ...]  # messages for the user, such as of a smaller batch
 
 
 class Collector:
@@ -73,7 +72,7 @@ class Collector:
         prompts: PromptSource,
         rules: StepRules,
         *,
-        over_sampling: OverSampling,
+        over_sampling_factor: float,
         keep: Callable[[ScoredGroup], bool],
         restarts_episodes: bool = False,
         clock: Callable[[], float] = time.perf_counter,
@@ -85,7 +84,7 @@ class Collector:
         self._outside = outside
         self._prompts = prompts
         self._rules = rules
-        self._over_sampling = over_sampling
+        self._num_slots = round(over_sampling_factor * rules.num_groups * rules.group_size)
         self._restarts_episodes = restarts_episodes
         self._clock = clock
         self._buffer = Buffer(rules.group_size)
@@ -110,12 +109,8 @@ class Collector:
         and scorer; after an error, and after KeyboardInterrupt from `on_progress`, only the tokens
         that a stalled engine sampled in this step are lost.
         """
-        change = self._over_sampling.begin_step()
-        num_needed = self._rules.num_groups * self._rules.group_size
         record = StepRecord(
-            policy_version=policy_version,
-            num_slots=round(self._over_sampling.factor * num_needed),
-            clock=self._clock,
+            policy_version=policy_version, num_slots=self._num_slots, clock=self._clock
         )
         step = Step(
             self._rules,
@@ -135,9 +130,9 @@ class Collector:
                 step.abort_and_park(abort_timeout_s)
             raise
         step.abort_and_park(abort_timeout_s)
-        return self._end(record, change=change)
+        return self._end(record)
 
-    def _end(self, record: StepRecord, *, change: str | None) -> Collection:
+    def _end(self, record: StepRecord) -> Collection:
         """Take the groups that are trained, and collect the other results of the step."""
         rules, version = self._rules, record.policy_version
         groups = draw_batch(
@@ -149,7 +144,6 @@ class Collector:
             seed=rules.requests.seed,
         )
         record.end(self._buffer.train(groups))
-        self._over_sampling.observe(record)
         notes = lost_groups_notes(
             record.groups.lost,
             num_groups=len(groups),
@@ -162,7 +156,7 @@ class Collector:
             probes=self._buffer.fresh_samples(version, limit=_NUM_PROBES),
             record=record,
             metrics=self._buffer.metrics(),
-            notes=(*notes, *([change] if change else [])),
+            notes=tuple(notes),
         )
 
     def take_back(self, collection: Collection) -> None:
@@ -196,7 +190,6 @@ class Collector:
             "group_size": self._rules.group_size,
             "max_staleness": self._rules.max_staleness,
             "dispatch": {"expected_tokens": self._expected_length.tokens},
-            "over_sampling": self._over_sampling.save(),
             **self._buffer.save(),
         }
 
@@ -213,7 +206,6 @@ class Collector:
             max_response_tokens=rules.requests.max_response_tokens,
         )
         self._expected_length.tokens = state["dispatch"]["expected_tokens"]
-        self._over_sampling.restore(state["over_sampling"])
         self._buffer.restore(
             state, num_engines=self._engines.num_engines, restarts_episodes=self._restarts_episodes
         )

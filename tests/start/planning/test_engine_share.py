@@ -5,7 +5,7 @@ from composed_config import load
 from planned_models import HUB, sizes_of
 
 from april_rl.start.planning.engine_sleep import Decided, decide_sleep_and_resume
-from april_rl.start.planning.kv_room import peak_demand, planned_kv_tokens
+from april_rl.start.planning.kv_room import kv_demand, planned_kv_tokens
 from april_rl.start.planning.layout import settle
 from april_rl.start.planning.memory_check import Room
 from april_rl.start.planning.memory_inputs import Beside, memory_inputs
@@ -52,7 +52,7 @@ def test_no_layer_is_recomputed_for_a_cache_that_nobody_needs(recipe: str, gib: 
     """Fails when an engine takes memory with which the learner's update would be shorter."""
     decided = decide(recipe, gib=gib)
     model = sizes_of(HUB[decided.config.model.path])
-    inputs, needed = decided.inputs, peak_demand(decided.config, decided.inputs.layout)
+    inputs, needed = decided.inputs, kv_demand(decided.config, decided.inputs.layout)
     cache = planned_kv_tokens(
         model, inputs, device_bytes=gib * GIB, workspace=engine_workspace(inputs)
     )

@@ -43,12 +43,6 @@ def test_a_warning_about_samples_that_do_not_fit_has_the_numbers_and_keys():
         assert part in warning
 
 
-def test_over_sampling_auto_gets_no_warning_about_the_kv_cache():
-    config = load("+recipe=qwen3_4b_dapo", "rollout.over_sampling_factor=auto")
-    found = kv_demand(config, EIGHT)
-    assert list(kv_warning(found, 1)) == []
-
-
 def test_the_kv_cache_warning_of_a_cpu_engine_names_the_cpu_setting():
     on_cpu = Layout(device="cpu", num_workers=1, tensor_parallel_size=1)
     [warning] = kv_warning(kv_demand(load("+recipe=tiny_cpu"), on_cpu), 10)

@@ -14,7 +14,6 @@ from april_rl.training.algorithm.aggregation import token_mean
 from april_rl.training.batch.packing import Batch, Packer
 from april_rl.training.rollout.collector import Collection, Collector
 from april_rl.training.rollout.dispatch import RequestRules
-from april_rl.training.rollout.over_sampling import FixedFactor, OverSampling
 from april_rl.training.rollout.ports import Engines
 from april_rl.training.rollout.record import GroupState
 from april_rl.training.rollout.step import StepRules
@@ -86,7 +85,6 @@ class Run:
         engines: Engines | None = None,
         *,
         prompts: FakePrompts | None = None,
-        over_sampling: OverSampling | None = None,
     ) -> None:
         self.setup = setup
         self.fakes = FakeEngines(
@@ -129,7 +127,7 @@ class Run:
                 ),
             ),
             clock=self.fakes.clock,
-            over_sampling=over_sampling or FixedFactor(setup.alpha),
+            over_sampling_factor=setup.alpha,
             keep=self._keep,
         )
         self.buffer = self.collector._buffer

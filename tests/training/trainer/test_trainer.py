@@ -129,7 +129,7 @@ def run(
     scorer = scorer or CountingScorer()
     workers = workers_type(engines, run_dir)
 
-    def build(config, *, run_dir, plain, stack, resumed) -> RunParts:
+    def build(config, *, run_dir, plain, resumed, **_) -> RunParts:
         view = View(title="", num_steps=1)
         quiet = replace(config.tracking, backends=[])
         prompts = PromptStream([PROMPT], seed=0, new_sampler=new_sampler)
@@ -154,9 +154,7 @@ def run(
             decode=FakeTokenizer().decode,
             outside=scorer,
             workers=workers,
-            collector=build_collector(
-                config, engines, scorer, prompts=prompts, kv_cache_tokens=10**6, stack=stack
-            ),
+            collector=build_collector(config, engines, scorer, prompts=prompts),
             packer=Packer(
                 num_ranks=1,
                 max_tokens=1000,

@@ -1,1 +1,0 @@
-"""`rollout.over_sampling_factor=auto`: measure engine cost and response lengths, and choose α."""
