@@ -55,8 +55,8 @@ OUT_OF_RANGE = """
     algorithm.geometric_mask=[nan,2] data.path= data.plain_template=nothing
     engine.gpu_memory_utilization=1 engine.tensor_parallel_size=0 evaluation.every=0
     learner.age_decay=0 learner.shard_size=-1 learner.max_mismatch=0 learner.age_weight=nothing
-    lora.rank=-1 model.path= optimizer.lr=0 optimizer.beta2=1 optimizer.lr=inf
-    optimizer.weight_decay=nan optimizer.warmup_steps=100 reward.hard_timeout_s=1
+    lora.rank=-1 model.path= optimizer.lr=0 optimizer.betas=[0.9,1] optimizer.betas=[0.9]
+    optimizer.lr=inf optimizer.weight_decay=nan optimizer.warmup_steps=100 reward.hard_timeout_s=1
     reward.memory_gib=0.5 reward.hard_timeout_s=inf reward.start_timeout_s=0
     rollout.over_sampling_factor=0.5 rollout.over_sampling_factor=inf
     rollout.over_sampling_factor=nan rollout.over_sampling_factor=automatic
