@@ -63,8 +63,6 @@ class TrainerConfig:
     num_passes: int = within(">= 1", 1)
     # hours after which the run writes a checkpoint and ends, counted from each start; 0: no limit
     max_hours: float = within(">= 0", 0.0)
-    # consecutive steps whose loss or gradient is not finite: each is skipped, the last ends the run
-    max_bad_steps: int = within(">= 1", 3)
 
     def __post_init__(self) -> None:
         check_bounds("trainer", self)

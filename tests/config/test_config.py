@@ -64,7 +64,7 @@ OUT_OF_RANGE = """
     rollout.group_size=1 rollout.max_staleness=-1 rollout.tick_steps=0 rollout.tick_steps=often
     rollout.temperature=0 rollout.temperature=inf rollout.drain_steps=100 runtime.num_workers=0
     seed=-1 seed=4294967296 tracking.save_samples_every=-1 trainer.num_steps=0
-    trainer.num_minibatches=1000 trainer.num_passes=0 trainer.max_bad_steps=0
+    trainer.num_minibatches=1000 trainer.num_passes=0
 """
 
 
