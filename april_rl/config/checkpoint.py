@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from april_rl.config.checks import check_bounds, require, within
+from april_rl.config.checks import check_bounds, within
 
 
 @dataclass(slots=True, kw_only=True)
@@ -17,9 +17,8 @@ class CheckpointConfig:
     every_steps: int = within(">= 0", 0)  # steps between checkpoints; 0: by time only
     every_minutes: float = within(">= 0", 30.0)  # minutes between checkpoints; 0: by steps only
     keep_last: int = within(">= 1", 2)  # newest checkpoints to keep; older ones are removed
-    # how many more checkpoints to keep: the ones with the highest best_metric
-    keep_best: int = within(">= 0", 0)
-    # metric of keep_best: eval/NAME/avg_at_k, pass_at_k or maj_at_k, with NAME of evaluation.sets
+    # eval/NAME/avg_at_k, pass_at_k or maj_at_k, with NAME of evaluation.sets: the checkpoint with
+    # the highest value is kept, too
     best_metric: str = ""
     # steps between Hugging Face exports; 0: only at the end
     export_every_steps: int = within(">= 0", 0)
@@ -28,8 +27,3 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         check_bounds("checkpoint", self)
-        require(
-            (self.keep_best > 0) == bool(self.best_metric),
-            "checkpoint.keep_best and checkpoint.best_metric must be set together: how many to "
-            f"keep, and by which metric; got {self.keep_best} and '{self.best_metric}'",
-        )

@@ -222,14 +222,3 @@ class Sleep(Enum):
     auto = "auto"  # always, unless both fit with a tenth of the GPU to spare
     always = "always"  # the learner has the whole GPU; parked samples lose their KV cache
     never = "never"  # the learner updates beside the engine's share, engine.gpu_memory_utilization
-
-
-class Speculation(Enum):
-    """Ways in which the engine guesses tokens ahead.
-
-    There is no draft model: it would have to follow the policy, and no weight sync updates it
-    (docs/design.md says what that would take).
-    """
-
-    none = "none"
-    ngram = "ngram"  # copy what followed the last few tokens earlier in the sample

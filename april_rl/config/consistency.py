@@ -18,7 +18,6 @@ from april_rl.config.choices import (
     Resume,
     RouterReplay,
     Sleep,
-    Speculation,
 )
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.schema import TrainConfig
@@ -278,15 +277,14 @@ def _check_engine(config: TrainConfig) -> None:
         "than the learner's, which algorithm.correction=none does not correct: take truncate or "
         "mask, or algorithm.ratio=behaviour",
     )
-    guesses = engine.speculation is not Speculation.none
-    setting = f"engine.speculation={engine.speculation.name}"
+    setting = "engine.args.speculative_config"
     require(
-        not (guesses and config.deterministic),
+        not (engine.guesses and config.deterministic),
         f"{setting} draws noise that depends on what else is computed at the time, so the same "
-        "seeds give other samples: take engine.speculation=none, or deterministic=false",
+        "seeds give other samples: remove it, or take deterministic=false",
     )
     require(
-        not (guesses and config.rollout.resume is Resume.keep),
+        not (engine.guesses and config.rollout.resume is Resume.keep),
         f"{setting} has guesses under way between two engine steps, which a sample that is "
         "parked with its KV cache cannot keep: take rollout.resume=reprefill",
     )

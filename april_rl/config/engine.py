@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from april_rl.config.checks import check_bounds, require, within
-from april_rl.config.choices import ComputeDtype, KvCacheDtype, Sleep, Speculation
+from april_rl.config.choices import ComputeDtype, KvCacheDtype, Sleep
+
+# vLLM's options that the run itself sets: from other settings, or because samples need them so.
+_SET_BY_RUN = """
+    model model_weights tokenizer runner revision hf_overrides quantization load_format seed dtype
+    max_model_len max_num_seqs enable_prefix_caching kv_cache_dtype kv_cache_memory_bytes watermark
+    gpu_memory_utilization block_size enforce_eager compilation_config ir_op_priority logprobs_mode
+    enable_sleep_mode scheduler_cls worker_cls distributed_executor_backend tensor_parallel_size
+    pipeline_parallel_size data_parallel_size disable_custom_all_reduce language_model_only
+    skip_tokenizer_init enable_return_routed_experts disable_log_stats use_tqdm_on_load enable_lora
+    max_loras max_lora_rank lora_target_modules logits_processors"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -15,9 +26,7 @@ class EngineConfig:
     dtype: ComputeDtype = ComputeDtype.auto
     # limit of prompt and response tokens; 0: data.max_prompt_tokens + rollout.max_response_tokens
     max_model_len: int = within(">= 0", 0)
-    # requests that one engine computes together; 0: as many as it has slots
-    max_num_seqs: int = within(">= 0", 0)
-    max_batched_tokens: int = within(">= 1", 8192)  # tokens of one engine step
+    max_num_seqs: int = within(">= 0", 0)  # requests computed together; 0: as many as it has slots
     kv_cache_gib: float = within("> 0", 1.0)  # size of the KV cache on CPU
     # on GPU: the engine's share of GPU memory; auto: the largest share that leaves room for the
     # learner's update, if the KV cache then holds the samples in flight; otherwise 0.85, or less if
@@ -31,29 +40,42 @@ class EngineConfig:
     tensor_parallel_size: int = within(">= 1", 1)  # workers that share one engine, on one node
     # on GPU; false: eager mode, which needs no compiler, starts in seconds and samples more slowly
     cuda_graphs: bool = True
-    # samples of a group share their prompt's KV cache; set it to false if layers carry a state
-    prefix_caching: bool = True
+    prefix_caching: bool = True  # siblings share their prompt's KV cache; false for stateful layers
     # auto: the precision of engine.dtype; fp8 holds twice the tokens, but samples from another
     # distribution than the learner's, so algorithm.correction or algorithm.ratio=behaviour has to
     # correct for it; mismatch/ shows the difference, learner.max_mismatch may have to be higher
     kv_cache_dtype: KvCacheDtype = KvCacheDtype.auto
-    # share of the KV cache that waiting samples leave to running ones, which grow into it; when the
-    # cache is full, vLLM discards a running sample's keys and values and recomputes them later
-    kv_cache_headroom: float = within("in [0, 1)", 0.2)
-    # guess tokens ahead and keep the ones that the model would have sampled: same distribution
-    speculation: Speculation = Speculation.none
-    # schedule an engine step while the previous one runs, so that a GPU does not wait for
-    # Python; the samples are the same. auto: on GPUs, without speculation; on CPU it costs time
-    async_scheduling: bool | str = "auto"
+    # vLLM's own options, handed on as they are: max_num_batched_tokens (of one engine step; 8192),
+    # async_scheduling (on GPUs), speculative_config of method ngram, and others
+    args: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def max_batched_tokens(self) -> int:
+        return int(self.args.get("max_num_batched_tokens", 8192))
+
+    @property
+    def guesses(self) -> bool:
+        return bool(self.args.get("speculative_config"))
 
     def __post_init__(self) -> None:
         check_bounds("engine", self)
+        for name in self.args:
+            require(
+                name not in _SET_BY_RUN.split(),
+                f"engine.args.{name}: the run itself sets this option of vLLM; remove it",
+            )
+        for name, kind in (("max_num_batched_tokens", int), ("async_scheduling", bool)):
+            value = self.args.get(name, kind())
+            require(type(value) is kind, f"engine.args.{name} must be {kind.__name__}, got {value}")
         require(
-            self.async_scheduling in (True, False, "auto"),
-            f"engine.async_scheduling must be true, false or auto, got {self.async_scheduling}",
+            not (self.guesses and self.args.get("async_scheduling")),
+            "engine.args.async_scheduling=true does not work with engine.args.speculative_config, "
+            "which guesses from tokens that are not sampled yet",
         )
+        guess = self.args.get("speculative_config") or {"method": "ngram"}
         require(
-            self.async_scheduling is not True or self.speculation is Speculation.none,
-            "engine.async_scheduling=true does not work with engine.speculation="
-            f"{self.speculation.value}, which guesses from tokens that are not sampled yet",
+            isinstance(guess, dict)
+            and guess.get("method") == "ngram"  # a draft model would have to follow the policy
+            and guess.get("rejection_sample_method", "standard") == "standard",
+            f"engine.args.speculative_config needs method: ngram and standard rejection: {guess}",
         )

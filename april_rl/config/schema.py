@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.config.checks import check_bounds, require, require_function, within
-from april_rl.config.choices import (
-    ComputeDtype,
-    Offload,
-    OnStale,
-    Resume,
-    RouterReplay,
-    Schedule,
-)
+from april_rl.config.choices import ComputeDtype, Offload, OnStale, Resume, RouterReplay, Schedule
 from april_rl.config.critic import CriticConfig
 from april_rl.config.engine import EngineConfig
 from april_rl.config.environment import EnvironmentConfig
@@ -42,9 +35,8 @@ class OptimizerConfig:
     """AdamW with warm-up, a learning-rate schedule and gradient clipping."""
 
     lr: float = within("> 0", 1e-6)  # highest learning rate, after the warm-up
-    beta1: float = within("in [0, 1)", 0.9)  # decay of the running mean of gradients
-    beta2: float = within("in [0, 1)", 0.999)  # decay of the running mean of their squares
-    eps: float = within("> 0", 1e-8)  # added to the root of that mean
+    # decay of the running mean of gradients, and of their squares
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     weight_decay: float = within(">= 0", 0.01)  # decay of matrices; norms and biases do not decay
     max_grad_norm: float = within("> 0", 1.0)  # a gradient with a larger norm is scaled down to it
     # optimizer steps (trainer.num_minibatches · trainer.num_passes a step) of a linear rise from
@@ -54,6 +46,10 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_bounds("optimizer", self)
+        require(
+            len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
+            f"optimizer.betas must be two numbers in [0, 1), got {self.betas}",
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,8 +63,6 @@ class TrainerConfig:
     num_passes: int = within(">= 1", 1)
     # hours after which the run writes a checkpoint and ends, counted from each start; 0: no limit
     max_hours: float = within(">= 0", 0.0)
-    # consecutive steps whose loss or gradient is not finite: each is skipped, the last ends the run
-    max_bad_steps: int = within(">= 1", 3)
 
     def __post_init__(self) -> None:
         check_bounds("trainer", self)

@@ -25,6 +25,9 @@ from april_rl.types import Sample, ScoredGroup
 
 Floats32 = NDArray[np.float32]
 
+_TIMEOUT_S = 60.0  # of one attempt of a request
+_MAX_RETRIES = 5  # after a time-out, a lost connection, or a status 429 or 5xx
+_CONCURRENCY = 32  # requests that are sent at a time
 _LOOK_S = 1.0  # longest time without a look at signals
 
 T = TypeVar("T")
@@ -41,16 +44,15 @@ class TeacherServer:
 
     def __init__(self, config: TeacherConfig) -> None:
         self._config = config
-        key = config.api_key_env
         # Requests run in a thread of their own, where they can be cancelled.
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._client = AsyncOpenAI(
             base_url=config.base_url,
-            api_key="none" if key is None else os.environ[key],
-            timeout=config.timeout_s,
-            max_retries=config.max_retries,
+            api_key=os.environ.get("OPENAI_API_KEY", "none"),
+            timeout=_TIMEOUT_S,
+            max_retries=_MAX_RETRIES,
         )
 
     def __str__(self) -> str:
@@ -130,7 +132,7 @@ class TeacherServer:
         return None
 
     async def _of_contexts(self, contexts: Sequence[Sequence[int]]) -> list[Floats32]:
-        free = asyncio.Semaphore(self._config.concurrency)
+        free = asyncio.Semaphore(_CONCURRENCY)
 
         async def of_context(token_ids: Sequence[int]) -> Floats32:
             async with free:

@@ -20,6 +20,7 @@ from april_rl.training.learner.update_errors import (
 )
 
 BAD_STEP = "loss/bad_step"
+_MAX_BAD_STEPS = 3  # the last of so many consecutive non-finite steps ends the run
 
 
 class Learners(Protocol):
@@ -54,7 +55,7 @@ class Updates:
         tell: Callable[[str], None],
     ) -> None:
         """Write the groups of skipped steps to `run_dir`/bad_steps; `tell` gets a line for each."""
-        self._learners, self._max_bad_steps = learners, config.trainer.max_bad_steps
+        self._learners = learners
         self._folder, self._tell = run_dir / "bad_steps", tell
         self._warning = MismatchWarning(config.learner.max_mismatch)
         self._num_bad = 0  # consecutive non-finite steps
@@ -62,7 +63,7 @@ class Updates:
         self._final: RunError | None = None  # the error that ends the run after this step
 
     def check(self) -> None:
-        """Raise NonFiniteError after trainer.max_bad_steps non-finite steps in a row, MismatchError
+        """Raise NonFiniteError after _MAX_BAD_STEPS non-finite steps in a row, MismatchError
         when another weight sync did not help, and OwnFunctionError when the user's loss failed.
         """
         if self._final is not None:
@@ -113,10 +114,10 @@ class Updates:
             self._tell(f"step {step} is skipped: {error}. {groups}{remedy}")
             return None
         self._num_bad += 1
-        if self._num_bad >= self._max_bad_steps:
+        if self._num_bad >= _MAX_BAD_STEPS:
             return NonFiniteError(
                 f"{error}. {groups}. {self._num_bad} steps in a row were skipped, which is the "
-                "limit (trainer.max_bad_steps)"
+                "limit: lower optimizer.lr or optimizer.max_grad_norm"
             )
         self._tell(f"step {step} is skipped: {error}. {groups}")
         return None

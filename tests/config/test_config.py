@@ -55,8 +55,8 @@ OUT_OF_RANGE = """
     algorithm.geometric_mask=[nan,2] data.path= data.plain_template=nothing
     engine.gpu_memory_utilization=1 engine.tensor_parallel_size=0 evaluation.every=0
     learner.age_decay=0 learner.shard_size=-1 learner.max_mismatch=0 learner.age_weight=nothing
-    lora.rank=-1 model.path= optimizer.lr=0 optimizer.beta2=1 optimizer.lr=inf
-    optimizer.weight_decay=nan optimizer.warmup_steps=100 reward.hard_timeout_s=1
+    lora.rank=-1 model.path= optimizer.lr=0 optimizer.betas=[0.9,1] optimizer.betas=[0.9]
+    optimizer.lr=inf optimizer.weight_decay=nan optimizer.warmup_steps=100 reward.hard_timeout_s=1
     reward.memory_gib=0.5 reward.hard_timeout_s=inf reward.start_timeout_s=0
     rollout.over_sampling_factor=0.5 rollout.over_sampling_factor=inf
     rollout.over_sampling_factor=nan rollout.over_sampling_factor=auto
@@ -64,7 +64,7 @@ OUT_OF_RANGE = """
     rollout.group_size=1 rollout.max_staleness=-1 rollout.tick_steps=0 rollout.tick_steps=often
     rollout.temperature=0 rollout.temperature=inf rollout.drain_steps=100 runtime.num_workers=0
     seed=-1 seed=4294967296 tracking.save_samples_every=-1 trainer.num_steps=0
-    trainer.num_minibatches=1000 trainer.num_passes=0 trainer.max_bad_steps=0
+    trainer.num_minibatches=1000 trainer.num_passes=0
 """
 
 

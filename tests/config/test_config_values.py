@@ -189,11 +189,7 @@ SOURCES = (
             "reward.functions.f.sources",
         ),
         (
-            ["checkpoint.keep_best=2"],
-            "checkpoint.best_metric must be set together",
-        ),
-        (
-            ["checkpoint.keep_best=2", "checkpoint.best_metric=eval/helt_out/avg_at_k"],
+            ["checkpoint.best_metric=eval/helt_out/avg_at_k"],
             "eval/helt_out/avg_at_k is not measured; choices: eval/held_out/avg_at_k",
         ),
         (["lora.rank=4", "lora.alpha=0"], "lora.alpha must be > 0, got 0"),

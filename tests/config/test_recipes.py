@@ -140,7 +140,7 @@ def test_our_dapo_recipes_take_several_updates_per_batch() -> None:
 def test_the_papers_recipes_have_the_published_values(name: str) -> None:
     config = load(f"+recipe={name}")
     optimizer, rollout, algorithm = config.optimizer, config.rollout, config.algorithm
-    assert (optimizer.lr, optimizer.beta1, optimizer.beta2) == (1e-6, 0.9, 0.98)
+    assert (optimizer.lr, optimizer.betas) == (1e-6, [0.9, 0.98])
     assert (optimizer.weight_decay, optimizer.warmup_steps) == (0.1, 0)
     assert (config.trainer.num_groups, rollout.group_size) == (32, 8)
     assert config.trainer.num_minibatches == 1

@@ -32,7 +32,7 @@ def task(tmp_path_factory) -> Path:
         pytest.param(("data.path={folder}/few.jsonl",), id="in_the_second_epoch"),
         pytest.param((TWO, SPLIT), id="one_engine_of_two_workers"),
         pytest.param((TWO, "algorithm=dapo", "learner.offload=all"), id="two_engines"),
-        pytest.param(("engine.async_scheduling=true",), id="asynchronous_scheduling"),
+        pytest.param(("engine.args.async_scheduling=true",), id="asynchronous_scheduling"),
     ],
 )
 def test_a_killed_and_resumed_run_equals_the_undisturbed_one(task, tmp_path, own):

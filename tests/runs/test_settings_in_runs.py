@@ -73,7 +73,7 @@ def test_a_geometric_mask_leaves_out_responses_that_the_policy_has_left(tmp_path
 @pytest.mark.slow
 @pytest.mark.soak
 def test_a_judge_and_a_reward_model_score_one_run(tmp_path: Path) -> None:
-    """`engine.speculation` is left out: with it vLLM's build for CPUs ends here with errors of its
+    """Speculation is left out: with it vLLM's build for CPUs ends here with errors of its
     own (AttributeError while it registers kernels, a deprecation of numba).
     tests/training/runtime/test_gpu_engine.py runs it on a GPU.
     """

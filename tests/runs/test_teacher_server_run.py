@@ -87,6 +87,7 @@ def test_a_server_that_does_not_answer_is_named_before_a_worker_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("april_rl.start.assembly.run.build_workers")
+    monkeypatch.setattr("april_rl.task.teacher_server._MAX_RETRIES", 0)
     words = ("teacher.path=null", "teacher.base_url=http://127.0.0.1:9/v1", "teacher.model=x")
-    message = refusal(None, tmp_path, *SMALL, *words, "teacher.max_retries=0")
+    message = refusal(None, tmp_path, *SMALL, *words)
     assert message.startswith("teacher.base_url=http://127.0.0.1:9/v1, model x failed: ")

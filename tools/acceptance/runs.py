@@ -38,9 +38,9 @@ GRAPHS: Modes = {
     "CUDA graphs": ("engine.cuda_graphs=true",),
 }
 ASYNCHRONOUS: Modes = {
-    "off, ticks of 8": ("engine.async_scheduling=false", "rollout.tick_steps=8"),
-    "on, ticks of 8": ("engine.async_scheduling=true", "rollout.tick_steps=8"),
-    "on, ticks of 32": ("engine.async_scheduling=true", "rollout.tick_steps=32"),
+    "off, ticks of 8": ("engine.args.async_scheduling=false", "rollout.tick_steps=8"),
+    "on, ticks of 8": ("engine.args.async_scheduling=true", "rollout.tick_steps=8"),
+    "on, ticks of 32": ("engine.args.async_scheduling=true", "rollout.tick_steps=32"),
 }
 KEEP: Modes = {
     "sleeps, prefilled again": ("rollout.resume=reprefill", "engine.sleep=always"),
@@ -182,7 +182,7 @@ def graphs(session: Session) -> Measured:
 
 
 def asynchronous(session: Session) -> Measured:
-    """Compare engine.async_scheduling off and on, and longer ticks."""
+    """Compare engine.args.async_scheduling off and on, and longer ticks."""
     return _compare(session, "async", ASYNCHRONOUS)
 
 

@@ -136,10 +136,12 @@ def start(folder: Path, args: argparse.Namespace) -> tuple[Any, Callable[[], Non
     engine = VllmEngine(
         EngineConfig(
             dtype=precision(ComputeDtype[args.dtype], pick_device("auto")),
-            max_batched_tokens=MAX_BATCHED_TOKENS,
             kv_cache_gib=2.0,
             gpu_memory_utilization=0.5,
-            async_scheduling=pick_device("auto") == "cuda",
+            args={
+                "max_num_batched_tokens": MAX_BATCHED_TOKENS,
+                "async_scheduling": pick_device("auto") == "cuda",
+            },
         ),
         model_path=str(folder),
         seed=0,

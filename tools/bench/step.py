@@ -7,8 +7,8 @@ model and data, with batches of as many samples, alone and with partial rollouts
 given.
 
     tools/bench.py step --trl 1.5
-    tools/bench.py step --set engine.cuda_graphs=false --mode off engine.async_scheduling=false \\
-        --mode on engine.async_scheduling=true
+    tools/bench.py step --set engine.cuda_graphs=false \\
+        --mode off engine.args.async_scheduling=false --mode on engine.args.async_scheduling=true
 """
 
 from __future__ import annotations

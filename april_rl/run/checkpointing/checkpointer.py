@@ -178,7 +178,7 @@ class Checkpointer:
                 required=under_way.required,
             )
             self.last = path
-            prune(self._root, keep_last=config.keep_last, keep_best=config.keep_best)
+            prune(self._root, keep_last=config.keep_last, keep_best=int(bool(config.best_metric)))
         except (OSError, CheckpointError) as error:
             return [str(error)]
         write_s = self._clock() - under_way.started

@@ -114,8 +114,7 @@ loss
     teacher_kl | nats | KL(learner ‖ teacher), where the run has a teacher
     own/* | any | metrics of your own loss, averaged over the trained tokens
     lr | rate | learning rate, averaged over the optimizer steps
-    bad_step | 0 or 1 | 1: the update skipped its first bad minibatch and the ones after it \
-(trainer.max_bad_steps)
+    bad_step | 0 or 1 | 1: the update skipped its first bad minibatch and the ones after it
 critic
     loss | reward² | value loss, averaged over the critic's optimizer steps
     grad_norm | norm | the critic's gradient norm before clipping

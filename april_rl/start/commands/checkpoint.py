@@ -179,7 +179,7 @@ def _prune(path: Path, counts: Mapping[str, int]) -> None:
             )
     except RunOwnedError as error:
         raise RunOwnedError(
-            f"{error}. The run prunes by itself: checkpoint.keep_last, checkpoint.keep_best"
+            f"{error}. The run prunes by itself: checkpoint.keep_last, checkpoint.best_metric"
         ) from error
     for one in removed:
         print(f"removed {one}")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Resume, Sleep, Speculation
+from april_rl.config.choices import Resume, Sleep
 from april_rl.start.planning.engine_share import MARGIN_FRAC, settle_share, use_rest
 from april_rl.start.planning.errors import PreflightError
 from april_rl.start.planning.kv_room import kv_demand
@@ -111,8 +111,8 @@ def _resume(config: TrainConfig, *, engines_sleep: bool) -> tuple[Resume, str]:
     """Return what rollout.resume=auto becomes, and why."""
     if config.deterministic:
         return Resume.reprefill, "deterministic=true must hold after a kill, which loses KV caches"
-    if config.engine.speculation is not Speculation.none:
-        return Resume.reprefill, "with engine.speculation an engine cannot keep parked samples"
+    if config.engine.guesses:
+        return Resume.reprefill, "with speculation an engine cannot keep parked samples"
     if engines_sleep:
         return Resume.reprefill, "engines sleep during updates and lose their KV caches"
     return Resume.keep, "engines stay awake; parked samples are not prefilled again"

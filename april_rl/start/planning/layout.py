@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import ComputeDtype, Device, Offload, Speculation
+from april_rl.config.choices import ComputeDtype, Device, Offload
 from april_rl.config.consistency import check_layout
 from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import LearnerConfig
@@ -113,16 +113,12 @@ def auto_choices(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
 
 def _engine(engine: EngineConfig, device: str) -> EngineConfig:
     """Return the engine's settings on a device; on CPU none has a share of a GPU."""
-    share, schedules_ahead = engine.gpu_memory_utilization, engine.async_scheduling
-    if device == "cpu":
-        share = EngineConfig().gpu_memory_utilization
-    if isinstance(schedules_ahead, str):
-        schedules_ahead = device == "cuda" and engine.speculation is Speculation.none
+    share = (EngineConfig() if device == "cpu" else engine).gpu_memory_utilization
     return replace(
         engine,
         dtype=precision(engine.dtype, device),
         gpu_memory_utilization=share,
-        async_scheduling=schedules_ahead,
+        args={"async_scheduling": device == "cuda" and not engine.guesses, **engine.args},
     )
 
 

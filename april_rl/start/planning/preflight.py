@@ -4,7 +4,10 @@ the machine, the engine build and the model lack.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
 
 from transformers import PreTrainedConfig
 
@@ -33,6 +36,7 @@ def check_start(
     """
     context_tokens, context_key = context_length(config, is_training=is_training)
     missing = [*_too_small(layout, machine)]
+    missing += _unknown_options(config.engine.args)
     missing += wrong_engine(layout.device, installed=machine.engines)
     if layout.device == "cuda" and machine.num_local_gpus:
         missing += wrong_tools()
@@ -60,6 +64,17 @@ def check_start(
 def _cannot_start(missing: list[str]) -> PreflightError:
     lines = "\n".join(f"  - {line}" for line in missing)
     return PreflightError(f"this run cannot start here:\n{lines}")
+
+
+def _unknown_options(names: Iterable[str]) -> Iterator[str]:
+    """Yield a line for each option that vLLM's source lacks; importing it would take seconds."""
+    found = find_spec("vllm")
+    if found is not None and found.origin is not None:
+        source = (Path(found.origin).parent / "engine" / "arg_utils.py").read_text("utf-8")
+        fields = source.partition("class EngineArgs:")[2].partition("    def ")[0]
+        known = re.findall(r"^    (\w+): ", fields, re.MULTILINE)
+        for name in sorted(set(names) - set(known)):
+            yield f"engine.args.{name}: the installed vLLM has no such option; remove it"
 
 
 def _too_small(layout: Layout, machine: Machine) -> Iterator[str]:

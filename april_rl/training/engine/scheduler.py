@@ -66,4 +66,4 @@ def _resumed_requests(
 
 
 class CountingAsyncScheduler(CountingScheduler, AsyncScheduler):
-    """The same for engine.async_scheduling."""
+    """The same for async_scheduling in engine.args."""

@@ -120,7 +120,7 @@ class VllmEngine:
         counted when a prefill ends. A request that does not fit the engine ends at once with
         `engine_error`.
 
-        With engine.async_scheduling the last step may still be computed when this returns, so that
+        With async_scheduling the last step may still be computed when this returns, so that
         a GPU has work until the next tick; its tokens come with that tick or with `abort`.
         """
         started = time.perf_counter()

@@ -16,6 +16,8 @@ from april_rl.config.schema import OptimizerConfig
 from april_rl.training.learner.model.offload import Offloadable
 from april_rl.training.learner.update_errors import NonFiniteError
 
+EPS = 1e-8  # added to the root of the mean square
+
 Fill = Callable[[nn.Parameter, "Moments"], None]
 
 
@@ -166,8 +168,8 @@ class _Piece:
         self._adamw = torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
+            betas=(config.betas[0], config.betas[1]),
+            eps=EPS,
             fused=True,
         )
         self.state = Offloadable(self.tensors if is_offloaded else tuple, device=device)

@@ -143,16 +143,16 @@ def test_old_checkpoints_are_removed(setup):
     assert [one.step for one in list_saved(run.root)] == [3, 4]
 
 
-def test_the_checkpoints_with_the_best_evaluations_are_kept(setup):
+def test_the_checkpoint_with_the_best_evaluation_is_kept(setup):
     """Fails when a score belongs to another step, or another run's rule is used."""
     metric = "eval/held_out/avg_at_k"
-    run = setup(keep_last=1, keep_best=2, best_metric=metric)
+    run = setup(keep_last=1, best_metric=metric)
     for step, score in enumerate((0.2, 0.9, 0.5, 0.7, None, 0.1), start=1):
         if score is not None:
             run.checkpointer.note_evaluation(step, Metrics({metric: score}))
         run.save(step)
-    assert [one.step for one in list_saved(run.root)] == [2, 4, 6]
-    assert read_manifest(run.root / "step_4").about["score"] == 0.7
+    assert [one.step for one in list_saved(run.root)] == [2, 6]
+    assert read_manifest(run.root / "step_2").about["score"] == 0.9
 
 
 def test_a_full_disk_of_a_worker_fails_only_that_checkpoint(setup):

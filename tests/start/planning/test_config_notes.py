@@ -75,18 +75,12 @@ def test_the_overlong_buffer_of_qwen3_4b_dapo_begins_at_16384_tokens() -> None:
 IGNORED_ON_CPU = {"engine.sleep", "engine.gpu_memory_utilization", "learner.offload"}
 IGNORED_ON_GPU = {"engine.kv_cache_gib"}
 READ_ON_BOTH = {
-    *("engine.dtype", "engine.max_model_len", "engine.max_num_seqs", "engine.max_batched_tokens"),
+    *("engine.dtype", "engine.max_model_len", "engine.max_num_seqs", "engine.args"),
     *("engine.tensor_parallel_size", "engine.cuda_graphs", "engine.prefix_caching"),
-    *("engine.kv_cache_dtype", "engine.kv_cache_headroom", "engine.async_scheduling"),
-    *("engine.speculation", "learner.compute_dtype"),
+    *("engine.kv_cache_dtype", "learner.compute_dtype"),
     *("learner.max_tokens", "learner.age_decay", "learner.age_weight", "learner.max_mismatch"),
-    *(
-        "learner.activation_checkpointing",
-        "learner.keep_attention",
-        "learner.shard_size",
-        "runtime.device",
-    ),
-    *("learner.router_replay", "learner.fused"),
+    *("learner.activation_checkpointing", "learner.keep_attention", "learner.shard_size"),
+    *("learner.router_replay", "learner.fused", "runtime.device"),
     *("runtime.num_workers", "runtime.ray_address", "runtime.stall_timeout_s"),
     *("runtime.ray", "runtime.max_restarts", "runtime.threads"),
 }

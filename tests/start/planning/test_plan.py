@@ -71,7 +71,7 @@ def make_plan(*overrides: str, machine: Machine, model: str) -> Plan:
     [
         ((), CPU, Resume.keep, "engines stay awake"),
         (("deterministic=true",), CPU, Resume.reprefill, "deterministic=true"),
-        (("engine.speculation=ngram",), CPU, Resume.reprefill, "with engine.speculation"),
+        (("engine.args.speculative_config={method:ngram}",), CPU, Resume.reprefill, "with specul"),
         (("rollout.resume=reprefill",), CPU, Resume.reprefill, None),
         (("engine.sleep=never",), GPUS, Resume.keep, "engines stay awake"),
         (("engine.sleep=always",), GPUS, Resume.reprefill, "engines sleep"),
@@ -136,7 +136,7 @@ def test_only_the_over_sampling_factor_may_still_be_auto_in_a_plan(machine, mode
     """Fails when a setting is decided where a part is built. kv_cache_dtype=auto is a choice."""
     autos = [
         *("rollout.over_sampling_factor", "rollout.resume", "rollout.tick_steps", "engine.sleep"),
-        *("engine.gpu_memory_utilization", "engine.async_scheduling", "engine.dtype"),
+        *("engine.gpu_memory_utilization", "engine.dtype"),
         *("learner.activation_checkpointing", "learner.keep_attention", "learner.compute_dtype"),
     ]
     asked = [f"{key}=auto" for key in (*autos, "learner.fused")]

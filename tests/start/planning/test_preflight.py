@@ -106,6 +106,11 @@ def test_a_tensor_parallel_size_that_does_not_divide_the_heads_is_refused(tmp_pa
         start(path, "engine.tensor_parallel_size=3", "runtime.num_workers=3")
 
 
+def test_an_option_that_vllm_does_not_know_is_refused_by_name(tmp_path):
+    with pytest.raises(PreflightError, match=r"engine\.args\.swap: the installed vLLM has no such"):
+        start(small_qwen3(tmp_path), "engine.args.swap=1", "engine.args.max_logprobs=3")
+
+
 def test_without_the_hub_the_message_says_what_to_give(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(PreflightError, match="HF_HUB_OFFLINE is set: give a local folder"):

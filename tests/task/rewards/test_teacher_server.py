@@ -12,6 +12,7 @@ from light_samples import PROMPT, completion, whole_sample
 
 from april_rl.config.teacher import TeacherConfig
 from april_rl.errors import RunError
+from april_rl.task import teacher_server
 from april_rl.task.teacher_server import TeacherServer
 from april_rl.types import Group, Observation, Sample, ScoredGroup
 
@@ -26,9 +27,8 @@ def echo(request: dict, **changes: object) -> tuple[int, str]:
     return 200, json.dumps({"choices": [{"logprobs": found}]})
 
 
-def server_of(url: str, **settings: object) -> closing[TeacherServer]:
-    config = {"base_url": url, "model": MODEL, "timeout_s": 2.0, "max_retries": 1, **settings}
-    return closing(TeacherServer(TeacherConfig(**config)))
+def server_of(url: str) -> closing[TeacherServer]:
+    return closing(TeacherServer(TeacherConfig(base_url=url, model=MODEL)))
 
 
 def group_of(*samples: Sample) -> ScoredGroup:
@@ -55,11 +55,11 @@ def test_each_response_token_gets_the_value_at_its_position_in_its_own_context()
 
 
 def test_a_busy_server_gets_the_request_again_with_the_key(monkeypatch):
-    monkeypatch.setenv("TEACHER_KEY", "sesame")
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
     busy = (503, "busy")
     with (
         serving(lambda n, request: busy if n == 1 else echo(request)) as server,
-        server_of(server.url, api_key_env="TEACHER_KEY", concurrency=1) as teacher,
+        server_of(server.url) as teacher,
     ):
         reply = teacher.logprobs([group_of(whole_sample(PROMPT, 0, (5,)))])
     assert len(server.requests) == 2
@@ -79,12 +79,13 @@ def test_a_busy_server_gets_the_request_again_with_the_key(monkeypatch):
         (lambda r: echo(r, token_logprobs=[None, -1, None, -1]), "that is not a finite number"),
     ],
 )
-def test_a_server_that_does_not_score_ends_the_run_with_its_address(answer, message):
+def test_a_server_that_does_not_score_ends_the_run_with_its_address(answer, message, monkeypatch):
     """Fails when a token would be trained without its teacher, or hundreds of requests follow."""
+    monkeypatch.setattr(teacher_server, "_MAX_RETRIES", 0)
     groups = [group_of(*(whole_sample(PROMPT, n, (5, 6)) for n in range(200)))]
     with serving(lambda _, request: answer(request)) as server:
         with (
-            server_of(server.url, max_retries=0, concurrency=2) as teacher,
+            server_of(server.url) as teacher,
             pytest.raises(RunError, match=message) as caught,
         ):
             teacher.logprobs(groups)
@@ -124,7 +125,7 @@ def test_a_signal_ends_the_wait_for_a_silent_server():
 
     with (
         serving(silent) as server,
-        server_of(server.url, timeout_s=60.0) as teacher,
+        server_of(server.url) as teacher,
         pytest.raises(KeyboardInterrupt),
     ):
         teacher.logprobs([group_of(whole_sample(PROMPT, 0, (5,)))], look)

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from april_rl.training.engine.vllm_engine import VllmEngine
 
 SMALL = {
-    "max_batched_tokens": 1024,
     "kv_cache_gib": 0.02,
     "dtype": ComputeDtype.float32,
     "gpu_memory_utilization": 0.2,
     "cuda_graphs": False,
-    "async_scheduling": False,
 }
+GUESSES = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+SMALL_ARGS = {"max_num_batched_tokens": 1024, "async_scheduling": False}
 
 
 def small_engine(
@@ -35,6 +35,7 @@ def small_engine(
     stop_tokens: Sequence[int] | None = None,
     lora: LoraConfig | None = None,
     reports_experts: bool = False,
+    args: dict[str, Any] | None = None,
     **settings: Any,
 ) -> VllmEngine:
     """Start an engine with the model in `folder`; `settings` belong to the section `engine`.
@@ -45,7 +46,7 @@ def small_engine(
     from april_rl.training.engine.vllm_engine import VllmEngine
 
     engine = VllmEngine(
-        EngineConfig(**(SMALL | settings)),
+        EngineConfig(**(SMALL | settings), args=SMALL_ARGS | (args or {})),
         model_path=str(folder),
         seed=0,
         temperature=temperature,

@@ -28,7 +28,7 @@ def build(path: Path) -> VllmEngine:
         path,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=16,
-        max_batched_tokens=32,  # the long prompts are longer and are prefilled in parts
+        args={"max_num_batched_tokens": 32},  # longer prompts are prefilled in parts
         temperature=TEMPERATURE,
     )
 

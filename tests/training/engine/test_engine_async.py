@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from small_engine import small_engine
 from tiny_models import write_tiny_qwen3
 
-from april_rl.config.choices import ComputeDtype
 from april_rl.training.engine.vllm_engine import VllmEngine
 from april_rl.training.rollout.requests import Request
 from april_rl.types import Completion, SampleId
@@ -32,14 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(folder: Path, *, is_async: bool, kv_cache_gib: float = 0.01) -> VllmEngine:
     return small_engine(
         folder,
-        dtype=ComputeDtype.float32,
         max_model_len=PROMPT_TOKENS + BUDGET,
         max_num_seqs=SLOTS,
-        max_batched_tokens=64,
         kv_cache_gib=kv_cache_gib,
         keeps_parked=True,
         stop_tokens=(STOP,),
-        async_scheduling=is_async,
+        args={"max_num_batched_tokens": 64, "async_scheduling": is_async},
     )
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from april_rl.training.engine.vllm_engine import VllmEngine
 
 SLOTS, BUDGET, STEPS = 4, 44, 9
+TOKENS = {"max_num_batched_tokens": 64}
 # By prompt id. Both are longer than a block (32 tokens), and one is longer than a step (64).
 PROMPTS = {
     prompt_id: tuple(5 + (prompt_id * 31 + i * 7) % 80 for i in range(length))
@@ -75,10 +76,9 @@ def run(folders: list[Path], settings: dict[str, Any]) -> tuple[list[str], int]:
         folders[0],
         max_model_len=160,
         max_num_seqs=SLOTS,
-        max_batched_tokens=64,
         stop_tokens=(),
         reports_experts=True,
-        **{"kv_cache_gib": 0.004} | settings,
+        **{"kv_cache_gib": 0.004, "args": TOKENS} | settings,
     )
     sample_ids = [SampleId(prompt_id, index) for prompt_id in PROMPTS for index in range(2)]
     parts: dict[SampleId, list[Completion]] = {sample_id: [] for sample_id in sample_ids}
@@ -162,7 +162,7 @@ def test_missing_experts_are_an_error_that_names_the_sample(tmp_path):
     ("settings", "num_preempted"),
     [
         ({}, 0),
-        ({"async_scheduling": True, "keeps_parked": True}, 0),
+        ({"args": {**TOKENS, "async_scheduling": True}, "keeps_parked": True}, 0),
         ({"kv_cache_gib": 0.00055}, 1),
     ],
     ids=["prefilled again", "kept, a step ahead", "full cache"],
@@ -198,7 +198,7 @@ def run_rank(rank: int, address: str, folder: Path) -> tuple[list[bool], list[st
         folder,
         max_model_len=160,
         max_num_seqs=SLOTS,
-        max_batched_tokens=64,
+        args=TOKENS,
         kv_cache_gib=0.004,
         stop_tokens=(),
         reports_experts=True,

@@ -38,7 +38,7 @@ def only_engine(folders: dict[str, Path]) -> VllmEngine:
         folders["now"],
         max_model_len=WINDOW,
         max_num_seqs=SLOTS,
-        max_batched_tokens=64,
+        args={"max_num_batched_tokens": 64},
         kv_cache_gib=KV_CACHE_GIB,
         keeps_parked=True,
         stop_tokens=(),

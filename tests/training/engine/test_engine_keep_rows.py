@@ -39,7 +39,7 @@ def run(folder: Path) -> Found:
         folder,
         max_model_len=64,
         max_num_seqs=SLOTS,
-        max_batched_tokens=128,
+        args={"max_num_batched_tokens": 128},
         kv_cache_gib=0.002,
         keeps_parked=True,
         stop_tokens=(),

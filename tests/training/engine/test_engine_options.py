@@ -14,13 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from composed_config import refusal
-from small_engine import small_engine
+from small_engine import GUESSES, small_engine
 from tiny_models import write_tiny_qwen3
 from transformers import AutoModelForCausalLM
 
-from april_rl.config.choices import ComputeDtype, KvCacheDtype, LoraSync, Speculation
+from april_rl.config.choices import ComputeDtype, KvCacheDtype, LoraSync
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
+from april_rl.training.engine import options
 from april_rl.training.engine.device import AcceleratorDevice
 from april_rl.training.engine.options import engine_args
 from april_rl.training.rollout.requests import Request
@@ -30,6 +31,9 @@ from april_rl.types import Completion, SampleId
 if TYPE_CHECKING:
     from vllm import EngineArgs
 
+NGRAM = "engine.args.speculative_config={method:ngram,num_speculative_tokens:4}"
+LOOSE = "engine.args.speculative_config={method:ngram,rejection_sample_method:synthetic}"
+OPEN = {"max_num_batched_tokens", "async_scheduling"}
 TEMPERATURE = 0.3
 BUDGET, NUM_SAMPLES = 80, 32
 PROMPT_TOKENS, BLOCK_TOKENS = 40, 32
@@ -39,13 +43,18 @@ PROMPT_TOKENS, BLOCK_TOKENS = 40, 32
     ("overrides", "said"),
     [
         (
-            ["engine.async_scheduling=true", "engine.speculation=ngram"],
-            "engine.async_scheduling=true does not work with engine.speculation=ngram",
+            ["engine.args.async_scheduling=true", NGRAM],
+            "engine.args.async_scheduling=true does not work with engine.args.speculative_config",
         ),
-        (["engine.kv_cache_headroom=1"], "engine.kv_cache_headroom must be in [0, 1), got 1.0"),
-        (["engine.speculation=eagle"], "engine.speculation"),
-        (["engine.speculation=ngram", "deterministic=true"], "engine.speculation=ngram draws"),
-        (["engine.speculation=ngram", "rollout.resume=keep"], "take rollout.resume=reprefill"),
+        (["engine.args.async_scheduling=auto"], "async_scheduling must be bool, got auto"),
+        (["engine.args.max_num_batched_tokens=1.5"], "max_num_batched_tokens must be int, got 1.5"),
+        (
+            ["engine.args.speculative_config={method:eagle}"],
+            "needs method: ngram and standard rejection",
+        ),
+        ([LOOSE], "needs method: ngram and standard rejection"),
+        ([NGRAM, "deterministic=true"], "engine.args.speculative_config draws"),
+        ([NGRAM, "rollout.resume=keep"], "take rollout.resume=reprefill"),
         (
             ["engine.kv_cache_dtype=fp8_e4m3", "algorithm.correction=none"],
             "engine.kv_cache_dtype=fp8_e4m3 samples from another distribution",
@@ -59,8 +68,8 @@ def test_an_option_that_breaks_log_probabilities_is_refused_by_name(overrides, s
 
 def arguments(*, lora: LoraConfig | None = None, **settings: Any) -> EngineArgs:
     """Return the options that vLLM gets from an engine's settings on an accelerator."""
-    settled = {"dtype": ComputeDtype.bfloat16, "async_scheduling": False}
-    config = EngineConfig(**(settled | settings))
+    args = {"async_scheduling": False} | settings.pop("args", {})
+    config = EngineConfig(**({"dtype": ComputeDtype.bfloat16} | settings), args=args)
     device = AcceleratorDevice(config, sleeps=False)
     sizes = {"max_model_len": 64, "max_num_seqs": 16, "lora": lora}
     return engine_args(config, device, model_path="some/model", seed=0, **sizes)
@@ -72,10 +81,11 @@ def arguments(*, lora: LoraConfig | None = None, **settings: Any) -> EngineArgs:
         ({"dtype": ComputeDtype.float32}, {"dtype": "float32"}),
         ({"prefix_caching": False}, {"enable_prefix_caching": False}),
         ({"kv_cache_dtype": KvCacheDtype.fp8_e5m2}, {"kv_cache_dtype": "fp8_e5m2"}),
-        ({"kv_cache_headroom": 0.1}, {"watermark": 0.1}),
-        ({"async_scheduling": True}, {"async_scheduling": True}),
-        ({"max_batched_tokens": 32}, {"max_num_batched_tokens": 32}),
-        ({"max_batched_tokens": 8}, {"max_num_batched_tokens": 16}),  # one token of each sample
+        ({"args": {"async_scheduling": True}}, {"async_scheduling": True}),
+        ({"args": {"speculative_config": GUESSES}}, {"speculative_config": GUESSES}),
+        ({"args": {"max_logprobs": 7}}, {"max_logprobs": 7}),
+        ({"args": {"max_num_batched_tokens": 32}}, {"max_num_batched_tokens": 32}),
+        ({"args": {"max_num_batched_tokens": 8}}, {"max_num_batched_tokens": 16}),  # one of each
         ({"cuda_graphs": False}, {"enforce_eager": True}),
         ({"gpu_memory_utilization": 0.3}, {"gpu_memory_utilization": 0.3}),
         ({"tensor_parallel_size": 2}, {"tensor_parallel_size": 2}),
@@ -87,6 +97,13 @@ def test_a_setting_of_the_engine_reaches_vllm(settings, expected):
         assert getattr(changed, name) == value != getattr(plain, name)
 
 
+def test_no_option_that_the_run_sets_can_be_given_again(monkeypatch):
+    monkeypatch.setattr(options, "EngineArgs", dict)
+    for name in {*arguments(lora=LoraConfig(rank=9), tensor_parallel_size=2)} - OPEN:
+        with pytest.raises(ValueError, match=f"engine.args.{name}: the run itself sets this"):
+            EngineConfig(args={name: 0})
+
+
 def test_an_adapter_gets_layers_of_the_next_rank_that_vllm_supports():
     assert arguments().enable_lora is False
     found = arguments(lora=LoraConfig(rank=9, sync=LoraSync.adapter))
@@ -95,12 +112,6 @@ def test_an_adapter_gets_layers_of_the_next_rank_that_vllm_supports():
     largest = LoraConfig(rank=512, sync=LoraSync.adapter, target_modules=["q_proj", "mlp.up_proj"])
     found = arguments(lora=largest)
     assert (found.max_lora_rank, found.lora_target_modules) == (512, ["q_proj", "up_proj"])
-
-
-def test_speculation_is_off_by_default():
-    assert arguments().speculative_config is None
-    guessing = arguments(speculation=Speculation.ngram).speculative_config
-    assert (guessing["method"], guessing["num_speculative_tokens"]) == ("ngram", 4)
 
 
 @pytest.mark.soak
@@ -137,9 +148,8 @@ def sample_twice(folder: Path, **settings: Any) -> tuple[Tick, Tick]:
         folder,
         max_model_len=192,
         max_num_seqs=NUM_SAMPLES,
-        max_batched_tokens=256,
         temperature=TEMPERATURE,
-        **settings,
+        **({"args": {"max_num_batched_tokens": 256}} | settings),
     )
     requests = [
         Request(
@@ -162,7 +172,7 @@ def sampled_with_guesses(folder: Path) -> tuple[Tick, Tick]:
     """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return sample_twice(folder, speculation=Speculation.ngram)
+    return sample_twice(folder, args={"max_num_batched_tokens": 256, "speculative_config": GUESSES})
 
 
 def prompt_ids(index: int) -> tuple[int, ...]:

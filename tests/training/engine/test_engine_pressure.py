@@ -9,7 +9,7 @@ from small_engine import small_engine
 from tiny_models import write_tiny_qwen3
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from april_rl.config.choices import ComputeDtype
+from april_rl.training.engine import options
 from april_rl.training.rollout.requests import Request
 from april_rl.training.rollout.ticks import Tick
 from april_rl.types import Completion, SampleId
@@ -42,16 +42,16 @@ class Watched(NamedTuple):
 
 def watch(folder: Path, *, headroom: float) -> Watched:
     """Run all requests; the scheduler's outputs are recorded independently of the counters."""
-    engine = small_engine(
-        folder,
-        dtype=ComputeDtype.float32,
-        max_model_len=PROMPT_TOKENS + LONGEST,
-        max_num_seqs=SLOTS,
-        max_batched_tokens=512,
-        kv_cache_gib=2 * SMALL_CACHE_GIB,  # float32
-        kv_cache_headroom=headroom,
-        stop_tokens=(),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(options, "KV_CACHE_HEADROOM", headroom)
+        engine = small_engine(
+            folder,
+            max_model_len=PROMPT_TOKENS + LONGEST,
+            max_num_seqs=SLOTS,
+            args={"max_num_batched_tokens": 512},
+            kv_cache_gib=2 * SMALL_CACHE_GIB,  # float32
+            stop_tokens=(),
+        )
     steps: list[Seen] = []
     core = engine._core.engine_core
     execute = core.model_executor.execute_model

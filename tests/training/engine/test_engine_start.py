@@ -63,7 +63,7 @@ def test_no_room_for_the_kv_cache_names_the_setting(tmp_path: Path, kv_cache_gib
             tmp_path,
             max_model_len=64,
             max_num_seqs=4,
-            max_batched_tokens=64,
+            args={"max_num_batched_tokens": 64},
             kv_cache_gib=kv_cache_gib,
         )
 

@@ -46,7 +46,7 @@ def test_a_turn_ends_at_a_stop_text_even_when_it_was_parked_in_between():
         max_model_len=256,
         max_num_seqs=4,
         keeps_parked=True,
-        async_scheduling=True,
+        args={"async_scheduling": True},
         stop_tokens=(),
     )
     (prompt,) = tokenizer.encode(["a5+b3+c6+d2+e2+f9+g8+h5="], add_special_tokens=False)

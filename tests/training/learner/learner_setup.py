@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from tiny_models import write_tiny_qwen3
@@ -29,7 +30,8 @@ from april_rl.training.learner.objective import Objective
 
 TEMPERATURE = 0.8
 CLIP_LOW, CLIP_HIGH, TIS_CAP = 0.2, 0.28, 1.3
-OPTIMIZER = {"lr": 5e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0.1}
+OPTIMIZER = {"lr": 5e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}
+EPS = 1e-3  # so large that rounding does not decide the direction of a step
 MAX_GRAD_NORM = 0.5
 PRECISIONS = (ComputeDtype.bfloat16, ComputeDtype.float32)
 NO_ADAPTERS = LoraConfig()
@@ -107,6 +109,7 @@ def make_learner(
     num_steps: int = 10,
     num_critic_only_steps: int = 0,
     num_passes: int = 1,
+    eps: float = EPS,
     loss: LossFunction | None = None,
     on_forward: Callable[[], None] | None = None,
     **changes: Any,
@@ -119,22 +122,24 @@ def make_learner(
     of_optimizer = {entry.name for entry in fields(OptimizerConfig)} & settings.keys()
     optimizer = OptimizerConfig(**{key: settings.pop(key) for key in of_optimizer})
     teacher = teacher or TeacherConfig()
-    return Learner(
-        LearnerConfig(**settings),
-        optimizer=optimizer,
-        lora=lora,
-        objective=Objective(algorithm, loss=loss, teacher_weight=teacher.weight),
-        model_path=path,
-        teacher_path=teacher.path,
-        critic=critic,
-        device=device,
-        temperature=TEMPERATURE,
-        seed=seed,
-        num_optimizer_steps=num_steps,
-        num_critic_only_steps=num_critic_only_steps,
-        num_passes=num_passes,
-        on_forward=on_forward,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("april_rl.training.learner.optimizer.EPS", eps)
+        return Learner(
+            LearnerConfig(**settings),
+            optimizer=optimizer,
+            lora=lora,
+            objective=Objective(algorithm, loss=loss, teacher_weight=teacher.weight),
+            model_path=path,
+            teacher_path=teacher.path,
+            critic=critic,
+            device=device,
+            temperature=TEMPERATURE,
+            seed=seed,
+            num_optimizer_steps=num_steps,
+            num_critic_only_steps=num_critic_only_steps,
+            num_passes=num_passes,
+            on_forward=on_forward,
+        )
 
 
 def plain_model(path: str) -> PreTrainedModel:
@@ -272,14 +277,12 @@ def plain_adamw(model: PreTrainedModel) -> torch.optim.AdamW:
     """Return AdamW with the settings of `make_learner`, without weight decay for norms
     and biases.
     """
-    settings = dict(OPTIMIZER)
-    betas = (settings.pop("beta1"), settings.pop("beta2"))
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [
         {"params": [p for p in model.parameters() if p.dim() > 1]},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, betas=betas, **settings)
+    return torch.optim.AdamW(groups, eps=EPS, **OPTIMIZER)
 
 
 def learner_logprobs(learner: Learner, examples: Sequence[Example]) -> torch.Tensor:

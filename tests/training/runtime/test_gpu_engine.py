@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from learner_setup import make_learner
 from own_process import in_own_process
-from small_engine import small_engine
+from small_engine import GUESSES, small_engine
 from test_weight_sync import generate
 from tiny_models import write_tiny_qwen3
 
-from april_rl.config.choices import ComputeDtype, Offload, Speculation
+from april_rl.config.choices import ComputeDtype, Offload
 from april_rl.training.algorithm.age import age_weights, decay
 from april_rl.training.algorithm.aggregation import token_mean
 from april_rl.training.batch.packing import Packer
@@ -161,7 +161,7 @@ def memory_of_a_sleep(folder: Path) -> tuple[int, int, int, int]:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"speculation": Speculation.ngram}, {"async_scheduling": True}],
+    [{}, {"args": {"speculative_config": GUESSES}}, {"args": {"async_scheduling": True}}],
     ids=["plain", "ngram", "async"],
 )
 def test_an_engine_that_slept_samples_with_the_weights_it_was_given(tmp_path, settings):

@@ -63,7 +63,7 @@ def build(
         compute_dtype=dtype,
         offload=Offload.all,
         lr=2e-2,
-        beta2=0.999,
+        betas=[0.9, 0.999],
         eps=1e-8,
         weight_decay=0.0,
         max_grad_norm=1.0,

@@ -62,13 +62,13 @@ def test_auto_is_every_gpu_or_one_engine_on_cpu() -> None:
     [
         (("runtime.device=auto",), 1, True),
         (("runtime.device=auto",), 0, False),
-        (("runtime.device=auto", "engine.speculation=ngram"), 1, False),
-        (("runtime.device=auto", "engine.async_scheduling=false"), 1, False),
-        (("engine.async_scheduling=true",), 0, True),
+        (("runtime.device=auto", "engine.args.speculative_config={method:ngram}"), 1, False),
+        (("runtime.device=auto", "engine.args.async_scheduling=false"), 1, False),
+        (("engine.args.async_scheduling=true",), 0, True),
     ],
 )
 def test_steps_are_scheduled_ahead_on_gpus_or_when_requested(overrides, gpus, expected) -> None:
-    assert settle_on(*overrides, gpus=gpus).engine.async_scheduling is expected
+    assert settle_on(*overrides, gpus=gpus).engine.args["async_scheduling"] is expected
 
 
 def settle_on(*overrides: str, gpus: int) -> TrainConfig:
