@@ -180,7 +180,6 @@ def test_steps_without_engine_work_do_not_count_towards_the_next_comparison() ->
 
 
 def learn(of: Scenario, *, num_steps: int) -> tuple[AutoFactor, list[Comparison]]:
-    """Return a tuner after some steps, and the comparisons that it requested."""
     asked: list[Comparison] = []
 
     def submit(comparison: Comparison) -> Future[list[Prediction]]:

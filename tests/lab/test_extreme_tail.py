@@ -47,14 +47,12 @@ class Seen:
     trained_in: dict[int, int] = field(default_factory=dict)
 
     def __call__(self, version: int, collection: Collection) -> None:
-        """Record the groups of a step."""
         for scored in collection.groups:
             self.trained_in[scored.group.prompt.id] = version
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["reprefill", "keep"])
 def run(request: pytest.FixtureRequest) -> tuple[Seen, Outcome]:
-    """Run sixty steps with α = 2 and refill."""
     seen = Seen()
     outcome = simulate(
         replace(SCENARIO, keeps_parked=request.param),

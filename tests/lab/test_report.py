@@ -161,7 +161,6 @@ def test_the_synchronous_step_for_comparison_is_longer_and_starts_all_samples_at
 
 
 def advice_for(run: RunFiles, gains: Gains | None = None, **changes: object) -> str:
-    """Return the advice for a run with these metrics in every row."""
     return "\n".join(advisories(replace(run, rows=[{**r, **changes} for r in run.rows]), gains))
 
 

@@ -84,7 +84,6 @@ def _records(collection: Collection, version: int) -> list[SampleRecord]:
 
 
 def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
-    """Return the rows that `--json` wrote."""
     path = tmp_path / "rows.json"
     assert main(["simulate", *arguments, "--json", str(path)]) == 0
     rows = json.loads(path.read_text())
@@ -93,7 +92,6 @@ def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
 
 
 def message_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Return the exit status and the last line of standard error."""
     try:
         status = main(["simulate", *arguments])
     except SystemExit as ended:  # argparse exits in this way

@@ -114,7 +114,6 @@ SET_UPS = {
 
 
 def noisy(of: Scenario, *, seed: int) -> Scenario:
-    """Return the scenario with another seed, on engines with noisy ticks."""
     length_of = (
         replace(of.length_of, seed=seed) if isinstance(of.length_of, Lognormal) else of.length_of
     )
@@ -203,7 +202,6 @@ def tune(
 
 @cache
 def tuned_run(name: str, *, seed: int = 0, num_steps: int = 60) -> Tuned:
-    """Return the run of a setup."""
     set_up = SET_UPS[name]
     of = noisy(set_up.scenario, seed=seed)
     auto = tuner(of, set_up.budgets, refill=set_up.refill)

@@ -15,7 +15,6 @@ def task(tmp_path_factory) -> Path:
 
 
 def refused_by_the_program(task: Path | None, cwd: Path, *overrides: str) -> str:
-    """Return the message of the real program, as a person sees it."""
     done = run(command(task, cwd / "run", *overrides), cwd)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr, done.stderr

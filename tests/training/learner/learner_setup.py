@@ -90,7 +90,6 @@ def record_gradients(model: nn.Module) -> Iterator[list[dict[str, Tensor]]]:
 
 
 def write_model(folder: Path, *, tied: bool = True, num_layers: int = 3) -> str:
-    """Write a random Qwen3; return the path of its folder."""
     write_tiny_qwen3(folder, tied=tied, num_layers=num_layers)
     return str(folder)
 
@@ -224,7 +223,6 @@ def pack_minibatch(bins: Sequence[Sequence[Example]]) -> list[MicroBatch]:
 
 
 def num_tokens(bins: Sequence[Sequence[Example]]) -> int:
-    """Return the response tokens of all examples."""
     return sum(e.num_response for bin_ in bins for e in bin_)
 
 
@@ -283,12 +281,10 @@ def plain_adamw(model: PreTrainedModel) -> torch.optim.AdamW:
 
 
 def learner_logprobs(learner: Learner, examples: Sequence[Example]) -> torch.Tensor:
-    """Return the learner's log-probabilities of all responses, concatenated."""
     row = pack(examples, total=1)
     return learner.logprobs(row)[torch.from_numpy(row.response_mask)]
 
 
 def all_plain_logprobs(model: PreTrainedModel, examples: Sequence[Example]) -> torch.Tensor:
-    """Return the reference's log-probabilities of all responses, concatenated."""
     with torch.no_grad():
         return torch.cat([plain_logprobs(model, e) for e in examples])

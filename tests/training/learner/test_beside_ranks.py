@@ -65,7 +65,6 @@ def train(folder: str, *, rank: int, num_ranks: int, **settings: Any) -> dict[st
 
 
 def run_rank(rank: int, folder: str) -> None:
-    """Train every case as one of two ranks and save the results to a file."""
     with one_of(NUM_RANKS, rank=rank, folder=folder):
         seen = {
             name: train(folder, rank=rank, num_ranks=NUM_RANKS, **settings)
@@ -76,7 +75,6 @@ def run_rank(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """Return the results of a single rank, and the results of each of two ranks by case."""
     folder = tmp_path_factory.mktemp("ranks")
     write_model(folder / "model", num_layers=2)
     teacher = plain_model(write_model(folder / "teacher", num_layers=2))

@@ -82,7 +82,6 @@ def example(length: int) -> Example:
 
 
 def learner_logprobs(policy: Policy, examples: Sequence[Example]) -> Tensor:
-    """Return the log-probabilities of all responses, concatenated, from one packed row."""
     logprobs: Tensor = policy(PackedRow.of(pack(examples, total=1), device=CPU))[0]
     return logprobs.detach()
 

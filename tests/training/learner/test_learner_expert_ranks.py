@@ -36,7 +36,6 @@ DEALT = {
 
 
 def run(path: str, *, shard_size: int) -> dict[str, Any]:
-    """Return what a rank computes in an update and an export."""
     learner = make_learner(path, shard_size=shard_size)
     loaded = dict(learner.weights())
     examples = make_examples(path, noise=0.3, age=1)
@@ -74,7 +73,6 @@ def repeat(path: str, *, shard_size: int) -> torch.Tensor:
 
 
 def run_rank(rank: int, folder: str) -> None:
-    """Run one rank; write its results to a file."""
     with one_of(NUM_RANKS, rank=rank, folder=folder):
         seen = {size: run(f"{folder}/model", shard_size=size) for size in SHARD_SIZES}
         torch.save(seen, f"{folder}/rank{rank}.pt")

@@ -21,7 +21,6 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread():
-    """Use one thread: with matrices this small, threads only wait for each other."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

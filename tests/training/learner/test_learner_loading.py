@@ -57,7 +57,6 @@ def write_large(folder: Path) -> int:
 
 
 def anonymous_bytes() -> int:
-    """Return the anonymous memory of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

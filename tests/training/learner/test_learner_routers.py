@@ -100,7 +100,6 @@ def examples_of(num: int = 2) -> list[Example]:
 def run_forward(
     policy: Policy, routers: Routers, choices: Choices | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return log-probabilities and gradients of a row with these choices."""
     row = PackedRow.of(pack(examples_of(), total=1), device=CPU)
     policy.zero_grad()
     with routers.repeating(choices):
@@ -112,7 +111,6 @@ def run_forward(
 
 
 def shift(choices: Choices, num_experts: int) -> Choices:
-    """Return different choices: the next expert after each."""
     return tuple((choice + 1) % num_experts for choice in choices)
 
 
@@ -189,7 +187,6 @@ def test_other_choices_are_repeated_with_weights_and_gradients_of_their_scores(p
 
 
 def two_minibatches() -> list[list[MicroBatch]]:
-    """Return minibatches of two rows each."""
     examples = examples_of(8)
     return [
         pack_minibatch([[first], [second, third, fourth]])

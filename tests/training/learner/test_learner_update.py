@@ -41,7 +41,6 @@ CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 
 
 def agreeing_examples(path: str) -> list[Example]:
-    """Return examples whose behaviour logprobs are the model's own."""
     return make_examples(path, noise=0.0, age=0)
 
 

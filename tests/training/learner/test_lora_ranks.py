@@ -67,7 +67,6 @@ def run(path: str, settings: dict[str, Any], *, rank: int, target: Path) -> dict
 
 
 def run_rank(rank: int, folder: str) -> None:
-    """Run one of the processes; write its results to a file."""
     with one_of(NUM_RANKS, rank=rank, folder=folder):
         seen = {
             name: run(f"{folder}/model", settings, rank=rank, target=Path(folder, name))
@@ -78,7 +77,6 @@ def run_rank(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """Return the folders of the model and the exports, and the results of each rank by case."""
     folder = tmp_path_factory.mktemp("ranks")
     write_model(folder / "model", tied=False)
     run_ranks(run_rank, str(folder), num_ranks=NUM_RANKS)

@@ -59,7 +59,6 @@ def trial(seed: int, alpha: float, **changes: object) -> Trial:
 
 @lru_cache
 def trials(alpha: float) -> list[Trial]:
-    """Run twelve seeds for 36 steps each."""
     found = [trial(seed, alpha) for seed in SEEDS]
     for each in found:
         for _ in range(STEPS):

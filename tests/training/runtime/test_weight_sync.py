@@ -115,7 +115,6 @@ def generate(engine: VllmEngine, step: int) -> list[ScoredGroup]:
 def train(
     learner: Learner, engine: VllmEngine, *, sync: bool, send: Send = send_weights
 ) -> list[float]:
-    """Return the mismatch of three steps."""
     packer = Packer(
         num_ranks=1,
         max_tokens=1024,

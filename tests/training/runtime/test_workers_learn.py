@@ -126,7 +126,6 @@ class PeakMemory(threading.Thread):
 
 
 def resident() -> int:
-    """Return the bytes of anonymous memory of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
