@@ -7,15 +7,9 @@ from tuned_runs import GRID, SET_UPS, noisy, of_the_best, scenario, tune, tuned_
 from april_rl.lab.tuning.auto_factor import Budgets
 
 pytestmark = pytest.mark.slow
-# One scenario in which α has to come down again and one in which it grows up to its budget; `make
-# soak` tries all of them, with more seeds and steps.
-NAMES = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in ("saturated", "kv") else pytest.mark.soak)
-        for name in SET_UPS
-    ],
-)
+# One scenario in which α has to come down again, and one in which it grows up to its budget;
+# test_auto_runs_soak.py tries all of them, with more seeds and steps.
+NAMES = pytest.mark.parametrize("name", ["saturated", "kv"])
 
 
 # Whole searches with 20 % noise on every tick.
