@@ -135,14 +135,6 @@ def test_a_checkpoint_begins_only_after_the_previous_one_is_finished(setup):
     assert [one.step for one in list_saved(run.root)] == [1, 2]
 
 
-def test_old_checkpoints_are_removed(setup):
-    """Fails when keep_last is ignored."""
-    run = setup(keep_last=2)
-    for step in range(1, 5):
-        run.save(step)
-    assert [one.step for one in list_saved(run.root)] == [3, 4]
-
-
 def test_the_checkpoints_with_the_best_evaluations_are_kept(setup):
     """Fails when a score belongs to another step, or another run's rule is used."""
     metric = "eval/held_out/avg_at_k"
