@@ -16,7 +16,6 @@ CHAT = (
 
 
 def hf_byte_tokenizer(chat_template: str = CHAT) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with a token for each byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

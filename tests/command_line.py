@@ -22,7 +22,6 @@ LEDGER_STATES = ("in_flight", "parked", "ready", "trained", "rejected", "dropped
 
 
 def write_task(folder: Path) -> Path:
-    """Write a model and a data file into `folder`."""
     write_tiny_qwen3(folder / "model", hidden_size=64, num_layers=2, initializer_range=0.02)
     rows = ({"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(6))
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -102,7 +101,6 @@ def run(
 
 
 def run_until_killed(args: list[str], cwd: Path, is_time: Callable[[], bool]) -> None:
-    """Start the program and send it SIGKILL when `is_time` returns true."""
     with subprocess.Popen(
         args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), cwd=cwd
     ) as program:

@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -16,6 +17,18 @@ import torch.multiprocessing
 def run_ranks(function: Callable[..., None], *args: Any, num_ranks: int) -> None:
     """Run `function(rank, *args)` in a process for each rank; raise when one of them fails."""
     _origin().submit(_fork, function, args, num_ranks).result()
+
+
+def results_of_ranks(function: Callable[..., Any], folder: Path, *, num_ranks: int) -> list[Any]:
+    """Return what `function(rank, str(folder))` returns on each rank of a process group."""
+    run_ranks(_save_result, function, str(folder), num_ranks, num_ranks=num_ranks)
+    files = [folder / f"rank{rank}.pt" for rank in range(num_ranks)]
+    return [torch.load(file, weights_only=False) for file in files]
+
+
+def _save_result(rank: int, function: Callable[..., Any], folder: str, num_ranks: int) -> None:
+    with one_of(num_ranks, rank=rank, folder=folder):
+        torch.save(function(rank, folder), f"{folder}/rank{rank}.pt")
 
 
 @cache

@@ -31,11 +31,9 @@ class Group:
         return [self.actors[0].update.remote(), self.actors[1].update.remote(*faults)]
 
     def alive(self) -> list[int]:
-        """Return the pids of workers that are still running."""
         return [pid for pid in self.pids if is_running(pid)]
 
     def wait_for_end(self) -> None:
-        """Wait until no worker is left."""
         wait_until(lambda: not self.alive())
 
 

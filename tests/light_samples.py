@@ -1,7 +1,12 @@
-"""Samples with arbitrary tokens, one completion of such a sample, and a tick."""
+"""Samples with arbitrary tokens, one completion of such a sample, a tick, and a packer."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
+from april_rl.training.algorithm.age import age_weights, decay
+from april_rl.training.algorithm.aggregation import token_mean
+from april_rl.training.batch.packing import Packer
 from april_rl.training.rollout.ticks import Completions, Tick
 from april_rl.types import Completion, FinishReason, Prompt, Sample, SampleId
 
@@ -58,3 +63,10 @@ def make_tick(
         generated_tokens=slot_steps,
         elapsed_s=elapsed_s,
     )
+
+
+def make_packer(*, age_decay: float = 1.0, **changes: Any) -> Packer:
+    settings = {"num_ranks": 1, "max_tokens": 64, "num_minibatches": 1, "max_staleness": 0}
+    settings |= {"max_response_tokens": 64, "aggregation": token_mean, "hidden_size": 64}
+    weights = partial(age_weights, weight_of_age=decay(age_decay))
+    return Packer(**settings | changes, age_weights=weights)

@@ -41,7 +41,6 @@ class LightWorker:
         self._has_joined = True
 
     def start_child(self) -> int:
-        """Start a process and return its pid."""
         code = f"import time; time.sleep({LONG_S})"
         # In its own session, so that it does not get a SIGHUP when its parent ends.
         self._child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)

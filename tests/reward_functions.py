@@ -26,22 +26,18 @@ def told(prompts, responses, answers):
 
 
 def raises(prompts, responses, answers):
-    """Always raise."""
     raise KeyError("no such rubric")
 
 
 def returns_nan(prompts, responses, answers):
-    """Return NaN, like 0 / 0."""
     return [float("nan")] * len(responses)
 
 
 def returns_one_for_all(prompts, responses, answers):
-    """Return one number instead of a list."""
     return [0.5]
 
 
 def returns_text(prompts, responses, answers):
-    """Return numbers as text."""
     return ["1.0"] * len(responses)
 
 
@@ -50,7 +46,6 @@ def returns_nothing(prompts, responses, answers):
 
 
 def hangs(prompts, responses, answers):
-    """Wait forever."""
     time.sleep(1000)
 
 
@@ -111,7 +106,6 @@ def even_length(prompts, responses, answers):
 
 
 def even_length_in_its_own_time(prompts, responses, answers):
-    """Return the rewards of `even_length` after a random time that does not depend on the seed."""
     time.sleep(SystemRandom().uniform(0.0, 0.04))
     return even_length(prompts, responses, answers)
 
@@ -178,12 +172,10 @@ def of_trl(completions, prompts, target, **kwargs):
 
 
 def of_verl(data_source, solution_str, ground_truth, extra_info=None):
-    """Take the arguments that verl gives."""
     return 0.0
 
 
 def of_openrlhf(queries, prompts, labels):
-    """Take the arguments that OpenRLHF gives."""
     return [0.0] * len(queries)
 
 

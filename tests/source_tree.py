@@ -161,7 +161,6 @@ def is_public(name: str) -> bool:
 
 
 def is_nested(path: Path, name: str) -> bool:
-    """Return whether the definition is inside a function."""
     owner = name.rpartition(".")[0]
     return any(isinstance(node, Function) and n == owner for n, node in definitions(tree_of(path)))
 

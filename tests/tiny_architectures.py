@@ -98,7 +98,6 @@ _SPECIAL: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(model_type: str, **changes: object) -> PreTrainedConfig:
-    """Return the configuration of a tiny model of this type, changed by `changes`."""
     default = AutoConfig.for_model(model_type)
     text = default.get_text_config()
     if text is default or "text_config" not in _own_keys(default):
@@ -163,12 +162,10 @@ def _changed_values(default: PreTrainedConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _size_of(key: str) -> Iterator[float]:
-    """Yield the size that the first matching pattern gives a key, if any."""
     found = next((size for pattern, size in _PATTERNS if pattern.fullmatch(key)), None)
     if found is not None:
         yield found
 
 
 def _own_keys(default: PreTrainedConfig) -> list[str]:
-    """Return the keys that the class declares."""
     return [field.name for field in fields(default)]

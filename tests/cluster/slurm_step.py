@@ -22,7 +22,6 @@ def _named(option: str, arguments: list[str]) -> list[str]:
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return srun's options and the command."""
     index = 0
     while arguments[index].startswith("-"):
         index += 2 if arguments[index] in _WITH_A_VALUE else 1

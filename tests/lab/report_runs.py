@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -18,12 +19,22 @@ from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
 from april_rl.training.rollout.measures.timeline import timeline_of
 
 NUM_GROUPS, GROUP_SIZE, REST_S = 4, 4, 0.25
+SCENARIO = Scenario(
+    cost=EngineCost(step_s=0.01, sample_s=0.0005, context_token_s=0.0, prefill_token_s=1e-5),
+    length_of=Lognormal(median_tokens=60, sigma=1.1),
+    num_groups=NUM_GROUPS,
+    group_size=GROUP_SIZE,
+    max_response_tokens=400,
+    tick_steps=4,
+    rest_s=REST_S,
+)
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror=alert(1)>&'\"\u2028<!--"
 
 
 def make_run(
     run_dir: Path,
     *,
+    scenario: Scenario = SCENARIO,
     factor: float = 2.0,
     num_steps: int = 6,
     response: str = "a response",
@@ -37,19 +48,12 @@ def make_run(
     config = TrainConfig()
     config.name, config.model.path, config.data.path = HOSTILE, "model", "data"
     config.seed, config.runtime.num_workers = seed, 1
-    config.trainer.num_groups, config.trainer.num_steps = NUM_GROUPS, num_steps
-    config.rollout.group_size, config.rollout.max_response_tokens = GROUP_SIZE, 400
+    config.trainer.num_groups, config.trainer.num_steps = scenario.num_groups, num_steps
+    config.rollout.group_size = scenario.group_size
+    config.rollout.max_response_tokens = scenario.max_response_tokens
     config.rollout.over_sampling_factor, config.rollout.refill = factor, factor > 1
     OmegaConf.save(OmegaConf.structured(config), run_dir / "config.yaml")
-    scenario = Scenario(
-        cost=EngineCost(step_s=0.01, sample_s=0.0005, context_token_s=0.0, prefill_token_s=1e-5),
-        length_of=Lognormal(median_tokens=60, sigma=1.1, seed=seed),
-        num_groups=NUM_GROUPS,
-        group_size=GROUP_SIZE,
-        max_response_tokens=400,
-        tick_steps=4,
-        rest_s=REST_S,
-    )
+    scenario = replace(scenario, length_of=replace(scenario.length_of, seed=seed))
     with closing(MetricsFile(run_dir / "metrics.jsonl")) as file:
         file.append(0, _accuracy_metrics(accuracy[0]))
 
@@ -58,7 +62,7 @@ def make_run(
             # The simulated clock does not move in a step that finds all of its groups ready.
             collection.record.time_s = collection.record.time_s or 1e-3
             reached = accuracy[0] + (accuracy[1] - accuracy[0]) * step / num_steps
-            file.append(step, _row(collection, version) | _accuracy_metrics(reached))
+            file.append(step, _row(collection, version, scenario) | _accuracy_metrics(reached))
             write_samples(
                 run_dir / "samples", step, _records(collection, version, response=response)
             )
@@ -80,7 +84,7 @@ def _accuracy_metrics(accuracy: float) -> dict[str, float]:
     return {key: accuracy, f"{key}_low": accuracy - 0.05, f"{key}_high": accuracy + 0.05}
 
 
-def _row(collection: Collection, version: int) -> dict[str, float]:
+def _row(collection: Collection, version: int, scenario: Scenario) -> dict[str, float]:
     tokens = [
         (version - completion.policy_version, len(completion.token_ids))
         for scored in collection.groups
@@ -94,7 +98,9 @@ def _row(collection: Collection, version: int) -> dict[str, float]:
     }
     metrics = Metrics(
         {
-            **rollout_metrics(collection.record, num_needed=NUM_GROUPS * GROUP_SIZE),
+            **rollout_metrics(
+                collection.record, num_needed=scenario.num_groups * scenario.group_size
+            ),
             **collection.metrics,
             **shares,
         }
@@ -119,9 +125,9 @@ def _row(collection: Collection, version: int) -> dict[str, float]:
         "loss/behaviour_kl": 0.004,
         "time/rollout_s": collection.record.time_s,
         "time/score_s": 0.0,
-        "time/update_s": 0.8 * REST_S,
-        "time/weight_sync_s": 0.1 * REST_S,
-        "time/step_s": collection.record.time_s + REST_S,
+        "time/update_s": 0.8 * scenario.rest_s,
+        "time/weight_sync_s": 0.1 * scenario.rest_s,
+        "time/step_s": collection.record.time_s + scenario.rest_s,
     }
 
 

@@ -24,7 +24,6 @@ STEPS, SEEDS = 12, (0, 1, 2)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with synchronous runs and runs at α = 2, three seeds each."""
     folder = tmp_path_factory.mktemp("sweep")
     for seed in SEEDS:
         make_run(folder / f"a{seed}", factor=1.0, seed=seed, num_steps=STEPS)

@@ -19,7 +19,6 @@ ALPHA = "rollout.value.over_sampling_factor"  # as W&B stores a setting in a sec
 
 
 def made(kind: str) -> tuple[list[dict], list[dict]]:
-    """Return the grouping of a view, and the settings of its panels."""
     section = json.loads(spec(dashboard(kind, entity="someone", project="trial")))["section"]
     panels = (panel for each in section["panelBankConfig"]["sections"] for panel in each["panels"])
     return section["runSets"][0]["grouping"], [panel["config"] for panel in panels]

@@ -29,7 +29,6 @@ def tick(
 
 
 def seconds(work: TickWork, cost: EngineCost = COST) -> float:
-    """Return the seconds that the tick's work costs."""
     counts = work._asdict()
     del counts["elapsed_s"]
     return cost.seconds(**counts)
@@ -141,7 +140,6 @@ def test_a_recorded_step_gives_the_cost_of_its_engines(tmp_path):
 
 
 def write_ticks(run_dir: Path, step: int, ticks: Sequence[TickWork]) -> None:
-    """Write a timeline with only these ticks."""
     timeline = Timeline(
         policy_version=0, time_s=1.0, stop_s=0.0, slots={}, stays=(), acts=(), ticks=tuple(ticks)
     )

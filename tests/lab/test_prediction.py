@@ -36,7 +36,6 @@ def lengths_of(scenario: Scenario, *, num_groups: int = 400) -> tuple[tuple[int,
 
 
 def record(scenario: Scenario, *, num_groups: int = 400, seed: int = 0) -> Scenario:
-    """Return the scenario with lengths as a run recorded them."""
     groups = lengths_of(scenario, num_groups=num_groups)
     return replace(scenario, seed=seed, length_of=Recorded(groups=groups, seed=seed))
 

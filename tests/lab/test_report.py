@@ -161,7 +161,6 @@ def test_the_synchronous_step_for_comparison_is_longer_and_starts_all_samples_at
 
 
 def advice_for(run: RunFiles, gains: Gains | None = None, **changes: object) -> str:
-    """Return the advice for a run with these metrics in every row."""
     return "\n".join(advisories(replace(run, rows=[{**r, **changes} for r in run.rows]), gains))
 
 
@@ -270,18 +269,12 @@ def test_short_runs_get_no_advice_about_lengths_that_are_parked_still(
     found = replace(found, rows=[{**row, "rollout/parked_tokens": parked} for row in run.rows])
     vars(found)["length_bias"] = replace(run.length_bias, dispersion=1.4)
     advice = "\n".join(advisories(found, simulated_gains(run)))
-    assert ("samples/s" in advice) == ("times as far" in advice) == is_told
+    assert ("samples/s" in advice) == is_told
+    assert advice.count("deviates 1.4 times as far") == is_told
 
 
 def with_cap(run: RunFiles, cap: int) -> RunFiles:
     return replace(run, config={**run.config, "rollout": {"refill": True, "max_staleness": cap}})
-
-
-def test_the_report_says_when_batches_differ_more_than_random_draws(run: RunFiles) -> None:
-    found = with_cap(run, 5)
-    assert run.length_bias is not None
-    vars(found)["length_bias"] = replace(run.length_bias, dispersion=1.4)
-    assert "\n".join(advisories(found, None)).count("deviates 1.4 times as far") == 1
 
 
 def test_the_report_states_the_long_tail_and_the_gain_of_another_alpha(run: RunFiles) -> None:

@@ -1,6 +1,5 @@
 """The report's length bias, computed from the timelines of recorded steps, and its statistics."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean
@@ -9,11 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import make_run
 from rollout_runs import Run, Setup, lognormal
 
 from april_rl.lab.report.length_bias import LengthBias
-from april_rl.lab.report.run_files import read_run
 from april_rl.lab.simulator.length_statistics import dispersion, restricted_mean
 from april_rl.training.rollout.measures.timeline import Timeline, timeline_of
 from april_rl.types import SampleId
@@ -83,13 +80,6 @@ def test_groups_opened_before_the_recorded_steps_do_not_count_as_opened() -> Non
     assert found is not None
     assert without != timelines
     assert LengthBias.of(without) == found
-
-
-def test_the_report_states_the_length_bias(tmp_path) -> None:
-    run_dir = make_run(tmp_path / "run")
-    found = read_run(run_dir).length_bias
-    assert found is not None
-    assert math.isfinite(found.opened_tokens_mean)
 
 
 LENGTHS = st.lists(st.integers(0, 12), max_size=12)

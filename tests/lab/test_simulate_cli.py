@@ -4,26 +4,20 @@ import json
 import shutil
 import subprocess
 import sys
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from report_runs import make_run
 from source_tree import ROOT
 
 from april_rl.__main__ import main
-from april_rl.config import TrainConfig
 from april_rl.lab.simulator.april_paper import paper_cases, simulate_case
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.simulation import Scenario, simulate
-from april_rl.run.tracking.metrics_file import MetricsFile
-from april_rl.run.tracking.samples_file import SampleRecord, write_samples, write_timeline
-from april_rl.training.rollout.collector import Collection
-from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
-from april_rl.training.rollout.measures.timeline import timeline_of
 
 NUM_GROUPS, GROUP_SIZE, BUDGET = 8, 4, 600
 SCENARIO = Scenario(
@@ -42,48 +36,17 @@ SHORT = ("--steps", "3", "--warmup-steps", "2", "--num-groups", "4", "--num-engi
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
-    """Return the run directory that 200 synchronous steps would leave, and their results."""
-    run_dir = tmp_path_factory.mktemp("run")
-    config = TrainConfig()
-    config.model.path, config.data.path = "model", "data"
-    config.runtime.num_workers = 1  # the value that config.yaml of a run shows
-    config.trainer.num_groups, config.rollout.group_size = NUM_GROUPS, GROUP_SIZE
-    config.rollout.max_response_tokens = BUDGET
-    config.rollout.over_sampling_factor, config.rollout.refill = 1.0, False
-    OmegaConf.save(OmegaConf.structured(config), run_dir / "config.yaml")
-    with closing(MetricsFile(run_dir / "metrics.jsonl")) as file:
-
-        def record(version: int, collection: Collection) -> None:
-            of = collection.record
-            metrics = rollout_metrics(of, num_needed=NUM_GROUPS * GROUP_SIZE).read()
-            flat = sum(not group.has_signal for group in collection.groups) / NUM_GROUPS
-            step_s = metrics["rollout/time_s"] + SCENARIO.rest_s
-            own = {"reward/no_signal_frac": flat, "time/step_s": step_s}
-            file.append(version + 1, {**metrics, **own})
-            write_samples(run_dir / "samples", version + 1, _records(collection, version))
-            write_timeline(run_dir / "timeline", version + 1, timeline_of(of).plain())
-
-        outcome = simulate(
-            SCENARIO,
-            over_sampling_factor=1.0,
-            refill=False,
-            num_steps=80,
-            warmup_steps=0,
-            on_step=record,
-        )
+    """Return the run directory that 80 synchronous steps would leave, and their results."""
+    run_dir = make_run(
+        tmp_path_factory.mktemp("run") / "run", scenario=SCENARIO, factor=1.0, num_steps=80
+    )
+    outcome = simulate(
+        SCENARIO, over_sampling_factor=1.0, refill=False, num_steps=80, warmup_steps=0
+    )
     return run_dir, outcome
 
 
-def _records(collection: Collection, version: int) -> list[SampleRecord]:
-    return [
-        SampleRecord.of(sample, response="", reward=reward, advantage=0.0, policy_version=version)
-        for scored in collection.groups
-        for sample, reward in zip(scored.group.samples, scored.rewards, strict=True)
-    ]
-
-
 def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
-    """Return the rows that `--json` wrote."""
     path = tmp_path / "rows.json"
     assert main(["simulate", *arguments, "--json", str(path)]) == 0
     rows = json.loads(path.read_text())
@@ -92,7 +55,6 @@ def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
 
 
 def message_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Return the exit status and the last line of standard error."""
     try:
         status = main(["simulate", *arguments])
     except SystemExit as ended:  # argparse exits in this way

@@ -32,7 +32,6 @@ quick = settings(max_examples=15, deadline=None)
 
 
 def run(scenario: Scenario, factor: float, *, refill: bool) -> tuple[Outcome, list[Collection]]:
-    """Simulate ten steps after six that do not count."""
     seen: list[Collection] = []
     outcome = simulate(
         scenario,
@@ -46,7 +45,6 @@ def run(scenario: Scenario, factor: float, *, refill: bool) -> tuple[Outcome, li
 
 
 def turns_of(sample: Sample) -> list[int]:
-    """Return the response tokens of each turn."""
     turns = [0]
     for span in sample.spans[1:]:
         if isinstance(span, Completion):
@@ -145,7 +143,6 @@ PRESET = (
 
 
 def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
-    """Return the rows of a small preset with several turns."""
     path = tmp_path / "rows.json"
     assert main(["simulate", *PRESET, *arguments, "--json", str(path)]) == 0
     rows = json.loads(path.read_text())

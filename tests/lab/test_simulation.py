@@ -33,7 +33,6 @@ def run(
     steps: int = 10,
     seen: list[Collection] | None = None,
 ) -> Outcome:
-    """Simulate ten steps after five that do not count."""
     return simulate(
         scenario,
         over_sampling_factor=factor,

@@ -35,7 +35,6 @@ STEPS, GROUPS, SIZE, ENGINES = 3, 4, 4, 2
 
 
 def run(factor: float = 2.0) -> list[tuple[Collection, Timeline]]:
-    """Run three steps of the real collector on simulated engines."""
     cost = EngineCost(step_s=0.01, sample_s=0.001, context_token_s=0.0, prefill_token_s=0.0)
     scenario = Scenario(
         cost=cost,

@@ -1,6 +1,5 @@
 """Bad input ends a run with one message that names the key, exit status 1 and no traceback."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,12 @@ def task(tmp_path_factory) -> Path:
 
 
 def refused_by_the_program(task: Path | None, cwd: Path, *overrides: str) -> str:
-    """Return the message of the real program, as a person sees it."""
     done = run(command(task, cwd / "run", *overrides), cwd)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     messages = done.stderr.split("error: ", 1)
     assert len(messages) == 2, done.stderr
     return messages[1]
-
-
-def write(path: Path, *rows: object) -> Path:
-    lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -92,7 +84,7 @@ def test_workers_get_the_model_folder_as_an_absolute_path(task, tmp_path, monkey
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    write(tmp_path / "model" / "config.json", {"model_type": "mamba"})
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "mamba"}')
     (tmp_path / "model" / "model.safetensors").touch()
     assert f"model.path={tmp_path}/model: " in refusal(task, tmp_path, "model.path=model")
 
@@ -114,15 +106,9 @@ def test_a_reward_without_enough_memory_names_its_limit(task, tmp_path):
 
 
 def test_a_broken_line_of_a_data_file_is_named(task, tmp_path):
-    path = write(tmp_path / "bad.jsonl", {"prompt": "1+1=", "answer": "2"}, '{"prompt": "1+')
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+\n')
     assert f"{path}:2" in refusal(task, tmp_path, f"data.path={path}")
-
-
-def test_a_row_without_the_mapped_column_is_named(task, tmp_path):
-    path = write(tmp_path / "rows.jsonl", {"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2="})
-    message = refusal(task, tmp_path, f"data.path={path}")
-    assert f"{path}:2" in message
-    assert "data.answer_column" in message
 
 
 @pytest.mark.soak

@@ -82,7 +82,6 @@ class EndlessRun(NamedTuple):
 
 @contextmanager
 def endless_run(task: Path, run_dir: Path, *overrides: str) -> Iterator[EndlessRun]:
-    """Start a run and kill it at the end if it is still running."""
     endless = ("trainer.num_steps=100000", "evaluation.every=100000", "tracking.wandb=offline")
     output = run_dir.with_suffix(".out")
     with (
@@ -183,7 +182,6 @@ def check_gdpo(run_dir: Path) -> None:
 
 
 def refused_by_the_program(task: Path, run_dir: Path, *overrides: str) -> str:
-    """Return the output of a run that ends before its first step."""
     line = command(task, run_dir, *overrides)
     ran = subprocess.run(
         line, env=environment(), cwd=task, text=True, capture_output=True, check=False

@@ -29,7 +29,6 @@ START_S = 300
 
 @contextmanager
 def vllm_server(folder: Path) -> Iterator[str]:
-    """Serve the tiny teacher; yield the address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from source_tree import ROOT
 
 from april_rl.config.store import compose_overrides, config_dir, recipes, to_config
+from april_rl.start.command_line import main
 
 COMMAND = "python -m april_rl.train "
 HELP = OmegaConf.load(Path(config_dir()) / "train.yaml").hydra.help.template
@@ -69,11 +70,17 @@ def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refused_run_deletes_nothing_that_was_there(tmp_path: Path) -> None:
+def test_a_refused_run_deletes_nothing_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fails when the folder is removed together with its contents."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes").write_text("mine")
-    train(tmp_path, "+recipe=tiny_cpu", "seed=-1", "hydra.run.dir=run")
+    monkeypatch.chdir(tmp_path)
+    words = ["april_rl.train", "+recipe=tiny_cpu", "seed=-1", "hydra.run.dir=run"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match="1"):
+        main()
     assert (tmp_path / "run" / "notes").read_text() == "mine"
 
 

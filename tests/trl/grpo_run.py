@@ -43,7 +43,6 @@ def even(completions, **_):
 
 
 def seldom(completions, **_):
-    """Return None or NaN for most samples."""
     return [(None, float("nan"), 1.0)[len(str(completion)) % 3] for completion in completions]
 
 

@@ -66,12 +66,10 @@ def batches_of(folder: Path, rank: int = 0) -> list[dict]:
 
 
 def steps_of(found: dict) -> list[dict]:
-    """Return the lines of the log that belong to steps."""
     return [row for row in found["log"] if "loss" in row]
 
 
 def rows_of(batches: list[dict]) -> list[int]:
-    """Return the row of each group."""
     return [row for batch in batches for row in batch["rows"][::GROUP_SIZE]]
 
 

@@ -25,18 +25,6 @@ from april_rl.run.checkpointing.manifest import CheckpointError, read_manifest, 
 from april_rl.run.checkpointing.resume import checkpoint_at, load, unfinished_run
 
 
-def test_a_checkpoint_names_its_files_and_latest_names_the_checkpoint(tmp_path):
-    """Fails when a file is missing in the manifest, or `latest` is not updated."""
-    write(tmp_path, 2)
-    path = write(tmp_path, 4, ledger="sums")
-    manifest = verify(path)
-    assert set(manifest.files) == {"config.yaml", "learner/rank_00000.safetensors"}
-    assert manifest.step == 4
-    assert manifest.about == {"ledger": "sums"}
-    assert latest(tmp_path) == path
-    assert [one.step for one in list_saved(tmp_path)] == [2, 4]
-
-
 @pytest.mark.parametrize("failing", ["write_manifest", "sync", "_point_to"])
 def test_an_interrupted_save_keeps_the_earlier_checkpoint(tmp_path, monkeypatch, failing):
     """Fails when a checkpoint gets its name before it is complete, or the next save fails on the

@@ -84,7 +84,6 @@ def renews(path: Path, clock: Clock, by_ns: int = 0) -> Callable[[], None]:
 
 @pytest.fixture
 def owner(tmp_path):
-    """Start another process that owns tmp_path."""
     args = [sys.executable, "-c", OWNER, str(tmp_path)]
     with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "owned\n"

@@ -151,14 +151,6 @@ def test_a_crash_in_native_code_is_reported_with_the_end_of_the_workers_log(grou
     assert "in crash_in_native_code" in report
 
 
-def test_a_dead_worker_is_blamed_even_if_only_another_one_was_called_and_failed(group, tmp_path):
-    """Fails when the worker of the first failed call is blamed."""
-    watchdog = GroupWatchdog(group, tmp_path)
-    os.kill(group.pids[1], signal.SIGKILL)
-    with pytest.raises(WorkerDiedError, match=r"worker 1 .* died before its first call"):
-        watchdog.results([group.actors[0].update.remote("error")])
-
-
 def test_a_dead_worker_is_noticed_while_waiting_for_another_one(group, tmp_path):
     """No call to worker 1 is open. Fails when only called workers are checked."""
     watchdog = GroupWatchdog(group, tmp_path)

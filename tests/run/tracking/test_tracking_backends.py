@@ -47,7 +47,6 @@ def log_steps(tracker, steps=range(4)) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> Path:
-    """Return a run recorded by W&B, offline."""
     run_dir = tmp_path_factory.mktemp("wandb")
     with make_tracker(run_dir, backends=WANDB, save_samples_every=2, labels=LABELS) as tracker:
         log_steps(tracker)
@@ -70,7 +69,6 @@ def test_a_secret_of_the_command_line_is_in_no_file_of_wandb(tmp_path, monkeypat
 
 @pytest.fixture(scope="module")
 def records(recorded) -> list[dict[str, Any]]:
-    """Return the records of W&B."""
     return wandb_records(recorded)
 
 

@@ -153,28 +153,19 @@ def test_plain_output_is_one_aligned_line_per_step_with_a_heading_every_twenty(
     assert lines[1].split() == ["1", *SHOWN, "4m12s"]
 
 
-def test_a_plain_evaluation_gets_its_own_line(capsys: pytest.CaptureFixture) -> None:
-    view = view_of_log()
-    view.step(0, EVALUATION)
-    assert capsys.readouterr().out == "trial\n     0  held_out: avg@k 0.625, pass@k 0.750\n"
-
-
-def test_an_evaluation_outside_training_has_no_step(capsys: pytest.CaptureFixture) -> None:
-    view = view_of_log()
-    view.evaluation(1, EVALUATION)
-    assert capsys.readouterr().out == "trial\nheld_out: avg@k 0.625, pass@k 0.750\n"
-
-
-def test_an_evaluation_metric_is_shown_with_its_interval(
+def test_an_evaluation_gets_its_own_line_with_its_intervals(
     capsys: pytest.CaptureFixture,
 ) -> None:
-    """Fails when 30 prompts look as certain as 30,000."""
+    """Outside training it has no step. Fails when 30 prompts look as certain as 30,000."""
     ends = {"eval/held_out/avg_at_k_low": 0.5, "eval/held_out/avg_at_k_high": 0.7}
     view = view_of_log()
-    view.step(0, {**EVALUATION, **ends, "eval/held_out/maj_at_k": 0.7})
-    assert (
-        "held_out: avg@k 0.625 [0.500, 0.700], pass@k 0.750, maj@k 0.700" in capsys.readouterr().out
-    )
+    view.step(0, EVALUATION)
+    view.evaluation(1, {**EVALUATION, **ends, "eval/held_out/maj_at_k": 0.7})
+    assert capsys.readouterr().out.splitlines() == [
+        "trial",
+        "     0  held_out: avg@k 0.625, pass@k 0.750",
+        "held_out: avg@k 0.625 [0.500, 0.700], pass@k 0.750, maj@k 0.700",
+    ]
 
 
 def test_a_long_phase_gets_one_line_and_a_short_one_gets_none(

@@ -10,7 +10,6 @@ import pytest
 
 
 def wandb_folders(run_dir: Path) -> list[Path]:
-    """Return the folders that W&B made in a run directory, oldest first."""
     return sorted((run_dir / "wandb").glob("offline-run-*"))
 
 

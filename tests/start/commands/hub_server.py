@@ -96,8 +96,6 @@ class Hub:
 
 @contextmanager
 def serve(hub: Hub) -> Iterator[Hub]:
-    """Serve `hub` on a free port of this machine while the context is open."""
-
     class Handler(BaseHTTPRequestHandler):
         """Handler that passes requests to `hub` and rejects requests without its token."""
 

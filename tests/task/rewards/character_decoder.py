@@ -6,7 +6,6 @@ import os
 
 
 def characters(token_ids):
-    """Return the text of these code points."""
     return "".join(map(chr, token_ids))
 
 
@@ -19,7 +18,6 @@ def printable(token_ids):
 
 
 def process_id(token_ids):  # noqa: ARG001 - a decoder has this argument
-    """Return the id of the process that decodes."""
     return str(os.getpid())
 
 

@@ -299,26 +299,22 @@ def test_a_function_that_cannot_be_called_with_its_settings_is_found_before_trai
     assert str(error.value).startswith(f"reward.function={reward.function} ")
 
 
-def test_the_message_about_one_of_several_functions_names_it():
-    reward = RewardConfig(functions=functions(long={"function": "length", "args": {"tokens": 3}}))
-    message = (
-        r"reward\.functions\.long\.function=length cannot be loaded: has no argument "
-        "'tokens'; it takes start_tokens, end_tokens"
-    )
-    with (
-        closing(RewardPool(reward, decode=characters)) as tried,
-        pytest.raises(RewardError, match=message),
-    ):
-        tried.columns_of("")
-
-
-def test_a_built_in_function_with_a_missing_argument_names_it():
-    reward = RewardConfig(function="length", args={"start_tokens": 3})
-    message = "reward.function=length cannot be loaded: needs the argument end_tokens$"
-    with (
-        closing(RewardPool(reward, decode=characters)) as tried,
-        pytest.raises(RewardError, match=message),
-    ):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"functions": functions(long={"function": "length", "args": {"tokens": 3}})},
+            r"reward\.functions\.long\.function=length cannot be loaded: has no argument "
+            "'tokens'; it takes start_tokens, end_tokens",
+        ),
+        (
+            {"function": "length", "args": {"start_tokens": 3}},
+            "reward.function=length cannot be loaded: needs the argument end_tokens$",
+        ),
+    ],
+)
+def test_a_wrong_or_missing_argument_of_a_built_in_function_is_named(settings, message):
+    with pool(**settings) as tried, pytest.raises(RewardError, match=message):
         tried.columns_of("")
 
 

@@ -29,7 +29,6 @@ def mean_slope(term, *fixed: Tensor) -> Tensor:
 
 
 def slope_of(quantity) -> Tensor:
-    """Return ∇ of a quantity of log π [7], by logits."""
     logits = LOGITS.clone().requires_grad_()
     [gradient] = torch.autograd.grad(quantity(logits.log_softmax(0)), logits)
     return gradient

@@ -56,7 +56,6 @@ def inputs_of(log_ratios: Tensor, advantages: Tensor, lengths: list[int]) -> Los
 
 
 def slope(loss: TokenLoss, inputs: LossInputs, weights: Tensor | float = 1.0) -> Tensor:
-    """Return the gradient [T] of the weighted sum of the losses."""
     [gradient] = torch.autograd.grad((loss.loss * weights).sum(), inputs.logprobs)
     return gradient
 

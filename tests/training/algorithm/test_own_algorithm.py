@@ -207,19 +207,6 @@ def test_a_group_filter_that_does_not_return_a_bool_is_refused(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"advantage": "own_functions:flat"},
-        {"advantage": "own_functions:not_finite"},
-        {"group_filter": "own_functions:forgets_return"},
-    ],
-)
-def test_advantages_and_a_group_filter_are_tried_on_two_groups(settings: dict[str, str]) -> None:
-    with pytest.raises(OwnFunctionError):
-        try_on_groups(TrainConfig(algorithm=of(**settings)), PROMPT)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
         {"advantage": "own_functions:signs", "group_filter": "own_functions:is_mixed"},
         {"advantage": "own_functions:by_token", "group_filter": "own_functions:rejects_all"},
         {"advantage": "own_functions:by_column"},

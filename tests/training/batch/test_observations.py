@@ -2,13 +2,11 @@
 
 from array import array
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
+from light_samples import make_packer
 
-from april_rl.training.algorithm.age import age_weights, decay
-from april_rl.training.algorithm.aggregation import token_mean
-from april_rl.training.batch.packing import Batch, Packer
+from april_rl.training.batch.packing import Batch
 from april_rl.types import Completion, Experts, Group, Observation, Prompt, Sample, ScoredGroup
 
 PROMPT = Prompt(id=3, token_ids=(1, 2), text="", answer="", source="", has_environment=True)
@@ -28,17 +26,7 @@ def completion(sample: Sample, version: int, tokens: list[int]) -> Completion:
 
 def pack(sample: Sample, advantages: list[float]) -> Batch:
     group = ScoredGroup(group=Group(prompt=PROMPT, samples=(sample,)), rewards=(1.0,))
-    packer = Packer(
-        num_ranks=1,
-        max_tokens=64,
-        num_minibatches=1,
-        max_staleness=5,
-        max_response_tokens=64,
-        age_weights=partial(age_weights, weight_of_age=decay(1.0)),
-        aggregation=token_mean,
-        hidden_size=32,
-    )
-    return packer.pack([group], [[np.array(advantages)]], policy_version=7)
+    return make_packer(max_staleness=5).pack([group], [[np.array(advantages)]], policy_version=7)
 
 
 def test_contexts_are_separate_sequences_of_one_response():

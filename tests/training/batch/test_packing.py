@@ -12,15 +12,15 @@ import pytest
 from fake_engine import logprob, token
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from light_samples import make_packer
 
-from april_rl.training.algorithm.age import age_weights, decay
 from april_rl.training.algorithm.aggregation import (
     Aggregate,
     constant_length,
     sequence_mean,
     token_mean,
 )
-from april_rl.training.batch.packing import Batch, MicroBatch, Packer
+from april_rl.training.batch.packing import Batch, MicroBatch
 from april_rl.training.batch.plan import plan_micro_batches
 from april_rl.types import Completion, FinishReason, Group, Prompt, Sample, SampleId, ScoredGroup
 
@@ -78,15 +78,12 @@ def pack(
     plan: Plan, *, aggregation: Aggregate = token_mean, probes: Sequence[Sample] = ()
 ) -> tuple[Batch, list[ScoredGroup]]:
     groups = groups_of(plan)
-    packer = Packer(
+    packer = make_packer(
         num_ranks=plan.num_ranks,
-        max_tokens=BUDGET,
         num_minibatches=plan.num_minibatches,
         max_staleness=plan.max_staleness,
-        max_response_tokens=BUDGET,
-        age_weights=partial(age_weights, weight_of_age=decay(plan.age_decay)),
+        age_decay=plan.age_decay,
         aggregation=aggregation,
-        hidden_size=32,
     )
     advantages = [
         np.asarray([advantage(sample.id) for sample in scored.group.samples]) for scored in groups
@@ -219,17 +216,7 @@ def test_masked_truncated_responses_count_neither_in_loss_nor_denominator(name, 
         for i, (reason, length) in enumerate(cut)
     )
     groups = [ScoredGroup(group=Group(prompt=prompt, samples=samples), rewards=(0.0, 0.0, 1.0))]
-    packer = Packer(
-        num_ranks=1,
-        max_tokens=BUDGET,
-        num_minibatches=1,
-        max_staleness=0,
-        max_response_tokens=BUDGET,
-        age_weights=partial(age_weights, weight_of_age=decay(1.0)),
-        aggregation=AGGREGATIONS[name],
-        hidden_size=32,
-        mask_truncated=mask_truncated,
-    )
+    packer = make_packer(aggregation=AGGREGATIONS[name], mask_truncated=mask_truncated)
     batch = packer.pack(groups, [[1.0, 2.0, 3.0]], policy_version=VERSION)
     masked, plain = {
         "token_mean": ([1 / 12, 0, 1 / 12], [1 / 24] * 3),

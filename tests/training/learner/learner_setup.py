@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_qwen3
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -26,8 +27,12 @@ from april_rl.config.teacher import TeacherConfig
 from april_rl.training.algorithm.losses import LossFunction
 from april_rl.training.batch.packing import MicroBatch
 from april_rl.training.learner.learner import Learner
+from april_rl.training.learner.mesh import build_mesh
 from april_rl.training.learner.objective import Objective
+from april_rl.training.learner.policy import Policy
+from april_rl.training.learner.row import PackedRow
 
+CPU = torch.device("cpu")
 TEMPERATURE = 0.8
 CLIP_LOW, CLIP_HIGH, TIS_CAP = 0.2, 0.28, 1.3
 OPTIMIZER = {"lr": 5e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}
@@ -92,7 +97,6 @@ def record_gradients(model: nn.Module) -> Iterator[list[dict[str, Tensor]]]:
 
 
 def write_model(folder: Path, *, tied: bool = True, num_layers: int = 3) -> str:
-    """Write a random Qwen3; return the path of its folder."""
     write_tiny_qwen3(folder, tied=tied, num_layers=num_layers)
     return str(folder)
 
@@ -229,7 +233,6 @@ def pack_minibatch(bins: Sequence[Sequence[Example]]) -> list[MicroBatch]:
 
 
 def num_tokens(bins: Sequence[Sequence[Example]]) -> int:
-    """Return the response tokens of all examples."""
     return sum(e.num_response for bin_ in bins for e in bin_)
 
 
@@ -273,6 +276,34 @@ def plain_update(
     return norms
 
 
+def build_policy(path: str | Path, *, shard_size: int = 0, **options: Any) -> Policy:
+    settings = {"compute_dtype": torch.float32, "activation_checkpointing": 0.0}
+    settings |= {"device": CPU, "temperature": TEMPERATURE} | options
+    return Policy.build(Path(path), mesh=build_mesh("cpu", shard_size=shard_size), **settings)
+
+
+def check_gradients(policy: Policy, path: str) -> None:
+    """Check that a packed row has the gradients of plain torch, one sequence after another."""
+    examples, model = make_examples(path, noise=0.0, age=0), plain_model(path)
+    for example in examples:
+        (plain_logprobs(model, example).sum() * example.advantage).backward()
+    row = PackedRow.of(pack(examples, total=1), device=CPU)
+    (policy(row)[0] * row.advantages).sum().backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    found = {name: p.grad.full_tensor() for name, p in policy.named_parameters()}
+    assert found.keys() == expected.keys()
+    for name, grad in found.items():
+        assert (grad - expected[name]).norm() < 1e-5 * expected[name].norm(), name
+
+
+def rewrite(path: str, target: Path, **changes: Tensor | None) -> str:
+    """Write a copy of the checkpoint with some tensors replaced, added, or left out (None)."""
+    tensors = {**load_file(Path(path, "model.safetensors")), **changes}
+    save_file({k: v for k, v in tensors.items() if v is not None}, target / "model.safetensors")
+    (target / "config.json").write_text(Path(path, "config.json").read_text())
+    return str(target)
+
+
 def plain_adamw(model: PreTrainedModel) -> torch.optim.AdamW:
     """Return AdamW with the settings of `make_learner`, without weight decay for norms
     and biases.
@@ -286,12 +317,10 @@ def plain_adamw(model: PreTrainedModel) -> torch.optim.AdamW:
 
 
 def learner_logprobs(learner: Learner, examples: Sequence[Example]) -> torch.Tensor:
-    """Return the learner's log-probabilities of all responses, concatenated."""
     row = pack(examples, total=1)
     return learner.logprobs(row)[torch.from_numpy(row.response_mask)]
 
 
 def all_plain_logprobs(model: PreTrainedModel, examples: Sequence[Example]) -> torch.Tensor:
-    """Return the reference's log-probabilities of all responses, concatenated."""
     with torch.no_grad():
         return torch.cat([plain_logprobs(model, e) for e in examples])

@@ -42,7 +42,6 @@ class MemoryTraffic(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Compute the operation and count its bytes."""
         result = func(*args, **(kwargs or {}))
         if not self._is_inside and func.overloadpacket.__name__ not in _FREE:
             self.num_bytes += _bytes((args, kwargs, result))
@@ -93,7 +92,6 @@ def _name(node: Node) -> str:
 
 
 def _base(node: Node) -> Node:
-    """Return the tensor behind a view."""
     while node.op == "call_function" and _name(node) in _FREE and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node

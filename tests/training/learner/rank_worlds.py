@@ -98,7 +98,6 @@ def write_models(folder: Path) -> None:
 
 
 def save_examples(path: str, seed: int, examples: list[Example]) -> None:
-    """Return the path where `saved_examples` finds the examples."""
     Path(path, f"examples{seed}.pkl").write_bytes(pickle.dumps(examples))
 
 
@@ -109,14 +108,12 @@ def saved_examples(path: str, seed: int) -> list[Example]:
 
 
 def batch(examples: Sequence[Example], *, rank: int, num_ranks: int = 2) -> list[MicroBatch]:
-    """Return the micro-batches of a rank."""
     total = num_tokens([examples])
     bins = DEALT[num_ranks][rank]
     return [pack([examples[i] for i in bin_], total=total) for bin_ in bins]
 
 
 def own_batch(path: str, seed: int) -> list[MicroBatch]:
-    """Return the micro-batches of this rank in update `seed`."""
     examples = saved_examples(path, seed)
     return batch(examples, rank=dist.get_rank(), num_ranks=dist.get_world_size())
 
@@ -165,14 +162,12 @@ def run(path: str, world: World) -> dict[str, Any]:
 
 
 def mismatch_of(learner: Learner, micro_batches: list[MicroBatch]) -> str:
-    """Return the error of an update whose tokens were sampled with other weights."""
     with pytest.raises(MismatchError) as caught:
         learner.update([micro_batches])
     return str(caught.value)
 
 
 def all_of(folder: str, world: World, models: Sequence[str]) -> dict[Any, Any]:
-    """Return the results of every case and run of this world, by name."""
     cases = [case for case in CASES if case.world == world and case.model in models]
     seen: dict[Any, Any] = {case: train(f"{folder}/{case.model}", case) for case in cases}
     for name in models:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from forked_ranks import one_of, run_ranks
+from forked_ranks import results_of_ranks
 from learner_setup import (
     group_of_one,
     learner_logprobs,
@@ -64,19 +64,15 @@ def train(folder: str, *, rank: int, num_ranks: int, **settings: Any) -> dict[st
     return {"metrics": metrics, "logprobs": logprobs, "critic": values}
 
 
-def run_rank(rank: int, folder: str) -> None:
-    """Train every case as one of two ranks and save the results to a file."""
-    with one_of(NUM_RANKS, rank=rank, folder=folder):
-        seen = {
-            name: train(folder, rank=rank, num_ranks=NUM_RANKS, **settings)
-            for name, settings in CASES.items()
-        }
-        torch.save(seen, f"{folder}/rank{rank}.pt")
+def train_all(rank: int, folder: str) -> dict[str, dict[str, Any]]:
+    return {
+        name: train(folder, rank=rank, num_ranks=NUM_RANKS, **settings)
+        for name, settings in CASES.items()
+    }
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """Return the results of a single rank, and the results of each of two ranks by case."""
     folder = tmp_path_factory.mktemp("ranks")
     write_model(folder / "model", num_layers=2)
     teacher = plain_model(write_model(folder / "teacher", num_layers=2))
@@ -84,11 +80,9 @@ def seen(tmp_path_factory):
         for parameter in teacher.parameters():
             parameter.mul_(1.5)
     teacher.save_pretrained(folder / "teacher")
-    run_ranks(run_rank, str(folder), num_ranks=NUM_RANKS)
+    ranks = results_of_ranks(train_all, folder, num_ranks=NUM_RANKS)
     with group_of_one():
-        one = train(str(folder), rank=0, num_ranks=1)
-    files = [folder / f"rank{i}.pt" for i in range(NUM_RANKS)]
-    return one, [torch.load(file, weights_only=False) for file in files]
+        return train(str(folder), rank=0, num_ranks=1), ranks
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -95,7 +95,6 @@ def build(folder: Path, device: torch.device, *, offload: Offload) -> Learner:
 
 
 def rows() -> list[Example]:
-    """Return NUM_ROWS full micro-batches."""
     rng = np.random.default_rng(0)
     return [
         Example(

@@ -1,25 +1,21 @@
 """learner.keep_attention: layers that are recomputed keep the output of their attention."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from learner_setup import Example, make_examples, pack
+from learner_setup import CPU, Example, build_policy, make_examples, pack
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from april_rl.training.learner.mesh import build_mesh
 from april_rl.training.learner.model.attention import KEEP_OUTPUT
-from april_rl.training.learner.policy import Policy
 from april_rl.training.learner.row import PackedRow
 
 pytestmark = pytest.mark.usefixtures("_group")
 
-CPU = torch.device("cpu")
 NUM_LAYERS = 3
 
 
@@ -39,14 +35,7 @@ class Kernels(TorchDispatchMode):
 
 def passes(path: str, examples: list[Example], **options: Any) -> tuple[int, dict[str, Tensor]]:
     """Return how often a forward and backward pass call the attention kernel, and the gradients."""
-    policy = Policy.build(
-        Path(path),
-        mesh=build_mesh("cpu", shard_size=0),
-        device=CPU,
-        compute_dtype=torch.float32,
-        temperature=1.0,
-        **options,
-    )
+    policy = build_policy(path, **options)
     with Kernels() as kernels:
         logprobs, _ = policy(PackedRow.of(pack(examples, total=1), device=CPU))
         logprobs.sum().backward()

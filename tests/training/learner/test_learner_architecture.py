@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_setup import Example, pack
+from learner_setup import CPU, Example, build_policy, pack
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -32,7 +32,6 @@ from april_rl.training.learner.row import PackedRow
 
 pytestmark = pytest.mark.usefixtures("_group")
 
-CPU = torch.device("cpu")
 SIZES = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 NOISY = [
     Starcoder2Config(
@@ -59,14 +58,7 @@ def build(config: PreTrainedConfig, folder: Path, *, activation_checkpointing: b
     """Build a random model of `config` in the way the learner builds it from a folder."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return Policy.build(
-        folder,
-        mesh=build_mesh("cpu", shard_size=0),
-        device=CPU,
-        compute_dtype=torch.float32,
-        activation_checkpointing=activation_checkpointing,
-        temperature=1.0,
-    )
+    return build_policy(folder, activation_checkpointing=activation_checkpointing, temperature=1.0)
 
 
 def example(length: int) -> Example:
@@ -82,7 +74,6 @@ def example(length: int) -> Example:
 
 
 def learner_logprobs(policy: Policy, examples: Sequence[Example]) -> Tensor:
-    """Return the log-probabilities of all responses, concatenated, from one packed row."""
     logprobs: Tensor = policy(PackedRow.of(pack(examples, total=1), device=CPU))[0]
     return logprobs.detach()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from forked_ranks import one_of, run_ranks
+from forked_ranks import results_of_ranks
 from learner_setup import (
     group_of_one,
     learner_logprobs,
@@ -36,7 +36,6 @@ DEALT = {
 
 
 def run(path: str, *, shard_size: int) -> dict[str, Any]:
-    """Return what a rank computes in an update and an export."""
     learner = make_learner(path, shard_size=shard_size)
     loaded = dict(learner.weights())
     examples = make_examples(path, noise=0.3, age=1)
@@ -73,11 +72,8 @@ def repeat(path: str, *, shard_size: int) -> torch.Tensor:
     return learner_logprobs(learner, examples)
 
 
-def run_rank(rank: int, folder: str) -> None:
-    """Run one rank; write its results to a file."""
-    with one_of(NUM_RANKS, rank=rank, folder=folder):
-        seen = {size: run(f"{folder}/model", shard_size=size) for size in SHARD_SIZES}
-        torch.save(seen, f"{folder}/rank{rank}.pt")
+def run_all(_: int, folder: str) -> dict[int, dict[str, Any]]:
+    return {size: run(f"{folder}/model", shard_size=size) for size in SHARD_SIZES}
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +83,9 @@ def seen(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("experts")
     write_tiny_qwen3_moe(folder / "model", num_experts=NUM_EXPERTS)
-    run_ranks(run_rank, str(folder), num_ranks=NUM_RANKS)
+    ranks = results_of_ranks(run_all, folder, num_ranks=NUM_RANKS)
     with group_of_one():
         one = run(str(folder / "model"), shard_size=1)
-    ranks = [torch.load(folder / f"rank{i}.pt", weights_only=False) for i in range(NUM_RANKS)]
     return folder / "model", one, ranks
 
 

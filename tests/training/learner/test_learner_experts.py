@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 from accelerate import init_empty_weights
 from learner_setup import (
-    TEMPERATURE,
+    CPU,
     all_plain_logprobs,
+    build_policy,
+    check_gradients,
     group_of_one,
     learner_logprobs,
     make_examples,
@@ -17,25 +19,22 @@ from learner_setup import (
     pack,
     pack_minibatch,
     plain_adamw,
-    plain_logprobs,
     plain_model,
     plain_update,
+    rewrite,
 )
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny_architectures import tiny_config, tiny_model
 from tiny_models import write_tiny_qwen3_moe
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
 from april_rl.config.choices import ComputeDtype
-from april_rl.training.learner.mesh import build_mesh
 from april_rl.training.learner.model.checkpoint import ModelFolderError
 from april_rl.training.learner.model.export import export
 from april_rl.training.learner.model.names import StoredNames, UnknownLayoutError
-from april_rl.training.learner.policy import Policy
 from april_rl.training.learner.row import PackedRow
 
-CPU = torch.device("cpu")
 NUM_EXPERTS = 6
 FAMILIES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe", "nemotron_h", "kimi_linear")
 
@@ -56,43 +55,14 @@ def path(tmp_path_factory):
     return str(folder)
 
 
-def build(path: str, *, shard_size: int = 0, activation_checkpointing: bool = False) -> Policy:
-    return Policy.build(
-        Path(path),
-        mesh=build_mesh("cpu", shard_size=shard_size),
-        device=CPU,
-        compute_dtype=torch.float32,
-        activation_checkpointing=activation_checkpointing,
-        temperature=TEMPERATURE,
-    )
-
-
-@in_a_group
-def test_a_packed_row_of_a_mixture_gives_the_logprobs_of_each_response_on_its_own(path):
-    examples = make_examples(path, noise=0.0, age=0)
-    alone = all_plain_logprobs(plain_model(path), examples)
-    together = learner_logprobs(make_learner(path), examples)
-    torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-5)
-
-
 @in_a_group
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
 def test_gradients_equal_computing_the_experts_one_after_another(path, activation_checkpointing):
     """Also for the router. Fails when the gate and up matrices are swapped, or experts are mixed
     up.
     """
-    examples = make_examples(path, noise=0.0, age=0)
-    model = plain_model(path)
-    for example in examples:
-        (plain_logprobs(model, example).sum() * example.advantage).backward()
-    policy = build(path, activation_checkpointing=activation_checkpointing)
-    row = PackedRow.of(pack(examples, total=1), device=CPU)
-    (policy(row)[0] * row.advantages).sum().backward()
-    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
-    found = {name: p.grad.full_tensor() for name, p in policy.named_parameters()}
-    assert found.keys() == expected.keys()
-    for name, grad in found.items():
-        assert (grad - expected[name]).norm() < 1e-5 * expected[name].norm(), name
+    policy = build_policy(path, activation_checkpointing=activation_checkpointing)
+    check_gradients(policy, path)
 
 
 @in_a_group
@@ -109,7 +79,7 @@ def test_an_update_equals_plain_torch_and_keeps_the_sent_names(path):
 @in_a_group
 def test_an_expert_without_tokens_gets_a_zero_gradient(path):
     """Two tokens reach at most four of six experts."""
-    policy = build(path)
+    policy = build_policy(path)
     examples = make_examples(path, noise=0.0, age=0)[1:2]  # 1 + 1 tokens
     row = PackedRow.of(pack(examples, total=1), device=CPU)
     policy(row)[0].sum().backward()
@@ -151,7 +121,7 @@ def test_files_of_an_export_are_planned_by_the_sizes_of_single_experts(path, tmp
     """Fails when the plan uses the sizes of the learner's parameters, which are fewer
     and larger.
     """
-    policy, target = build(path), tmp_path / "parts"
+    policy, target = build_policy(path), tmp_path / "parts"
     max_bytes = 40_000
     export(
         policy.gather(torch.bfloat16),
@@ -185,7 +155,7 @@ def test_a_rank_of_any_mesh_holds_its_rows_of_every_parameter(path, num_ranks, s
     whole = dict(plain_model(path).named_parameters())
     dist.init_process_group("fake", rank=rank, world_size=num_ranks)
     try:
-        policy = build(path, shard_size=shard_size)
+        policy = build_policy(path, shard_size=shard_size)
         held = {name: p.to_local() for name, p in policy.named_parameters()}
     finally:
         dist.destroy_process_group()
@@ -223,14 +193,6 @@ def test_a_checkpoint_with_another_layout_is_refused_with_its_tensor_names():
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     with pytest.raises(UnknownLayoutError, match=r"model\.path: .*where the learner has"):
         [names.stored_parts(name, shape) for name, shape in shapes.items()]
-
-
-def rewrite(path: str, target: Path, **changes: torch.Tensor | None) -> str:
-    """Write a copy of the checkpoint with some tensors replaced, added, or left out (None)."""
-    tensors = {**load_file(Path(path, "model.safetensors")), **changes}
-    save_file({k: v for k, v in tensors.items() if v is not None}, target / "model.safetensors")
-    (target / "config.json").write_text(Path(path, "config.json").read_text())
-    return str(target)
 
 
 @in_a_group

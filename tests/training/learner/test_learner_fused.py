@@ -1,11 +1,12 @@
 """Compiled functions of the learner against the same functions run operation by operation."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from learner_setup import Example, pack
+from learner_setup import CPU, Example, build_policy, pack
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import (
@@ -17,7 +18,6 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from april_rl.training.learner.mesh import build_mesh
 from april_rl.training.learner.model import fused
 from april_rl.training.learner.model.fused import CompilerError, check_compiler
 from april_rl.training.learner.policy import Policy
@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # the compiler reads this
 ]
 
-CPU = torch.device("cpu")
 SIZES = {
     "vocab_size": 300,
     "hidden_size": 64,
@@ -59,18 +58,8 @@ def folder(request, tmp_path_factory) -> Path:
     return path
 
 
-def build(
-    folder: Path, *, is_fused: bool, dtype: torch.dtype, activation_checkpointing: bool = False
-) -> Policy:
-    policy = Policy.build(
-        folder,
-        mesh=build_mesh("cpu", shard_size=0),
-        device=CPU,
-        compute_dtype=dtype,
-        activation_checkpointing=activation_checkpointing,
-        temperature=0.7,
-        fused=is_fused,
-    )
+def build(folder: Path, *, is_fused: bool, dtype: torch.dtype, **options: Any) -> Policy:
+    policy = build_policy(folder, fused=is_fused, compute_dtype=dtype, **options)
     policy.lm_head._block_bytes = 4 * sum(LENGTHS) * 128  # 300 = 128 + 128 + 44
     return policy
 

@@ -4,24 +4,18 @@ last one of its minibatch.
 The other ranks are not real, so the numbers computed with their weights mean nothing.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
-from learner_setup import TEMPERATURE, make_examples, pack
+from learner_setup import CPU, build_policy, make_examples, pack
 from torch.distributed.tensor import DTensor
 
-from april_rl.training.learner.mesh import build_mesh
 from april_rl.training.learner.policy import Policy
 from april_rl.training.learner.row import PackedRow
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread():
-    """Use one thread: with matrices this small, threads only wait for each other."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -46,14 +40,7 @@ def test_no_backward_pass_leaves_more_than_a_shard_of_the_gradients(
     row = PackedRow.of(pack(make_examples(path, noise=0.0, age=0), total=1), device=CPU)
     dist.init_process_group("fake", rank=0, world_size=num_ranks)
     try:
-        policy = Policy.build(
-            Path(path),
-            mesh=build_mesh("cpu", shard_size=shard_size),
-            device=CPU,
-            compute_dtype=torch.float32,
-            activation_checkpointing=False,
-            temperature=TEMPERATURE,
-        )
+        policy = build_policy(path, shard_size=shard_size)
         shards = policy.trained_parameters()  # a pass gathers them
         one_more_pass(policy, row, is_last=False)
         first = [shard.grad for shard in shards]

@@ -13,16 +13,14 @@ import torch
 import torch.multiprocessing
 from accelerate import init_empty_weights
 from forked_ranks import one_of
-from learner_setup import TEMPERATURE, group_of_one, make_learner, write_model
+from learner_setup import build_policy, group_of_one, make_learner, write_model
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_qwen3
-from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from april_rl.config.choices import ComputeDtype
 from april_rl.errors import ExportError
 from april_rl.training.learner.model.export import export
-from april_rl.training.learner.policy import Policy
 
 NUM_RANKS = 2
 # Untied, so that the last tensor is one of the two large ones, when everything else is already
@@ -57,7 +55,6 @@ def write_large(folder: Path) -> int:
 
 
 def anonymous_bytes() -> int:
-    """Return the anonymous memory of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -83,25 +80,14 @@ def peak_growth() -> Iterator[list[int]]:
     found[0] = max(seen) - before
 
 
-def load(folder: str) -> Policy:
-    return Policy.build(
-        Path(folder),
-        mesh=init_device_mesh("cpu", (NUM_RANKS,)),
-        device=torch.device("cpu"),
-        compute_dtype=torch.float32,
-        activation_checkpointing=False,
-        temperature=TEMPERATURE,
-    )
-
-
 def load_as_rank(rank: int, folder: str) -> None:
     """Run one of the processes: load a small model so that everything is imported, then the large
     one.
     """
     with one_of(NUM_RANKS, rank=rank, folder=folder):
-        load(f"{folder}/small")
+        build_policy(f"{folder}/small")
         with peak_growth() as peak:
-            policy = load(f"{folder}/large")
+            policy = build_policy(f"{folder}/large")
         shard = sum(parameter.to_local().nbytes for parameter in policy.parameters())
         Path(folder, f"rank{rank}.json").write_text(json.dumps({"peak": peak[0], "shard": shard}))
 
@@ -150,6 +136,8 @@ def test_loading_exporting_and_loading_again_keeps_every_bit(tmp_path, is_tied, 
             assert all(torch.equal(again[name], stored[name]) for name in stored)
             files = sorted(target.glob("*.safetensors"))
             assert (len(files) > 1) == (max_bytes == 40_000)
+            loaded = dict(AutoModelForCausalLM.from_pretrained(target).named_parameters())
+            assert all(torch.equal(tensor, stored[name]) for name, tensor in loaded.items())
             written = {name: t for file in files for name, t in load_file(file).items()}
             assert all(torch.equal(written[name], stored[name]) for name in stored)
 

@@ -146,13 +146,11 @@ def test_before_the_first_step_the_policy_is_the_checkpoint(either_path):
 
 
 def parameters(learner: Learner) -> dict[str, torch.Tensor]:
-    """Return a copy of every parameter, gathered."""
     named = learner._policy.named_parameters()
     return {name: p.detach().full_tensor().clone() for name, p in named}
 
 
 def matrices(learner: Learner) -> dict[str, torch.Tensor]:
-    """Return A and B of every layer."""
     return {name: tensor for name, tensor in parameters(learner).items() if "lora_" in name}
 
 

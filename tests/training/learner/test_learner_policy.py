@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from learner_setup import (
+    CPU,
     PRECISIONS,
-    TEMPERATURE,
     Example,
     all_plain_logprobs,
+    build_policy,
+    check_gradients,
     learner_logprobs,
     make_examples,
     make_learner,
@@ -18,32 +20,18 @@ from learner_setup import (
     pack_minibatch,
     plain_logprobs,
     plain_model,
+    rewrite,
 )
-from safetensors.torch import load_file, save_file
-from torch.distributed.device_mesh import init_device_mesh
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from april_rl.config.choices import ComputeDtype
 from april_rl.run.checkpointing.exports import exported_files, other_files
 from april_rl.training.learner.model.checkpoint import ModelFolderError
-from april_rl.training.learner.model.export import export, plan_shards
-from april_rl.training.learner.policy import Policy
+from april_rl.training.learner.model.export import plan_shards
 from april_rl.training.learner.row import PackedRow
 
 pytestmark = pytest.mark.usefixtures("_group")
-
-CPU = torch.device("cpu")
-
-
-def build(path: str, *, activation_checkpointing: float = 0.0) -> Policy:
-    return Policy.build(
-        Path(path),
-        mesh=init_device_mesh("cpu", (1,)),
-        device=CPU,
-        compute_dtype=torch.float32,
-        activation_checkpointing=activation_checkpointing,
-        temperature=TEMPERATURE,
-    )
 
 
 def test_a_packed_row_gives_the_logprobs_of_each_response_on_its_own(either_path):
@@ -61,23 +49,8 @@ def test_logprobs_are_zero_outside_the_response(path):
     assert ((logprobs != 0) == torch.from_numpy(row.response_mask)).all()
 
 
-@pytest.mark.parametrize("activation_checkpointing", [False, True])
-def test_a_packed_row_gives_the_gradients_of_its_sequences_one_by_one(
-    either_path, activation_checkpointing
-):
-    examples = make_examples(either_path, noise=0.0, age=0)
-    model = plain_model(either_path)
-    for example in examples:
-        (plain_logprobs(model, example).sum() * example.advantage).backward()
-    policy = build(either_path, activation_checkpointing=activation_checkpointing)
-    row = PackedRow.of(pack(examples, total=1), device=CPU)
-    logprobs, _ = policy(row)
-    (logprobs * row.advantages).sum().backward()
-    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
-    found = {name: p.grad.full_tensor() for name, p in policy.named_parameters()}
-    assert found.keys() == expected.keys()
-    for name, grad in found.items():
-        assert (grad - expected[name]).norm() < 1e-5 * expected[name].norm(), name
+def test_a_packed_row_gives_the_gradients_of_its_sequences_one_by_one(either_path):
+    check_gradients(build_policy(either_path), either_path)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +64,7 @@ def test_a_share_of_the_layers_is_recomputed_and_gradients_are_the_same(
     row = PackedRow.of(pack(examples, total=1), device=CPU)
     gradients, passes = [], []
     for chosen in (0.0, share):
-        policy = build(either_path, activation_checkpointing=chosen)
+        policy = build_policy(either_path, activation_checkpointing=chosen)
         for number, layer in enumerate(policy.model.layers):
             attention = layer.self_attn
             attention.register_forward_hook(lambda *_, number=number: passes.append(number))
@@ -127,15 +100,6 @@ def test_master_weights_stay_float32_when_compute_is_bfloat16(path):
     assert any(torch.equal(after[name].bfloat16(), before[name]) for name in before)
 
 
-def test_a_checkpoint_of_several_files_loads(path, tmp_path):
-    AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(
-        tmp_path, max_shard_size="100KB"
-    )
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    sent, expected = dict(make_learner(str(tmp_path)).weights()), dict(make_learner(path).weights())
-    assert all(torch.equal(sent[name], expected[name]) for name in expected)
-
-
 def test_a_float32_learner_sends_its_master_weights_bit_by_bit(path):
     """If they were rounded on the way, small updates would never reach a float32 engine."""
     learner = make_learner(path, lr=1e-7)
@@ -165,25 +129,6 @@ def test_transformers_loads_an_exported_policy_as_the_same_model(
     assert (tmp_path / "step_1" / "generation_config.json").exists()
     again = make_learner(str(tmp_path / "step_1"), compute_dtype=compute_dtype)
     assert torch.equal(learner_logprobs(again, examples), learner_logprobs(learner, examples))
-
-
-def test_an_export_in_several_files_has_an_index_that_loads(either_path, tmp_path):
-    weights = dict(make_learner(either_path).weights())
-    sizes = [tensor.nbytes for tensor in weights.values()]
-    target = tmp_path / "parts"
-    export(
-        weights.items(),
-        dtype=torch.float32,
-        sizes=sizes,
-        source=Path(either_path),
-        target=target,
-        max_bytes=40_000,
-    )
-    index = json.loads((target / "model.safetensors.index.json").read_text())
-    assert len(set(index["weight_map"].values())) > 1
-    model = AutoModelForCausalLM.from_pretrained(target)
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, weights[name]), name
 
 
 def test_an_export_replaces_an_earlier_one_completely(path, tmp_path):
@@ -216,14 +161,6 @@ def test_an_export_has_the_tokenizers_named_templates_and_no_index_of_other_weig
 
 def test_files_of_an_export_stay_below_their_size_unless_one_tensor_is_larger():
     assert plan_shards([4, 4, 9, 1, 1, 7], max_bytes=8) == [0, 0, 1, 2, 2, 3]
-
-
-def rewrite(path: str, target: Path, **changes: torch.Tensor | None) -> str:
-    """Write a copy of the checkpoint with some tensors replaced, added, or left out (None)."""
-    tensors = {**load_file(Path(path, "model.safetensors")), **changes}
-    save_file({k: v for k, v in tensors.items() if v is not None}, target / "model.safetensors")
-    (target / "config.json").write_text(Path(path, "config.json").read_text())
-    return str(target)
 
 
 def test_missing_and_unknown_tensors_are_named(either_path, tmp_path):

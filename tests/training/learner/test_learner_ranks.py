@@ -42,7 +42,6 @@ __all__ = ["batch"]
 
 
 def plain_run(path: str) -> dict[str, Any]:
-    """Return losses, gradient norms and gradients of three updates in plain torch."""
     model = plain_model(path)
     optimizer = plain_adamw(model)
     losses, norms = [], []
@@ -79,7 +78,6 @@ def seen(tmp_path_factory):
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    """Return the norm of the difference, divided by the norm of the expected value."""
     return ((found - expected).norm() / expected.norm()).item()
 
 

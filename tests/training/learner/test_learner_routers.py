@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from learner_setup import (
+    CPU,
     NO_ADAPTERS,
-    TEMPERATURE,
     Example,
+    build_policy,
     make_learner,
     pack,
     pack_minibatch,
@@ -28,14 +29,12 @@ from april_rl.config.choices import RouterReplay
 from april_rl.config.lora import LoraConfig
 from april_rl.start.planning.model import read_model
 from april_rl.training.batch.packing import MicroBatch
-from april_rl.training.learner.mesh import build_mesh
 from april_rl.training.learner.model.architecture import empty_model
 from april_rl.training.learner.model.model_sizes import model_sizes
 from april_rl.training.learner.model.routers import _CHOOSING_CALL, Choices, Routers
 from april_rl.training.learner.policy import Policy
 from april_rl.training.learner.row import PackedRow
 
-CPU = torch.device("cpu")
 # Each has its own class of router.
 FAMILIES = (
     *("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "mixtral", "olmoe", "flex_olmo"),
@@ -71,17 +70,6 @@ def write(folder: Path, model_type: str) -> str:
     return str(folder)
 
 
-def build(path: str, *, activation_checkpointing: bool = False) -> Policy:
-    return Policy.build(
-        Path(path),
-        mesh=build_mesh("cpu", shard_size=0),
-        device=CPU,
-        compute_dtype=torch.float32,
-        activation_checkpointing=activation_checkpointing,
-        temperature=TEMPERATURE,
-    )
-
-
 def examples_of(num: int = 2) -> list[Example]:
     """Return examples whose behaviour log-probabilities are not the model's."""
     generator = torch.Generator().manual_seed(0)
@@ -100,7 +88,6 @@ def examples_of(num: int = 2) -> list[Example]:
 def run_forward(
     policy: Policy, routers: Routers, choices: Choices | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return log-probabilities and gradients of a row with these choices."""
     row = PackedRow.of(pack(examples_of(), total=1), device=CPU)
     policy.zero_grad()
     with routers.repeating(choices):
@@ -112,7 +99,6 @@ def run_forward(
 
 
 def shift(choices: Choices, num_experts: int) -> Choices:
-    """Return different choices: the next expert after each."""
     return tuple((choice + 1) % num_experts for choice in choices)
 
 
@@ -134,7 +120,7 @@ def test_the_page_names_exactly_the_known_families():
 
 def test_repeating_its_own_choice_is_bit_identical(path):
     """Also where a layer is recomputed; the other tests keep all activations."""
-    policy = build(path, activation_checkpointing=True)
+    policy = build_policy(path, activation_checkpointing=True)
     plain = run_forward(policy, Routers(), None)
     routers = Routers(policy)
     chosen = run_forward(policy, routers, None)
@@ -147,7 +133,7 @@ def test_repeating_its_own_choice_is_bit_identical(path):
 
 def test_the_order_of_the_experts_does_not_matter(path):
     """Fails when an expert gets the weight of another expert."""
-    policy = build(path)
+    policy = build_policy(path)
     routers = Routers(policy)
     plain, grads = run_forward(policy, routers, None)
     turned = tuple(choice.flip(-1) for choice in routers.last_choices())
@@ -161,7 +147,7 @@ def test_other_choices_are_repeated_with_weights_and_gradients_of_their_scores(p
     """Compared with finite differences along the routers' gradient. Fails when a weight belongs to
     another expert, or has no gradient; some routers' weights do not depend on all scores.
     """
-    policy = build(path, activation_checkpointing=True)
+    policy = build_policy(path, activation_checkpointing=True)
     routers = Routers(policy)
     own, _ = run_forward(policy, routers, None)
     others = shift(routers.last_choices(), num_experts=4)
@@ -189,7 +175,6 @@ def test_other_choices_are_repeated_with_weights_and_gradients_of_their_scores(p
 
 
 def two_minibatches() -> list[list[MicroBatch]]:
-    """Return minibatches of two rows each."""
     examples = examples_of(8)
     return [
         pack_minibatch([[first], [second, third, fourth]])
@@ -298,7 +283,7 @@ def test_nothing_is_repeated_after_an_update(qwen):
 
 
 def test_an_error_inside_the_block_ends_the_repetition(qwen):
-    policy = build(qwen)
+    policy = build_policy(qwen)
     routers = Routers(policy)
     run_forward(policy, routers, None)
     with pytest.raises(ZeroDivisionError), routers.repeating(routers.last_choices()):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from forked_ranks import one_of, run_ranks
+from forked_ranks import results_of_ranks
 from learner_setup import (
     ALGORITHM,
     group_of_one,
@@ -66,23 +66,18 @@ def run(path: str, settings: dict[str, Any], *, rank: int, target: Path) -> dict
     return {"start": start, "sent": sent, "grads": gradients(learner, path, rank=rank)}
 
 
-def run_rank(rank: int, folder: str) -> None:
-    """Run one of the processes; write its results to a file."""
-    with one_of(NUM_RANKS, rank=rank, folder=folder):
-        seen = {
-            name: run(f"{folder}/model", settings, rank=rank, target=Path(folder, name))
-            for name, settings in CASES.items()
-        }
-        torch.save(seen, f"{folder}/rank{rank}.pt")
+def run_all(rank: int, folder: str) -> dict[str, Any]:
+    return {
+        name: run(f"{folder}/model", settings, rank=rank, target=Path(folder, name))
+        for name, settings in CASES.items()
+    }
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """Return the folders of the model and the exports, and the results of each rank by case."""
     folder = tmp_path_factory.mktemp("ranks")
     write_model(folder / "model", tied=False)
-    run_ranks(run_rank, str(folder), num_ranks=NUM_RANKS)
-    return folder, [torch.load(folder / f"rank{i}.pt") for i in range(NUM_RANKS)]
+    return folder, results_of_ranks(run_all, folder, num_ranks=NUM_RANKS)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -24,7 +24,6 @@ def token(sample_id: SampleId, position: int) -> int:
 
 
 def logprob(sample_id: SampleId, position: int, policy_version: int) -> float:
-    """Return the log-probability of that token under `policy_version`."""
     return -(token(sample_id, position) + policy_version / 16) / 1024
 
 

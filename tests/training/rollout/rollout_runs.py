@@ -21,7 +21,6 @@ from april_rl.types import Completion, Group, Observation, Sample, SampleId, Sco
 
 
 def constant(length: int) -> LengthDistribution:
-    """Return a distribution in which every response has `length` tokens."""
     return lambda _: length
 
 
@@ -148,7 +147,6 @@ class Run:
         return collection
 
     def steps(self, number: int) -> list[tuple[ScoredGroup, ...]]:
-        """Run `number` steps; return the groups of each."""
         return [self.step().groups for _ in range(number)]
 
     def drain(self) -> None:
@@ -176,7 +174,6 @@ class Run:
 
     @property
     def alive(self) -> list[Sample]:
-        """Return every sample in the buffer."""
         open_ = [sample for group in self.buffer.open_groups() for sample in group.samples]
         return open_ + [s for scored in self.buffer.ready_groups() for s in scored.group.samples]
 
@@ -203,7 +200,6 @@ class Run:
 
 
 def num_sampled(sample_id: SampleId, setup: Setup) -> int:
-    """Return the tokens of a whole response."""
     turns = 1
     if setup.turns and sample_id.prompt_id % 2 == 0:
         is_broken = sample_id.prompt_id in setup.broken and sample_id.index == 0

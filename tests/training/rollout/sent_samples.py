@@ -34,7 +34,6 @@ class Sent:
         self.begin(num_slots=num_slots)
 
     def begin(self, *, num_slots: int) -> None:
-        """Begin another step."""
         self.record = record(num_slots=num_slots)
         self.dispatch = Dispatch(self.engines, RULES, ExpectedLength(), self.record)
 
@@ -54,7 +53,6 @@ class Sent:
         return [completion for _, completion in expected]
 
     def in_flight(self) -> list[int]:
-        """Return the number of samples on each engine."""
         slots = self.dispatch.slots
         return [slots.in_flight(engine) for engine in range(self.engines.num_engines)]
 
@@ -67,6 +65,5 @@ class Sent:
         }
 
     def waiting(self) -> list[SampleId]:
-        """Return the samples without an engine."""
         groups = self.buffer.open_groups()
         return [id_ for group in groups for id_ in group.sample_ids(SampleState.waiting)]

@@ -32,7 +32,6 @@ def scored_group(prompt_id: int) -> ScoredGroup:
 
 
 def let(buffer: Buffer, event: str, prompt_id: int) -> None:
-    """Apply this event to a group."""
     match event:
         case "open":
             buffer.open(replace(PROMPT, id=prompt_id))

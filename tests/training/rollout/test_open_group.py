@@ -37,7 +37,6 @@ def open_group(buffer: Buffer, *num_tokens: int | None) -> OpenGroup:
 
 
 def save_and_restore(group: OpenGroup) -> OpenGroup:
-    """Return the group after writing it as JSON and reading it back."""
     state = save_open_group(group)
     return restore_open_group(state, num_engines=1)
 

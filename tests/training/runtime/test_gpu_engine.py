@@ -4,7 +4,6 @@ weights.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,15 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from learner_setup import make_learner
+from light_samples import make_packer
 from own_process import in_own_process
 from small_engine import GUESSES, small_engine
 from test_weight_sync import generate
 from tiny_models import write_tiny_qwen3
 
 from april_rl.config.choices import ComputeDtype, Offload
-from april_rl.training.algorithm.age import age_weights, decay
-from april_rl.training.algorithm.aggregation import token_mean
-from april_rl.training.batch.packing import Packer
 from april_rl.training.engine.vllm_engine import VllmEngine
 from april_rl.training.learner.learner import Learner
 from april_rl.training.rollout.requests import Request
@@ -70,16 +67,7 @@ def step(learner: Learner, engine: VllmEngine, number: int) -> float:
 
 def update(learner: Learner, engine: VllmEngine, groups: Sequence[ScoredGroup]) -> float:
     """Train on `groups` and give the engine the new weights; return the mismatch."""
-    packer = Packer(
-        num_ranks=1,
-        max_tokens=1024,
-        num_minibatches=1,
-        max_staleness=0,
-        max_response_tokens=40,
-        age_weights=partial(age_weights, weight_of_age=decay(1.0)),
-        aggregation=token_mean,
-        hidden_size=256,
-    )
+    packer = make_packer(max_tokens=1024, max_response_tokens=40, hidden_size=256)
     advantages = [np.array([-1.0, 1.0, -1.0, 1.0])] * len(groups)
     batch = packer.pack(groups, advantages, policy_version=engine.policy_version)
     engine.sleep()

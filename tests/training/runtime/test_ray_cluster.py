@@ -55,14 +55,12 @@ class RunningCluster:
 
 
 def environment(token: Path | None) -> dict[str, str]:
-    """Return the environment of a process with `token`, without the Ray settings of this one."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     kept |= {"HOME": "/nonexistent", "RAY_AUTH_MODE": "token"}
     return kept if token is None else {**kept, "RAY_AUTH_TOKEN_PATH": str(token)}
 
 
 def free_port() -> int:
-    """Return a port at which nothing listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

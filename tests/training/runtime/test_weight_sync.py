@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from learner_setup import NO_ADAPTERS, make_learner
+from light_samples import make_packer
 from small_engine import small_engine
 from tiny_models import write_tiny_qwen3, write_tiny_qwen3_moe
 from vllm.distributed.parallel_state import (
@@ -18,9 +19,6 @@ from vllm.distributed.parallel_state import (
 from april_rl.config.choices import ComputeDtype, LoraSync, Offload
 from april_rl.config.lora import LoraConfig
 from april_rl.run.supervision.heartbeat import Heartbeat
-from april_rl.training.algorithm.age import age_weights, decay
-from april_rl.training.algorithm.aggregation import token_mean
-from april_rl.training.batch.packing import Packer
 from april_rl.training.engine.vllm_engine import VllmEngine
 from april_rl.training.learner.learner import Learner
 from april_rl.training.learner.update_errors import MismatchError
@@ -115,17 +113,7 @@ def generate(engine: VllmEngine, step: int) -> list[ScoredGroup]:
 def train(
     learner: Learner, engine: VllmEngine, *, sync: bool, send: Send = send_weights
 ) -> list[float]:
-    """Return the mismatch of three steps."""
-    packer = Packer(
-        num_ranks=1,
-        max_tokens=1024,
-        num_minibatches=1,
-        max_staleness=0,
-        max_response_tokens=40,
-        age_weights=partial(age_weights, weight_of_age=decay(1.0)),
-        aggregation=token_mean,
-        hidden_size=64,
-    )
+    packer = make_packer(max_tokens=1024, max_response_tokens=40)
     mismatches = []
     for step in range(3):
         groups = generate(engine, step)

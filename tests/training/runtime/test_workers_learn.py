@@ -3,23 +3,19 @@
 import ctypes
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.multiprocessing
-from forked_ranks import one_of, run_ranks
+from forked_ranks import one_of, results_of_ranks
 from learner_setup import Example, group_of_one, make_examples, make_learner, write_model
-from light_samples import whole_sample
+from light_samples import make_packer, whole_sample
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from april_rl.config.choices import ComputeDtype
 from april_rl.metrics import Metrics, merge
-from april_rl.training.algorithm.age import age_weights, decay
-from april_rl.training.algorithm.aggregation import token_mean
-from april_rl.training.batch.packing import Packer
 from april_rl.types import Group, Prompt, Sample, ScoredGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
@@ -61,16 +57,7 @@ def updates(path: str, *, rank: int, num_ranks: int) -> tuple[list[Metrics], dic
     """
     # The behaviour log-probabilities belong to other prompts.
     learner = make_learner(path, max_mismatch=100.0)
-    packer = Packer(
-        num_ranks=num_ranks,
-        max_tokens=128,
-        num_minibatches=1,
-        max_staleness=2,
-        max_response_tokens=64,
-        age_weights=partial(age_weights, weight_of_age=decay(0.5)),
-        aggregation=token_mean,
-        hidden_size=64,
-    )
+    packer = make_packer(num_ranks=num_ranks, max_tokens=128, max_staleness=2, age_decay=0.5)
     metrics = []
     for version in range(NUM_UPDATES):
         groups = groups_of(make_examples(path, noise=0.3, age=0, seed=version))
@@ -80,9 +67,8 @@ def updates(path: str, *, rank: int, num_ranks: int) -> tuple[list[Metrics], dic
     return metrics, dict(learner.weights())
 
 
-def run_rank(rank: int, folder: str) -> None:
-    with one_of(NUM_RANKS, rank=rank, folder=folder):
-        torch.save(updates(f"{folder}/model", rank=rank, num_ranks=2), f"{folder}/rank{rank}.pt")
+def updates_of_rank(rank: int, folder: str) -> tuple[list[Metrics], dict[str, object]]:
+    return updates(f"{folder}/model", rank=rank, num_ranks=NUM_RANKS)
 
 
 def test_two_workers_have_the_loss_of_one_on_the_same_groups(tmp_path: Path) -> None:
@@ -90,10 +76,9 @@ def test_two_workers_have_the_loss_of_one_on_the_same_groups(tmp_path: Path) -> 
     updated. Fails when the loss is averaged over ranks, or a rank's share is weighted by itself.
     """
     write_model(tmp_path / "model")
-    run_ranks(run_rank, str(tmp_path), num_ranks=NUM_RANKS)
+    ranks = results_of_ranks(updates_of_rank, tmp_path, num_ranks=NUM_RANKS)
     with group_of_one():
         one, weights = updates(str(tmp_path / "model"), rank=0, num_ranks=1)
-    ranks = [torch.load(tmp_path / f"rank{i}.pt", weights_only=False) for i in range(NUM_RANKS)]
     for update, expected in enumerate(one):
         found = merge(metrics[update] for metrics, _ in ranks).read()
         for key in ("loss/total", "loss/grad_norm", "loss/ratio_mean", "loss/clip_frac"):
@@ -126,7 +111,6 @@ class PeakMemory(threading.Thread):
 
 
 def resident() -> int:
-    """Return the bytes of anonymous memory of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 

@@ -18,7 +18,6 @@ CPUS = 3  # CPUs of each node: room for three workers, or for one engine of two
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Start a Ray cluster of two nodes; yield its address."""
     options = {"num_cpus": CPUS, "object_store_memory": 80 << 20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=options)
     cluster.add_node(num_cpus=CPUS, object_store_memory=80 << 20)
@@ -28,7 +27,6 @@ def address() -> Iterator[str]:
 
 
 def start_workers(placement: Placement) -> list[Any]:
-    """Start one worker for each bundle, on one thread."""
     settings = SimpleNamespace(device="cpu", threads=1)
     remote = ray.remote(WorkerActor)
     return [
