@@ -25,9 +25,6 @@ class EnvironmentConfig:
     # address of this machine where agents reach the policy; the default serves only agents on this
     # machine, another address also containers and machines that can reach it
     address: str = "127.0.0.1"
-    # environment variables that environments may read although their names mark them as secret
-    # (TOKEN, KEY, SECRET, PASSWORD, ...); other variables with such names are removed there
-    secrets: list[str] = field(default_factory=list)
     # keyword arguments of the class or the function
     args: dict[str, Any] = field(default_factory=dict)
     # data columns that `reset` gets in addition to prompt, answer and data set
@@ -39,8 +36,6 @@ class EnvironmentConfig:
     # what happens to unfinished episodes when a run is resumed or their process has ended
     on_restart: OnRestart = OnRestart.replay
     num_processes: int = within(">= 1", 2)  # processes that share the environments
-    start_timeout_s: float = within("> 0", 60.0)  # limit for a process to start and load the class
-    memory_gib: float = within(">= 1", 4.0)  # limit of a process, and of each program it starts
 
     def __post_init__(self) -> None:
         check_bounds("environment", self)

@@ -164,12 +164,6 @@ class RewardConfig:
     # limit for scoring a response: after it the process is killed and the score tried again, and
     # then the group is dropped; after a third of it math_verify scores 0, which is counted
     hard_timeout_s: float = within("> 1", 10.0)
-    # seconds for a process to start and load its functions; a large reward model needs more
-    start_timeout_s: float = within("> 0", 60.0)
-    memory_gib: float = within(">= 1", 4.0)  # limit of a process, and of each program it starts
-    # environment variables that the functions may read although their names mark them as secret
-    # (TOKEN, KEY, SECRET, PASSWORD, ...), in addition to the variables that `api_key_env` names
-    secrets: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_bounds("reward", self)

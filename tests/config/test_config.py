@@ -57,7 +57,7 @@ OUT_OF_RANGE = """
     learner.age_decay=0 learner.shard_size=-1 learner.max_mismatch=0 learner.age_weight=nothing
     lora.rank=-1 model.path= optimizer.lr=0 optimizer.beta2=1 optimizer.lr=inf
     optimizer.weight_decay=nan optimizer.warmup_steps=100 reward.hard_timeout_s=1
-    reward.memory_gib=0.5 reward.hard_timeout_s=inf reward.start_timeout_s=0
+    user_code.memory_gib=0.5 reward.hard_timeout_s=inf user_code.start_timeout_s=0
     rollout.over_sampling_factor=0.5 rollout.over_sampling_factor=inf
     rollout.over_sampling_factor=nan rollout.over_sampling_factor=automatic
     rollout.max_off_policy_frac=0 rollout.max_off_policy_frac=0.5 rollout.group_size=0

@@ -52,7 +52,9 @@ class DataPage:
     def show(self) -> None:
         """Load every set and print its page. Raise RunError."""
         config = self._config
-        with closing(RewardPool(config.reward, decode=self._tokenizer.decoder())) as rewards:
+        with closing(
+            RewardPool(config.reward, config.user_code, decode=self._tokenizer.decoder())
+        ) as rewards:
             held_out = {
                 name: self._load(
                     evaluation_set(config.data, chosen),

@@ -125,7 +125,9 @@ class Rehearsal:
     def _data(self, tokenizer: Tokenizer) -> None:
         """Look at every training and evaluation set, and keep a few rows of each."""
         data, evaluation = self.config.data, self.config.evaluation
-        with closing(RewardPool(self.config.reward, decode=tokenizer.decoder())) as rewards:
+        with closing(
+            RewardPool(self.config.reward, self.config.user_code, decode=tokenizer.decoder())
+        ) as rewards:
             for name, chosen in training_sets(data).items():
                 key = f"data.sources.{name}.path" if name else "data.path"
                 found = self._set(chosen, tokenizer, rewards, key=key, dataset=name)
@@ -235,7 +237,7 @@ class Rehearsal:
     def _load_environment(self) -> None:
         if self.config.environment.is_set:
             try:
-                describe(self.config.environment)
+                describe(self.config.environment, self.config.user_code)
             except RunError as error:
                 self._add(Finding(name="environment", message=str(error)))
 

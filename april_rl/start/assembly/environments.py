@@ -86,6 +86,7 @@ def with_environments(
     raise_open_files()
     environments = EnvironmentPool(
         config.environment,
+        config.user_code,
         _rules(config, tokenizer, description.tools),
         seed=config.seed,
         mailbox=rewards.mailbox,
@@ -118,7 +119,7 @@ def description_of(config: TrainConfig, tokenizer: Tokenizer) -> Description:
     """
     if not config.environment.is_set:
         return Description()
-    found = describe(config.environment)
+    found = describe(config.environment, config.user_code)
     if found.tools:
         tokenizer.check_tool_calls()
     played = [name for name, each in _prompt_sets(config).items() if each.environment]

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, cast
 
 from april_rl.config.environment import EnvironmentConfig
+from april_rl.config.runtime import UserCodeConfig
 from april_rl.config.user_code import (
     Caught,
     check_args,
@@ -32,7 +33,6 @@ from april_rl.task.environments.agent.endpoint import Endpoint, check_address
 from april_rl.task.environments.agent.programs import check_function, of_command, of_function
 from april_rl.task.environments.child import kill, start
 from april_rl.task.environments.protocol import Context, Environment, EnvironmentFailedError, Loads
-from april_rl.task.processes.limits import Limits
 
 
 class Description(NamedTuple):
@@ -43,19 +43,15 @@ class Description(NamedTuple):
     has_reward: bool = True  # False: the setting names a tool or a list of tools
 
 
-def limits_of(config: EnvironmentConfig) -> Limits:
-    return Limits(config.memory_gib, config.secrets)
-
-
-def describe(config: EnvironmentConfig) -> Description:
+def describe(config: EnvironmentConfig, limits: UserCodeConfig) -> Description:
     """Return the description of a class, made in a process; raise EnvironmentFailedError."""
-    connection, process = start(partial(_describe, config), limits_of(config))
+    connection, process = start(partial(_describe, config), limits)
     found: Description | str = (
         "its process died or did not load it within "
-        f"environment.start_timeout_s={config.start_timeout_s:g}"
+        f"user_code.start_timeout_s={limits.start_timeout_s:g}"
     )
     with suppress(EOFError):
-        if connection.poll(config.start_timeout_s):
+        if connection.poll(limits.start_timeout_s):
             found = connection.recv()
     kill(process)
     if isinstance(found, str):

@@ -16,6 +16,7 @@ from episodes import answer
 from own_process import is_running, wait_until
 
 from april_rl.config.environment import EnvironmentConfig
+from april_rl.config.runtime import UserCodeConfig
 from april_rl.task.environments.loading import describe
 from april_rl.task.environments.protocol import EnvironmentFailedError
 
@@ -313,5 +314,5 @@ def test_arguments_and_the_seed_of_the_prompt_reach_a_function(tmp_path):
 )
 def test_a_function_that_is_not_an_agent_is_refused_before_training(settings, complaint):
     with pytest.raises(EnvironmentFailedError, match=complaint) as caught:
-        describe(EnvironmentConfig(**settings))
+        describe(EnvironmentConfig(**settings), UserCodeConfig())
     assert str(caught.value).startswith(f"environment.agent={settings['agent']}: ")
