@@ -33,7 +33,7 @@ OPTIMIZER = {"lr": 5e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-3, "weight_decay
 MAX_GRAD_NORM = 0.5
 PRECISIONS = (ComputeDtype.bfloat16, ComputeDtype.float32)
 NO_ADAPTERS = LoraConfig()
-ALGORITHM = AlgorithmConfig(clip_low=CLIP_LOW, clip_high=CLIP_HIGH, tis_cap=TIS_CAP)
+ALGORITHM = AlgorithmConfig(clip_low=CLIP_LOW, clip_high=CLIP_HIGH, weight_bounds=[0.0, TIS_CAP])
 LENGTHS = [(3, 17), (1, 1), (5, 40), (2, 9), (4, 64), (1, 30)]  # prompt and response tokens
 
 

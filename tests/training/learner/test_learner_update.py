@@ -78,7 +78,7 @@ def test_all_steps_over_minibatches_and_passes_use_the_same_proximal_logprobs(
     plain_update(model, plain_adamw(model), minibatches, ratio=ratio, num_passes=num_passes)
     algorithm = ALGORITHM
     if ratio == "behaviour":
-        bypass = {"ratio": Ratio.behaviour, "correction": Correction.none, "tis_cap": 2.0}
+        bypass = {"ratio": Ratio.behaviour, "correction": Correction.none, "weight_bounds": None}
         algorithm = replace(ALGORITHM, **bypass)
     learner = make_learner(path, algorithm=algorithm, num_passes=num_passes)
     metrics = learner.update([pack_minibatch([part]) for part in minibatches]).read()
@@ -300,7 +300,7 @@ def test_several_passes_compare_each_token_with_the_engine_once_and_train_it_eve
     """Planted bug: the first minibatch is compared before the update and again in its own pass."""
     algorithm = ALGORITHM
     if ratio == "behaviour":
-        bypass = {"ratio": Ratio.behaviour, "correction": Correction.none, "tis_cap": 2.0}
+        bypass = {"ratio": Ratio.behaviour, "correction": Correction.none, "weight_bounds": None}
         algorithm = replace(ALGORITHM, **bypass)
     examples = make_examples(path, noise=0.01, age=0)
     learner = make_learner(path, algorithm=algorithm, num_passes=3)
