@@ -151,13 +151,6 @@ class RouterReplay(Enum):
         return self is not RouterReplay.none
 
 
-class Template(Enum):
-    """Ways to turn a prompt column into the text that the model sees."""
-
-    chat = "chat"  # the tokenizer's chat template around one user message (or a list of messages)
-    plain = "plain"  # data.plain_template with {prompt} replaced
-
-
 class Extract(Enum):
     """Part of a response that holds the answer; text before the end of thinking (`</think>`) is
     skipped.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 
-from april_rl.config.choices import Template
 from april_rl.config.task import (
     DataConfig,
     EvaluationSetConfig,
@@ -34,7 +33,7 @@ def evaluation_set(data: DataConfig, chosen: EvaluationSetConfig) -> PromptSetCo
 def has_chat(data: DataConfig, held_out: Mapping[str, EvaluationSetConfig]) -> bool:
     """Return whether any set of a run is rendered with the chat template."""
     chosen = [*training_sets(data).values(), *(evaluation_set(data, s) for s in held_out.values())]
-    return any(each.template is Template.chat for each in chosen)
+    return any(each.is_chat for each in chosen)
 
 
 def _fill_in(data: DataConfig, chosen: PromptSetOverrides) -> PromptSetConfig:

@@ -52,7 +52,7 @@ OUT_OF_RANGE = """
     algorithm.entropy_coefficient=-0.1 algorithm.entropy_target=0 algorithm.opsm_threshold=0
     algorithm.weight_bounds=[0.5,2] algorithm.weight_bounds=[2] algorithm.geometric_mask=[0.5]
     algorithm.geometric_mask=[1.2,2] algorithm.geometric_mask=[0.5,inf]
-    algorithm.geometric_mask=[nan,2] data.path= data.plain_template=nothing
+    algorithm.geometric_mask=[nan,2] data.path= data.template=nothing
     engine.gpu_memory_utilization=1 engine.tensor_parallel_size=0 evaluation.every=0
     learner.age_decay=0 learner.shard_size=-1 learner.max_mismatch=0 learner.age_weight=nothing
     lora.rank=-1 model.path= optimizer.lr=0 optimizer.beta2=1 optimizer.lr=inf

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Template
 from april_rl.config.prompt_sets import evaluation_set, has_chat, training_sets
 from april_rl.config.task import PromptSetConfig
 from april_rl.metrics import Metrics
@@ -161,7 +160,7 @@ def _rules(
         name: EpisodeRules(
             dialogue=Dialogue(
                 tokenizer=tokenizer,
-                is_chat=each.template is Template.chat,
+                is_chat=each.is_chat,
                 variables=each.chat_template_kwargs | given,
                 stop_ids=stop_ids,
                 has_tools=bool(tools) or (has_agent and tokenizer.has_tool_calls),
