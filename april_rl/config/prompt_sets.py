@@ -10,7 +10,6 @@ from april_rl.config.task import (
     EvaluationSetConfig,
     PromptSetConfig,
     PromptSetOverrides,
-    vars_of,
 )
 
 _TEST_SPLIT = "test"  # default split of an evaluation set, so that it never has training rows
@@ -37,8 +36,8 @@ def has_chat(data: DataConfig, held_out: Mapping[str, EvaluationSetConfig]) -> b
 
 
 def _fill_in(data: DataConfig, chosen: PromptSetOverrides) -> PromptSetConfig:
-    given = {name: value for name, value in vars_of(chosen).items() if value is not None}
+    given = {entry.name: getattr(chosen, entry.name) for entry in fields(PromptSetOverrides)}
     general = {entry.name: getattr(data, entry.name) for entry in fields(PromptSetConfig)}
     if chosen.path != data.path:
         general["args"] = {}  # the arguments belong to another task
-    return PromptSetConfig(**{**general, **given})
+    return PromptSetConfig(**general | {k: v for k, v in given.items() if v is not None})

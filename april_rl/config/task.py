@@ -63,7 +63,8 @@ class PromptSetConfig:
     system_prompt: str = ""  # chat only: system message before the question; empty: none
     # variables of the tokenizer's chat template, such as {enable_thinking: false} for Qwen3
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    # settings of a reasoning_gym task, such as {max_digits: 1}; size is the number of rows
+    # settings of a reasoning_gym task, such as {max_digits: 1}; size is the number of rows; another
+    # set takes them from `data` only if it has the same path
     args: dict[str, Any] = field(default_factory=dict)
     environment: bool = False  # the environment replies to the turns; else a response is one turn
 
@@ -80,13 +81,13 @@ class PromptSetOverrides:
     split: str | None = None
     prompt_column: str | None = None
     answer_column: str | None = None
-    prompt_pattern: str | None = None  # "": none, although `data` has one
-    answer_pattern: str | None = None  # "": none, although `data` has one
+    prompt_pattern: str | None = None
+    answer_pattern: str | None = None
     instruction: str | None = None
     template: str | None = None
     system_prompt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    args: dict[str, Any] | None = None  # null: as in `data` if the path is the same, otherwise none
+    args: dict[str, Any] | None = None
     environment: bool | None = None
 
 
@@ -269,11 +270,6 @@ def _check_args(section: str, args: Mapping[str, Any] | None, rows: str) -> None
     )
 
 
-def vars_of(chosen: PromptSetOverrides) -> dict[str, Any]:
-    """Return the settings of a dataclass by name; a class with slots has no `__dict__`."""
-    return {name: getattr(chosen, name) for name in PromptSetOverrides.__dataclass_fields__}
-
-
 def _check_name(section: str, name: str) -> None:
     require(
         _NAME.fullmatch(name) is not None,
@@ -287,7 +283,7 @@ def _check_function(key: str, function: str) -> None:
 
 
 def _check_pattern(key: str, pattern: str | None) -> None:
-    if not pattern:
+    if pattern is None:
         return
     try:
         num_groups = re.compile(pattern).groups
