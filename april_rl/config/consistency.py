@@ -20,7 +20,7 @@ from april_rl.config.choices import (
     Sleep,
     Speculation,
 )
-from april_rl.config.prompt_sets import evaluation_set, training_sets
+from april_rl.config.prompt_sets import training_sets
 from april_rl.config.schema import TrainConfig
 
 
@@ -148,7 +148,7 @@ def _check_environment(config: TrainConfig) -> None:
     require(
         is_set or not used,
         f"{' and '.join(used)} needs environment.function=module:Class, or an agent "
-        "(environment.agent or environment.command)",
+        "(environment.function or environment.command)",
     )
     require(
         not is_set or bool(used),
@@ -161,14 +161,6 @@ def _check_environment(config: TrainConfig) -> None:
         "the reward function environment reads what an environment gave, and there is none: set "
         "data.environment=true and environment.function=module:Class, or choose another reward",
     )
-    chosen = training_sets(config.data)
-    chosen |= {k: evaluation_set(config.data, s) for k, s in config.evaluation.sets.items()}
-    for name, each in chosen.items() if config.environment.has_agent else ():
-        require(
-            not (each.environment and each.system_prompt),
-            f"system_prompt of {name or 'data'} has no effect where an agent writes the messages; "
-            "empty it",
-        )
     _check_turns(config)
 
 

@@ -38,7 +38,7 @@ def agents(
     """Return the agents of `agent_programs`."""
     settings = {"num_processes": 1, "max_turns": 9, "step_timeout_s": 20.0} | changes
     if "command" not in settings:
-        settings = {"agent": "agent_programs:run"} | settings
+        settings = {"function": "agent_programs:run"} | settings
     dialogue = Dialogue(
         tokenizer=tokenizer(chat_template),
         is_chat=True,
