@@ -191,18 +191,7 @@ _ESTIMATES = ("avg_at_k", "pass_at_k", "maj_at_k")
 
 
 def _check_evaluation(config: TrainConfig) -> None:
-    """Check that evaluation.function is one of the reward's functions, and that the metric of the
-    best checkpoints is measured.
-    """
-    name, functions = config.evaluation.function, config.reward.functions
-    require(
-        name is None or bool(functions),
-        f"evaluation.function={name} has no effect without reward.functions; remove it",
-    )
-    require(
-        name is None or name in functions,
-        f"evaluation.function={name} is not a name in reward.functions ({', '.join(functions)})",
-    )
+    """Check that the metric of the best checkpoints is measured."""
     metric = config.checkpoint.best_metric
     known = [f"eval/{key}/{one}" for key in config.evaluation.sets for one in _ESTIMATES]
     require(
@@ -321,14 +310,6 @@ def _check_reward_sources(config: TrainConfig) -> None:
             any(f.sources is None or dataset in f.sources for f in functions.values()),
             f"no function of reward.functions scores {dataset}: add it to the sources of one, or "
             "remove the sources of one",
-        )
-    decides = config.evaluation.function
-    scored = functions[decides].sources if decides in functions else None
-    for dataset in sorted(config.evaluation.sets):
-        require(
-            scored is None or dataset in scored,
-            f"evaluation.function={decides} does not score evaluation.sets.{dataset}: add "
-            f"{dataset} to reward.functions.{decides}.sources",
         )
 
 

@@ -160,7 +160,8 @@ class RewardConfig:
     # responses, answers) and any data column it names
     function: str = "math_verify"
     args: dict[str, Any] = field(default_factory=dict)  # keyword arguments of `function`
-    # name: {function: ..., weight: ...}, in place of `function`; the reward is their weighted sum
+    # name: {function: ..., weight: ...}, in place of `function`; the reward is their weighted sum,
+    # and in an evaluation the first that scores a set says whether a sample is right
     functions: dict[str, RewardFunctionConfig] = field(default_factory=dict)
     extract: Extract = Extract.auto  # where math_verify, exact and last_number find the answer
     num_processes: int = within(">= 1", 2)  # processes that score responses
@@ -224,9 +225,6 @@ class EvaluationConfig:
     top_p: float = within("in (0, 1]", 1.0)  # total probability of the tokens to sample from
     max_response_tokens: int = within(">= 0", 0)  # 0: rollout.max_response_tokens
     max_prompts: int = within(">= 0", 0)  # prompts of each set; 0: all
-    # name in reward.functions whose value decides whether a sample is right; null: the first one
-    # that scores the set
-    function: str | None = None
 
     def __post_init__(self) -> None:
         require(

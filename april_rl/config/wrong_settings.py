@@ -36,6 +36,7 @@ LIST_OF_RECIPES = "python -m april_rl.train --help lists all recipes"
 _MEANT = {
     "algorithm.tis_cap": "algorithm.weight_bounds",
     "environment.agent": "environment.function",
+    "evaluation.function": "reward.functions",
     "evaluation.k": "evaluation.num_samples",
     "k": "evaluation.num_samples",
     "epochs": "trainer.num_steps",

@@ -170,16 +170,6 @@ SOURCES = (
             "no function of reward.functions scores b",
         ),
         (
-            [
-                *SOURCES,
-                "+reward.functions.f={function: exact, sources: [a, b]}",
-                "+reward.functions.g={function: exact, sources: [held_out]}",
-                "evaluation.function=f",
-            ],
-            "evaluation.function=f does not score evaluation.sets.held_out: add held_out to "
-            "reward.functions.f.sources",
-        ),
-        (
             ["checkpoint.keep_best=2"],
             "checkpoint.best_metric must be set together",
         ),
