@@ -15,7 +15,7 @@ With environments, every call of a slow tool is made once, or marked as a furthe
       environment.function=april_rl.task.environments.tiny_sums:Sums environment.max_turns=2 \\
       environment.max_observation_tokens=192 environment.args.log=FILE
 
-or, with an agent instead (PYTHONPATH=tools), environment.agent=kills.counted_agent:run,
+or, with an agent instead (PYTHONPATH=tools), environment.function=kills.counted_agent:run,
 environment.max_turns=3 and environment.max_observation_tokens=300.
 """
 

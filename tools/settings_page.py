@@ -47,12 +47,8 @@ def page() -> str:
     parts = [_HEAD, "## The ten that matter\n", _TABLE, *(rows[key] for key in _FIRST), ""]
     for section, of in sections():
         parts += [f"## {section}\n", _plain(inspect.getdoc(of) or "") + "\n"]
-        parts += [
-            *_inherited_lines(section, of),
-            _TABLE,
-            *(row for _, row in _rows(section, of)),
-            "",
-        ]
+        own = [row for _, row in _rows(section, of)]
+        parts += [*_inherited_lines(section, of), *([_TABLE, *own, ""] if own else [])]
     return "\n".join(parts).rstrip() + "\n"
 
 

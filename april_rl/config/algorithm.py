@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any
 
 from april_rl.config.checks import check_bounds, require, require_function, within
 from april_rl.config.choices import (
-    CORRECTION_SETTINGS,
     LOSS_SETTINGS,
     Advantage,
     Aggregation,
@@ -60,11 +59,9 @@ class AlgorithmConfig:
     # after a step above this, the next step has no bonus; null: entropy_coefficient is constant
     entropy_target: float | None = within("> 0", None)
     correction: Correction = Correction.truncate  # importance weights between engine and learner
-    # for truncate and sequence_truncate: upper bound of a weight
-    tis_cap: float = within(">= 1", 2.0)
-    # for mask: tokens with a smaller weight get no gradient
-    mask_low: float = within("in [0, 1)", 0.5)
-    mask_high: float = within("> 1", 5.0)  # for mask: tokens with a larger weight get no gradient
+    # [low, high] of an importance weight; low is 0 unless correction=mask; null: [0, 2], and with
+    # mask [0.5, 5]
+    weight_bounds: list[float] | None = None
     # [low, high]: a response gets no gradient if the geometric mean of its weights is outside;
     # null: off
     geometric_mask: list[float] | None = None
@@ -124,7 +121,6 @@ class AlgorithmConfig:
             f"algorithm.overlong_penalty={self.overlong_penalty:g} has no effect with "
             "algorithm.overlong_buffer_frac=0; remove it",
         )
-
         require(
             self.overlong_buffer_frac == 0 or self.advantage != Advantage.none,
             f"algorithm.overlong_buffer_frac={self.overlong_buffer_frac:g} changes the reward, and "
@@ -175,6 +171,16 @@ class AlgorithmConfig:
 
     def _check_mask(self) -> None:
         """Require that a weight of 1, where engine and learner agree, lies within the bounds."""
+        bounds, is_mask = self.weight_bounds, self.correction is Correction.mask
+        require(
+            bounds is None
+            or (
+                (len(bounds) == 2 and 0 <= bounds[0] < 1 <= bounds[1] < math.inf)
+                and (is_mask or bounds[0] == 0)
+            ),
+            "algorithm.weight_bounds must be null or [0, high] with high >= 1 (mask also takes "
+            f"[low, high] with 0 <= low < 1), got {bounds}",
+        )
         bounds = self.geometric_mask
         require(
             bounds is None or (len(bounds) == 2 and 0 <= bounds[0] < 1 < bounds[1] < math.inf),
@@ -195,15 +201,11 @@ class AlgorithmConfig:
 
     def _unread(self) -> Iterator[tuple[str, str]]:
         """Yield pairs of a choice and a setting that it leaves unused."""
-        for key in _missing(LOSS_SETTINGS.values(), LOSS_SETTINGS.get(self.loss, ())):
-            yield f"loss={self.loss}", key
-        for key in _missing(CORRECTION_SETTINGS.values(), CORRECTION_SETTINGS[self.correction]):
-            yield f"correction={self.correction.name}", key
+        for key in dict.fromkeys(chain.from_iterable(LOSS_SETTINGS.values())):
+            if key not in LOSS_SETTINGS.get(self.loss, ()):
+                yield f"loss={self.loss}", key
+        if self.correction is Correction.none:
+            yield "correction=none", "weight_bounds"
         if self.kl is Kl.none:
             yield "kl=none", "kl_coefficient"
             yield "kl=none", "reference_every"
-
-
-def _missing(settings: Iterable[tuple[str, ...]], read: tuple[str, ...]) -> list[str]:
-    """Return the names in `settings` that are not in `read`, each once."""
-    return [key for key in dict.fromkeys(chain.from_iterable(settings)) if key not in read]

@@ -106,18 +106,13 @@ class Correction(Enum):
     """The weight of a token that the engine sampled, perhaps with older weights."""
 
     none = "none"  # always 1
-    truncate = "truncate"  # the token's importance weight, at most tis_cap
-    mask = "mask"  # the token's importance weight, or 0 if that is outside [mask_low, mask_high]
-    sequence_truncate = "sequence_truncate"  # the response's importance weight, at most tis_cap
+    truncate = "truncate"  # the token's importance weight, at most weight_bounds[1]
+    mask = "mask"  # the token's importance weight, or 0 outside weight_bounds
+    sequence_truncate = "sequence_truncate"  # the response's weight, at most weight_bounds[1]
 
-
-# The settings of `algorithm` that a correction reads; all others must have their defaults.
-CORRECTION_SETTINGS: dict[Correction, tuple[str, ...]] = {
-    Correction.none: (),
-    Correction.truncate: ("tis_cap",),
-    Correction.mask: ("mask_low", "mask_high"),
-    Correction.sequence_truncate: ("tis_cap",),
-}
+    @property
+    def usual_bounds(self) -> list[float]:
+        return [0.5, 5.0] if self is Correction.mask else [0.0, 2.0]
 
 
 class Ratio(Enum):
@@ -154,13 +149,6 @@ class RouterReplay(Enum):
     def is_on(self) -> bool:
         """Return whether any pass repeats experts."""
         return self is not RouterReplay.none
-
-
-class Template(Enum):
-    """Ways to turn a prompt column into the text that the model sees."""
-
-    chat = "chat"  # the tokenizer's chat template around one user message (or a list of messages)
-    plain = "plain"  # data.plain_template with {prompt} replaced
 
 
 class Extract(Enum):

@@ -19,7 +19,7 @@ from april_rl.config.choices import (
     RouterReplay,
     Sleep,
 )
-from april_rl.config.prompt_sets import evaluation_set, training_sets
+from april_rl.config.prompt_sets import training_sets
 from april_rl.config.schema import TrainConfig
 
 
@@ -140,7 +140,7 @@ def _check_environment(config: TrainConfig) -> None:
     require(
         is_set or not used,
         f"{' and '.join(used)} needs environment.function=module:Class, or an agent "
-        "(environment.agent or environment.command)",
+        "(environment.function or environment.command)",
     )
     require(
         not is_set or bool(used),
@@ -153,14 +153,6 @@ def _check_environment(config: TrainConfig) -> None:
         "the reward function environment reads what an environment gave, and there is none: set "
         "data.environment=true and environment.function=module:Class, or choose another reward",
     )
-    chosen = training_sets(config.data)
-    chosen |= {k: evaluation_set(config.data, s) for k, s in config.evaluation.sets.items()}
-    for name, each in chosen.items() if config.environment.has_agent else ():
-        require(
-            not (each.environment and each.system_prompt),
-            f"system_prompt of {name or 'data'} has no effect where an agent writes the messages; "
-            "empty it",
-        )
     _check_turns(config)
 
 
@@ -191,18 +183,7 @@ _ESTIMATES = ("avg_at_k", "pass_at_k", "maj_at_k")
 
 
 def _check_evaluation(config: TrainConfig) -> None:
-    """Check that evaluation.function is one of the reward's functions, and that the metric of the
-    best checkpoints is measured.
-    """
-    name, functions = config.evaluation.function, config.reward.functions
-    require(
-        name is None or bool(functions),
-        f"evaluation.function={name} has no effect without reward.functions; remove it",
-    )
-    require(
-        name is None or name in functions,
-        f"evaluation.function={name} is not a name in reward.functions ({', '.join(functions)})",
-    )
+    """Check that the metric of the best checkpoints is measured."""
     metric = config.checkpoint.best_metric
     known = [f"eval/{key}/{one}" for key in config.evaluation.sets for one in _ESTIMATES]
     require(
@@ -320,14 +301,6 @@ def _check_reward_sources(config: TrainConfig) -> None:
             any(f.sources is None or dataset in f.sources for f in functions.values()),
             f"no function of reward.functions scores {dataset}: add it to the sources of one, or "
             "remove the sources of one",
-        )
-    decides = config.evaluation.function
-    scored = functions[decides].sources if decides in functions else None
-    for dataset in sorted(config.evaluation.sets):
-        require(
-            scored is None or dataset in scored,
-            f"evaluation.function={decides} does not score evaluation.sets.{dataset}: add "
-            f"{dataset} to reward.functions.{decides}.sources",
         )
 
 

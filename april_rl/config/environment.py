@@ -14,20 +14,15 @@ class EnvironmentConfig:
     """The environment of the data sets with `environment: true`."""
 
     # module:Class, with an instance for each sample; or module:NAME of a function, or of a list of
-    # functions, that the policy may call as tools
+    # functions, that the policy may call as tools; or of a coroutine function (client, row, seed)
+    # -> reward or None: an agent that talks to the policy through a client of the package openai
     function: str = ""
-    # in place of function: module:function, a coroutine function (client, row, seed) -> reward or
-    # None: an agent that talks to the policy through a client of the package openai
-    agent: str = ""
-    # in place of function: the command of a program that is such an agent; it finds OPENAI_BASE_URL
-    # and the row in its environment variables
+    # in place of function: the command of a program that is an agent; it finds OPENAI_BASE_URL and
+    # the row in its environment variables
     command: str = ""
     # address of this machine where agents reach the policy; the default serves only agents on this
     # machine, another address also containers and machines that can reach it
     address: str = "127.0.0.1"
-    # environment variables that environments may read although their names mark them as secret
-    # (TOKEN, KEY, SECRET, PASSWORD, ...); other variables with such names are removed there
-    secrets: list[str] = field(default_factory=list)
     # keyword arguments of the class or the function
     args: dict[str, Any] = field(default_factory=dict)
     # data columns that `reset` gets in addition to prompt, answer and data set
@@ -39,23 +34,17 @@ class EnvironmentConfig:
     # what happens to unfinished episodes when a run is resumed or their process has ended
     on_restart: OnRestart = OnRestart.replay
     num_processes: int = within(">= 1", 2)  # processes that share the environments
-    start_timeout_s: float = within("> 0", 60.0)  # limit for a process to start and load the class
-    memory_gib: float = within(">= 1", 4.0)  # limit of a process, and of each program it starts
 
     def __post_init__(self) -> None:
         check_bounds("environment", self)
-        for key, form, name in (
-            ("function", "module:Class or module:function", self.function),
-            ("agent", "module:function", self.agent),
-        ):
-            if name:
-                require_function(f"environment.{key}", name, form=form)
+        if self.function:
+            form = "module:Class or module:function"
+            require_function("environment.function", self.function, form=form)
         require(bool(self.address), "environment.address is empty; 127.0.0.1 is this machine only")
-        given = [name for name, value in self._kinds().items() if value]
         require(
-            len(given) <= 1,
-            f"environment.{' and environment.'.join(given)}: an episode has one of them; set the "
-            "others to null",
+            not (self.function and self.command),
+            "environment.function and environment.command: an episode has one of them; set the "
+            "other to null",
         )
         require(
             not (self.command and self.args),
@@ -66,18 +55,10 @@ class EnvironmentConfig:
     @property
     def is_set(self) -> bool:
         """Return whether there is an environment."""
-        return any(self._kinds().values())
-
-    @property
-    def has_agent(self) -> bool:
-        """Return whether the environment is an agent, which writes the prompts itself."""
-        return bool(self.agent or self.command)
+        return bool(self.function or self.command)
 
     @property
     def setting(self) -> str:
         """Return the setting that names it, for messages."""
-        name, value = next((name, value) for name, value in self._kinds().items() if value)
-        return f"environment.{name}={value}"
-
-    def _kinds(self) -> dict[str, str]:
-        return {"function": self.function, "agent": self.agent, "command": self.command}
+        name = "function" if self.function else "command"
+        return f"environment.{name}={getattr(self, name)}"

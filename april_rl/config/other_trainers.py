@@ -51,7 +51,7 @@ _ROWS = (
     "algorithm.entropy_target | use_adaptive_entropy, entropy_target | | |",
     "algorithm.correction | vllm_importance_sampling_correction | algorithm.rollout_correction | "
     "--use-tis | --enable_vllm_is_correction",
-    "algorithm.tis_cap | vllm_importance_sampling_clip_max | | --tis-clip | "
+    "algorithm.weight_bounds | vllm_importance_sampling_clip_max | | --tis-clip | "
     "--vllm_is_truncated_threshold",
     "algorithm.opsm_threshold | off_policy_mask_threshold | | --use-opsm, --opsm-delta |",
     "algorithm.mask_truncated | mask_truncated_completions | | |",

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 
-from april_rl.config.choices import Template
 from april_rl.config.task import (
     DataConfig,
     EvaluationSetConfig,
     PromptSetConfig,
     PromptSetOverrides,
-    vars_of,
 )
 
 _TEST_SPLIT = "test"  # default split of an evaluation set, so that it never has training rows
@@ -34,12 +32,12 @@ def evaluation_set(data: DataConfig, chosen: EvaluationSetConfig) -> PromptSetCo
 def has_chat(data: DataConfig, held_out: Mapping[str, EvaluationSetConfig]) -> bool:
     """Return whether any set of a run is rendered with the chat template."""
     chosen = [*training_sets(data).values(), *(evaluation_set(data, s) for s in held_out.values())]
-    return any(each.template is Template.chat for each in chosen)
+    return any(each.is_chat for each in chosen)
 
 
 def _fill_in(data: DataConfig, chosen: PromptSetOverrides) -> PromptSetConfig:
-    given = {name: value for name, value in vars_of(chosen).items() if value is not None}
+    given = {entry.name: getattr(chosen, entry.name) for entry in fields(PromptSetOverrides)}
     general = {entry.name: getattr(data, entry.name) for entry in fields(PromptSetConfig)}
     if chosen.path != data.path:
         general["args"] = {}  # the arguments belong to another task
-    return PromptSetConfig(**{**general, **given})
+    return PromptSetConfig(**general | {k: v for k, v in given.items() if v is not None})

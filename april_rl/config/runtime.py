@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from april_rl.config.checks import check_bounds, require, within
 from april_rl.config.choices import Device
@@ -44,3 +44,18 @@ class RuntimeConfig:
             address in (None, "auto") or _HOST_AND_PORT.fullmatch(str(address)) is not None,
             f"runtime.ray_address must be host:port, auto or null, got {address}",
         )
+
+
+@dataclass(slots=True, kw_only=True)
+class UserCodeConfig:
+    """Limits of each process that runs rewards or environments."""
+
+    # time for a process to start and load its functions; a large reward model needs more
+    start_timeout_s: float = within("> 0", 60.0)
+    memory_gib: float = within(">= 1", 4.0)  # limit of a process, and of each program it starts
+    # environment variables that rewards and environments may read although their names mark them as
+    # secret (TOKEN, KEY, SECRET, PASSWORD, ...), in addition to the ones that `api_key_env` names
+    secrets: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_bounds("user_code", self)

@@ -19,7 +19,7 @@ from april_rl.config.engine import EngineConfig
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.profiler import ProfilerConfig
-from april_rl.config.runtime import RuntimeConfig
+from april_rl.config.runtime import RuntimeConfig, UserCodeConfig
 from april_rl.config.task import (
     DataConfig,
     EvaluationConfig,
@@ -201,6 +201,7 @@ class TrainConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    user_code: UserCodeConfig = field(default_factory=UserCodeConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -38,7 +38,7 @@ def hint_at_forgotten(message: str) -> str:
         return ""
     return (
         f"; {named[0]} is hidden from this process, because its name marks it as secret: list it "
-        "in reward.secrets or environment.secrets"
+        "in user_code.secrets"
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from april_rl.config.checks import check_bounds, require, require_function, within
-from april_rl.config.choices import Extract, Template
+from april_rl.config.choices import Extract
 
 MISSING = "???"  # OmegaConf's marker for a value that the user must give
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -57,14 +57,20 @@ class PromptSetConfig:
     # matches the last one counts. GSM8K's is '####\s*(.+)'
     answer_pattern: str | None = None
     instruction: str = ""  # appended to the question as a paragraph of its own; empty: none
-    template: Template = Template.chat
-    plain_template: str = "{prompt}"  # plain only: the text around the prompt
+    # chat: the tokenizer's chat template around one user message (or a list of messages); plain:
+    # the prompt alone; or a text with {prompt}, such as 'Q: {prompt} A:'
+    template: str = "chat"
     system_prompt: str = ""  # chat only: system message before the question; empty: none
     # variables of the tokenizer's chat template, such as {enable_thinking: false} for Qwen3
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    # settings of a reasoning_gym task, such as {max_digits: 1}; size is the number of rows
+    # settings of a reasoning_gym task, such as {max_digits: 1}; size is the number of rows; another
+    # set takes them from `data` only if it has the same path
     args: dict[str, Any] = field(default_factory=dict)
     environment: bool = False  # the environment replies to the turns; else a response is one turn
+
+    @property
+    def is_chat(self) -> bool:
+        return self.template == "chat"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,14 +81,13 @@ class PromptSetOverrides:
     split: str | None = None
     prompt_column: str | None = None
     answer_column: str | None = None
-    prompt_pattern: str | None = None  # "": none, although `data` has one
-    answer_pattern: str | None = None  # "": none, although `data` has one
+    prompt_pattern: str | None = None
+    answer_pattern: str | None = None
     instruction: str | None = None
-    template: Template | None = None
-    plain_template: str | None = None
+    template: str | None = None
     system_prompt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    args: dict[str, Any] | None = None  # null: as in `data` if the path is the same, otherwise none
+    args: dict[str, Any] | None = None
     environment: bool | None = None
 
 
@@ -119,9 +124,7 @@ class DataConfig(PromptSetConfig):
             self.sampler != "shuffled" or not self.sampler_args,
             "data.sampler_args has no effect with data.sampler=shuffled; remove it",
         )
-        require("{prompt}" in self.plain_template, "data.plain_template must contain {prompt}")
-        _check_pattern("data", "prompt_pattern", self.prompt_pattern)
-        _check_pattern("data", "answer_pattern", self.answer_pattern)
+        _check_set("data", self)
         _check_sets("data.sources", self.sources)
         _check_args("data", self.args, f"path={self.path}" if self.path else "sources")
         require(
@@ -157,19 +160,14 @@ class RewardConfig:
     # responses, answers) and any data column it names
     function: str = "math_verify"
     args: dict[str, Any] = field(default_factory=dict)  # keyword arguments of `function`
-    # name: {function: ..., weight: ...}, in place of `function`; the reward is their weighted sum
+    # name: {function: ..., weight: ...}, in place of `function`; the reward is their weighted sum,
+    # and in an evaluation the first that scores a set says whether a sample is right
     functions: dict[str, RewardFunctionConfig] = field(default_factory=dict)
     extract: Extract = Extract.auto  # where math_verify, exact and last_number find the answer
     num_processes: int = within(">= 1", 2)  # processes that score responses
     # limit for scoring a response: after it the process is killed and the score tried again, and
     # then the group is dropped; after a third of it math_verify scores 0, which is counted
     hard_timeout_s: float = within("> 1", 10.0)
-    # seconds for a process to start and load its functions; a large reward model needs more
-    start_timeout_s: float = within("> 0", 60.0)
-    memory_gib: float = within(">= 1", 4.0)  # limit of a process, and of each program it starts
-    # environment variables that the functions may read although their names mark them as secret
-    # (TOKEN, KEY, SECRET, PASSWORD, ...), in addition to the variables that `api_key_env` names
-    secrets: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_bounds("reward", self)
@@ -227,9 +225,6 @@ class EvaluationConfig:
     top_p: float = within("in (0, 1]", 1.0)  # total probability of the tokens to sample from
     max_response_tokens: int = within(">= 0", 0)  # 0: rollout.max_response_tokens
     max_prompts: int = within(">= 0", 0)  # prompts of each set; 0: all
-    # name in reward.functions whose value decides whether a sample is right; null: the first one
-    # that scores the set
-    function: str | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -250,9 +245,17 @@ def _check_sets(section: str, sets: Mapping[str, PromptSetOverrides]) -> None:
             chosen.path not in ("", MISSING),
             f"{section}.{name}.path is empty: give a file or a data set id",
         )
+        _check_set(f"{section}.{name}", chosen)
         _check_args(f"{section}.{name}", chosen.args, f"path={chosen.path}")
-        for key in ("prompt_pattern", "answer_pattern"):
-            _check_pattern(f"{section}.{name}", key, vars_of(chosen)[key])
+
+
+def _check_set(section: str, chosen: PromptSetConfig | PromptSetOverrides) -> None:
+    require(
+        chosen.template in (None, "chat", "plain") or "{prompt}" in str(chosen.template),
+        f"{section}.template must be chat, plain or a text with {{prompt}}, got {chosen.template}",
+    )
+    _check_pattern(f"{section}.prompt_pattern", chosen.prompt_pattern)
+    _check_pattern(f"{section}.answer_pattern", chosen.answer_pattern)
 
 
 def _check_args(section: str, args: Mapping[str, Any] | None, rows: str) -> None:
@@ -263,11 +266,6 @@ def _check_args(section: str, args: Mapping[str, Any] | None, rows: str) -> None
         f"settings; {section}.args=null (in a recipe, args: null) removes them, also those that a "
         "recipe inherits",
     )
-
-
-def vars_of(chosen: PromptSetOverrides) -> dict[str, Any]:
-    """Return the settings of a dataclass by name; a class with slots has no `__dict__`."""
-    return {name: getattr(chosen, name) for name in PromptSetOverrides.__dataclass_fields__}
 
 
 def _check_name(section: str, name: str) -> None:
@@ -282,16 +280,14 @@ def _check_function(key: str, function: str) -> None:
     require_function(key, function, known=BUILTIN_REWARDS)
 
 
-def _check_pattern(section: str, key: str, pattern: str | None) -> None:
-    if not pattern:
+def _check_pattern(key: str, pattern: str | None) -> None:
+    if pattern is None:
         return
     try:
         num_groups = re.compile(pattern).groups
     except re.error as error:
-        raise ValueError(
-            f"{section}.{key} is not a regular expression: {error}, got {pattern}"
-        ) from error
+        raise ValueError(f"{key} is not a regular expression: {error}, got {pattern}") from error
     require(
         num_groups == 1,
-        f"{section}.{key} must have one group, (...), around the wanted text, got {pattern}",
+        f"{key} must have one group, (...), around the wanted text, got {pattern}",
     )

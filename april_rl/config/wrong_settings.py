@@ -34,6 +34,9 @@ LIST_OF_RECIPES = "python -m april_rl.train --help lists all recipes"
 
 # Common names for settings that are too far from ours to be found by spelling.
 _MEANT = {
+    "algorithm.tis_cap": "algorithm.weight_bounds",
+    "environment.agent": "environment.function",
+    "evaluation.function": "reward.functions",
     "evaluation.k": "evaluation.num_samples",
     "k": "evaluation.num_samples",
     "epochs": "trainer.num_steps",

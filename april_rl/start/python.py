@@ -261,7 +261,7 @@ def _words(
                 f"{override!r:.60} is not a setting: give 'KEY=VALUE', a dict of settings, or "
                 "keywords such as trainer={'num_steps': 3}"
             )
-    if copies.keys & {"environment.function", "environment.agent"}:
+    if "environment.function" in copies.keys:
         words.append("data.environment=true")
     return words
 

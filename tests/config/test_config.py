@@ -48,16 +48,16 @@ def test_the_frozen_keys_exist() -> None:
 
 OUT_OF_RANGE = """
     algorithm.overlong_buffer_frac=1.1 algorithm.overlong_penalty=inf algorithm.clip_low=1
-    algorithm.tis_cap=0.5 algorithm.tis_cap=inf algorithm.dual_clip=1 algorithm.opsm_threshold=0
-    algorithm.entropy_coefficient=-0.1 algorithm.entropy_target=0
-    algorithm.mask_low=1 algorithm.mask_high=inf algorithm.geometric_mask=[0.5]
+    algorithm.weight_bounds=[0,0.5] algorithm.weight_bounds=[0,inf] algorithm.dual_clip=1
+    algorithm.entropy_coefficient=-0.1 algorithm.entropy_target=0 algorithm.opsm_threshold=0
+    algorithm.weight_bounds=[0.5,2] algorithm.weight_bounds=[2] algorithm.geometric_mask=[0.5]
     algorithm.geometric_mask=[1.2,2] algorithm.geometric_mask=[0.5,inf]
-    algorithm.geometric_mask=[nan,2] data.path= data.plain_template=nothing
+    algorithm.geometric_mask=[nan,2] data.path= data.template=nothing
     engine.gpu_memory_utilization=1 engine.tensor_parallel_size=0 evaluation.every=0
     learner.age_decay=0 learner.shard_size=-1 learner.max_mismatch=0 learner.age_weight=nothing
     lora.rank=-1 model.path= optimizer.lr=0 optimizer.betas=[0.9,1] optimizer.betas=[0.9]
     optimizer.lr=inf optimizer.weight_decay=nan optimizer.warmup_steps=100 reward.hard_timeout_s=1
-    reward.memory_gib=0.5 reward.hard_timeout_s=inf reward.start_timeout_s=0
+    user_code.memory_gib=0.5 reward.hard_timeout_s=inf user_code.start_timeout_s=0
     rollout.over_sampling_factor=0.5 rollout.over_sampling_factor=inf
     rollout.over_sampling_factor=nan rollout.over_sampling_factor=auto
     rollout.group_size=0

@@ -138,29 +138,20 @@ SOURCES = (
             "the reward function environment reads what an environment gave, and there is none",
         ),
         (
-            ["environment.agent=a:run"],
-            "environment.agent=a:run has no effect: no data set has an environment",
+            ["environment.function=a:run"],
+            "environment.function=a:run has no effect: no data set has an environment",
         ),
         (
-            ["environment.agent=a:run", "environment.command=b", "data.environment=true"],
-            "environment.agent and environment.command: an episode has one of them",
+            ["environment.function=a:run", "environment.command=b", "data.environment=true"],
+            "environment.function and environment.command: an episode has one of them",
         ),
         (
             ["environment.command=b", "+environment.args.a=1", "data.environment=true"],
             "environment.args are keyword arguments, and environment.command takes none",
         ),
         (
-            ["environment.agent=run", "data.environment=true"],
-            "environment.agent must be module:function, got run",
-        ),
-        (
-            [
-                "environment.agent=a:run",
-                "data.environment=true",
-                "data.template=chat",
-                "data.system_prompt=hello",
-            ],
-            "system_prompt of data has no effect where an agent writes the messages",
+            ["environment.function=run", "data.environment=true"],
+            "environment.function must be module:Class or module:function, got run",
         ),
         (
             ["+reward.functions.f={function: exact, sources: [a]}"],
@@ -177,16 +168,6 @@ SOURCES = (
         (
             [*SOURCES, "+reward.functions.f={function: exact, sources: [a]}"],
             "no function of reward.functions scores b",
-        ),
-        (
-            [
-                *SOURCES,
-                "+reward.functions.f={function: exact, sources: [a, b]}",
-                "+reward.functions.g={function: exact, sources: [held_out]}",
-                "evaluation.function=f",
-            ],
-            "evaluation.function=f does not score evaluation.sets.held_out: add held_out to "
-            "reward.functions.f.sources",
         ),
         (
             ["checkpoint.best_metric=eval/helt_out/avg_at_k"],

@@ -152,7 +152,6 @@ def test_rows_that_take_no_inherited_args_are_refused_with_the_way_out(
     ("recipe", "key", "value"),
     [
         ("tiny_tools_cpu", "environment.function", ""),
-        ("tiny_agent_cpu", "environment.agent", ""),
         ("tiny_cpu", "data.instruction", ""),
         ("tiny_cpu", "data.answer_pattern", None),  # here null is a value itself
     ],

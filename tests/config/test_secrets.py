@@ -114,5 +114,5 @@ def test_an_error_that_names_a_forgotten_variable_says_how_to_pass_it() -> None:
     command = [sys.executable, "-c", script]
     ran = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     assert "KeyError: 'SEARCH_KEY'" in ran.stdout
-    assert "list it in reward.secrets or environment.secrets" in ran.stdout
+    assert "list it in user_code.secrets" in ran.stdout
     assert ran.stdout.strip().endswith("left")

@@ -126,8 +126,8 @@ WRONG = [
     ("reward.function=exakt", "reward.function must be module:function or one of math_verify, "
      "exact, last_number, format, length, code, judge, reward_model, reasoning_gym, environment, "
      "got exakt; did you mean exact?"),
-    ("environment.agent=./agents/mine.py:run", "environment.agent must be module:function, got "
-     "./agents/mine.py:run; did you mean agents.mine:run?"),
+    ("environment.function=./agents/mine.py:run", "environment.function must be module:Class or "
+     "module:function, got ./agents/mine.py:run; did you mean agents.mine:run?"),
     ("learner.age_weight=ages.py", "learner.age_weight must be null or module:function, got "
      "ages.py; write ages:NAME for your own function"),
     ("tracking.backends=[trackio,wandbb]", "tracking.backends[1] must be wandb or trackio or "

@@ -15,7 +15,6 @@ from source_tree import ROOT, package_files
 from word_tokenizer import hf_tokenizer
 
 from april_rl.config import to_config
-from april_rl.config.choices import Template
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.store import compose_overrides, register_folder
 from april_rl.config.task import PromptSetConfig
@@ -220,8 +219,7 @@ def answers_read(chosen: PromptSetConfig, path: Path) -> list[str]:
     plain = replace(
         chosen,
         path=str(path),
-        template=Template.plain,
-        plain_template="{prompt}",
+        template="{prompt}",
         system_prompt="",
         chat_template_kwargs={},
         args={},

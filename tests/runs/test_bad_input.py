@@ -98,10 +98,10 @@ def test_a_context_length_that_is_too_small_is_refused_with_both_lengths(task, t
 
 
 def test_a_reward_without_enough_memory_names_its_limit(task, tmp_path):
-    """Fails when reward.memory_gib does not reach the reward's process."""
+    """Fails when user_code.memory_gib does not reach the reward's process."""
     function = "reward.function=reward_functions:reserves_2_gib"
     assert "memory_gib of its process is 1" in refusal(
-        task, tmp_path, function, "reward.memory_gib=1"
+        task, tmp_path, function, "user_code.memory_gib=1"
     )
 
 

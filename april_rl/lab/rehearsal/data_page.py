@@ -22,6 +22,7 @@ from april_rl.lab.rehearsal.decontamination import Overlap, Passages
 from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, rate, shorten, try_forms
 from april_rl.task.data.errors import DataError
 from april_rl.task.data.prompts import PromptTable, load_prompts
+from april_rl.task.environments.loading import describe
 from april_rl.task.rewards.check import check_tests, reads_answers
 from april_rl.task.rewards.pool import RewardPool
 from april_rl.types import Prompt
@@ -48,11 +49,14 @@ class DataPage:
         self._config, self._say = config, say
         self._tokenizer = stand_ins.find_tokenizer(config.model.path, say)
         self._sets: dict[str, _TrainingSet] = {}
+        self._has_agent = describe(config.environment, config.user_code).is_agent
 
     def show(self) -> None:
         """Load every set and print its page. Raise RunError."""
         config = self._config
-        with closing(RewardPool(config.reward, decode=self._tokenizer.decoder())) as rewards:
+        with closing(
+            RewardPool(config.reward, config.user_code, decode=self._tokenizer.decoder())
+        ) as rewards:
             held_out = {
                 name: self._load(
                     evaluation_set(config.data, chosen),
@@ -130,7 +134,7 @@ class DataPage:
             max_prompt_tokens=data.max_prompt_tokens,
             deduplicate=data.deduplicate,
             seed=self._config.seed,
-            has_agent=self._config.environment.has_agent,
+            has_agent=self._has_agent,
         )
         return stand_ins.find_prompts(load, chosen, self._say)
 

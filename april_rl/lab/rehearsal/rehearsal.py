@@ -76,6 +76,7 @@ class Rehearsal:
     spans: list[float] = field(default_factory=list)  # span of the reward on each training set
     rows: dict[str, Path] = field(default_factory=dict)  # a file of rows of each training set
     held_out: dict[str, Path] = field(default_factory=dict)  # the same for each evaluation set
+    has_agent: bool = False
 
     def run(self, *, is_quick: bool = False) -> bool:
         """Go through every stage; with `is_quick` only the stages that need neither the simulator
@@ -87,12 +88,12 @@ class Rehearsal:
         model = self._model_config(self.config.model.path, key="model.path")
         sizes = model_sizes(read_model(model), self.config.lora)
         tokenizer = stand_ins.find_tokenizer(self.config.model.path, self.say)
+        self._load_environment()
         self._data(tokenizer)
         self._settings()
         beside = self._beside()
         self._memory(sizes, beside)
         if is_quick:
-            self._load_environment()
             self.say("not tried   gain, steps and episodes of environments: quick=true skips them")
         else:
             self._gain(sizes, beside)
@@ -125,7 +126,9 @@ class Rehearsal:
     def _data(self, tokenizer: Tokenizer) -> None:
         """Look at every training and evaluation set, and keep a few rows of each."""
         data, evaluation = self.config.data, self.config.evaluation
-        with closing(RewardPool(self.config.reward, decode=tokenizer.decoder())) as rewards:
+        with closing(
+            RewardPool(self.config.reward, self.config.user_code, decode=tokenizer.decoder())
+        ) as rewards:
             for name, chosen in training_sets(data).items():
                 key = f"data.sources.{name}.path" if name else "data.path"
                 found = self._set(chosen, tokenizer, rewards, key=key, dataset=name)
@@ -158,7 +161,7 @@ class Rehearsal:
             max_prompt_tokens=self.config.data.max_prompt_tokens,
             deduplicate=True,  # to count duplicates, also where a run would keep them
             seed=self.config.seed,
-            has_agent=self.config.environment.has_agent,
+            has_agent=self.has_agent,
         )
         table, chosen = stand_ins.find_prompts(load, chosen, self.say)
         is_stated = reads_answers(rewards, dataset)
@@ -233,11 +236,10 @@ class Rehearsal:
         )
 
     def _load_environment(self) -> None:
-        if self.config.environment.is_set:
-            try:
-                describe(self.config.environment)
-            except RunError as error:
-                self._add(Finding(name="environment", message=str(error)))
+        try:
+            self.has_agent = describe(self.config.environment, self.config.user_code).is_agent
+        except RunError as error:
+            self._add(Finding(name="environment", message=str(error)))
 
     def _steps(self, model: str, tokenizer: Tokenizer) -> None:
         """Run two steps of a tiny model; an error in them is a finding."""

@@ -28,7 +28,7 @@ _SCHEDULE = ("rollout.over_sampling_factor", "rollout.refill")
 # Two accuracies can be compared only if these settings, and the evaluation set, are the same.
 _SCORING = (
     *("reward.function", "reward.functions", "reward.args", "reward.extract", "data"),
-    *("evaluation.function", "evaluation.temperature", "evaluation.top_p"),
+    *("evaluation.temperature", "evaluation.top_p"),
     *("evaluation.max_response_tokens", "evaluation.max_prompts"),
 )
 # Settings in which runs of one variant may differ.

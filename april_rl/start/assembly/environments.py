@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Template
 from april_rl.config.prompt_sets import evaluation_set, has_chat, training_sets
 from april_rl.config.task import PromptSetConfig
 from april_rl.metrics import Metrics
@@ -86,7 +84,8 @@ def with_environments(
     raise_open_files()
     environments = EnvironmentPool(
         config.environment,
-        _rules(config, tokenizer, description.tools),
+        config.user_code,
+        _rules(config, tokenizer, description),
         seed=config.seed,
         mailbox=rewards.mailbox,
         folder=folder / "environments",
@@ -97,9 +96,11 @@ def with_environments(
     return RewardsAndEnvironments(rewards, environments)
 
 
-def open_files_line(config: TrainConfig, *, num_episodes: int) -> Iterator[str]:
+def open_files_line(
+    config: TrainConfig, description: Description, *, num_episodes: int
+) -> Iterator[str]:
     """Yield a line if the system allows fewer open files than the agents of a process need."""
-    if not config.environment.has_agent:
+    if not description.is_agent:
         return
     allowed, num_processes = raise_open_files(), config.environment.num_processes
     needed = _FILES_OF_AGENT * math.ceil(num_episodes / num_processes)
@@ -116,12 +117,16 @@ def description_of(config: TrainConfig, tokenizer: Tokenizer) -> Description:
     EnvironmentFailedError when it cannot be loaded, TokenizerError when the model cannot call
     its tools.
     """
-    if not config.environment.is_set:
-        return Description()
-    found = describe(config.environment)
+    found = describe(config.environment, config.user_code)
     if found.tools:
         tokenizer.check_tool_calls()
-    played = [name for name, each in _prompt_sets(config).items() if each.environment]
+    played = {name: each for name, each in _prompt_sets(config).items() if each.environment}
+    for name, each in played.items() if found.is_agent else ():
+        if each.system_prompt:
+            raise EnvironmentFailedError(
+                f"{config.environment.setting} is an agent, which writes the messages itself, so "
+                f"system_prompt of {name or 'data'} has no effect; empty it"
+            )
     if not found.has_reward and any(map(config.reward.environment_weight, played)):
         raise EnvironmentFailedError(
             f"{config.environment.setting} has tools that are functions, which give no reward, and "
@@ -145,14 +150,14 @@ def _prompt_sets(config: TrainConfig) -> dict[str, PromptSetConfig]:
 
 
 def _rules(
-    config: TrainConfig, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]]
+    config: TrainConfig, tokenizer: Tokenizer, description: Description
 ) -> dict[str, EpisodeRules]:
     budget = config.rollout.max_response_tokens
     chosen = {name: (each, budget) for name, each in training_sets(config.data).items()}
     for name, held_out in config.evaluation.sets.items():
         sampling = set_sampling(config, held_out)
         chosen[name] = (evaluation_set(config.data, held_out), sampling.max_response_tokens)
-    has_agent = config.environment.has_agent
+    tools, has_agent = description.tools, description.is_agent
     given = {"tools": list(tools)} if tools else {}
     is_chat = has_chat(config.data, config.evaluation.sets)
     stop_ids = frozenset(stop_token_ids(config.model.path, is_chat=is_chat))
@@ -160,7 +165,7 @@ def _rules(
         name: EpisodeRules(
             dialogue=Dialogue(
                 tokenizer=tokenizer,
-                is_chat=each.template is Template.chat,
+                is_chat=each.is_chat,
                 variables=each.chat_template_kwargs | given,
                 stop_ids=stop_ids,
                 has_tools=bool(tools) or (has_agent and tokenizer.has_tool_calls),

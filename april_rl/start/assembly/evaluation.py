@@ -69,15 +69,8 @@ def build_evaluator(
 
 
 def _deciding(config: TrainConfig, name: str) -> RewardFunction:
-    """Return the reward function that decides which samples of the set `name` are right. That is
-    `evaluation.function` if it is set, else the first function that scores the set.
-    """
-    wanted = config.evaluation.function
-    return next(
-        function
-        for function in reward_functions(config.reward)
-        if (function.name == wanted if wanted else function.scores(name))
-    )
+    """Return the first reward function that scores the set `name`, which decides what is right."""
+    return next(each for each in reward_functions(config.reward) if each.scores(name))
 
 
 def _answer_reader(function: RewardFunction, how: str) -> AnswerOf | None:

@@ -72,7 +72,7 @@ def read_inputs(site: RunSite, *, states: Mapping[str, str] | None = None) -> In
         seed=config.seed,
         columns=columns,
         tools=description.tools,
-        has_agent=config.environment.has_agent,
+        has_agent=description.is_agent,
         tell=site.view.message,
     )
     return Inputs(tokenizer=tokenizer, rewards=rewards, description=description, sets=sets)

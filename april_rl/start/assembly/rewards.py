@@ -31,7 +31,9 @@ def build_rewards(
     `folder` is the run directory; rewards with a state continue from `states`; closing `stack` ends
     the processes. Raise RewardError when a function cannot be loaded.
     """
-    rewards = RewardPool(config.reward, decode=tokenizer.decoder(), folder=folder, states=states)
+    rewards = RewardPool(
+        config.reward, config.user_code, decode=tokenizer.decoder(), folder=folder, states=states
+    )
     stack.callback(rewards.close)
     names = [*training_sets(config.data), *config.evaluation.sets]
     of_environment = columns_of_environment(config, description)

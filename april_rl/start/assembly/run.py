@@ -70,7 +70,7 @@ def assemble(
     prompts, training, held_out = _read_prompts(site, inputs, resumed)
     try_on_groups(config, training[0][0])
     identity = _identity(config, drafted, resumed)
-    _show(open_files_line(config, num_episodes=num_slots(config)), view)
+    _show(open_files_line(config, inputs.description, num_episodes=num_slots(config)), view)
     outside = try_outside(
         site, inputs, training, held_out=[each.prompts for each in held_out.values()]
     )

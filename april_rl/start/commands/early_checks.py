@@ -76,7 +76,6 @@ def _functions(config: TrainConfig, *, trains: bool) -> Iterator[tuple[str, str]
     for each in reward_functions(config.reward):
         yield each.key, each.function
     yield "environment.function", config.environment.function
-    yield "environment.agent", config.environment.agent
     if trains:
         algorithm = config.algorithm
         yield "algorithm.loss", algorithm.loss

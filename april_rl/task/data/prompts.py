@@ -11,7 +11,6 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from april_rl.config.choices import Template
 from april_rl.config.task import PromptSetConfig
 from april_rl.task.data.errors import DataError
 from april_rl.task.data.procedural import PREFIX
@@ -130,9 +129,7 @@ def load_prompts(
     """
     has_agent &= chosen.environment
     if has_agent:
-        chosen = replace(
-            chosen, template=Template.plain, plain_template="{prompt}", chat_template_kwargs={}
-        )
+        chosen = replace(chosen, template="plain", chat_template_kwargs={})
     is_procedural = chosen.path.startswith(PREFIX)
     tokenized = TableMaker(
         chosen,

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.config.choices import Template
 from april_rl.config.task import PromptSetConfig
 from april_rl.task.data.errors import DataError
 from april_rl.task.data.json_rows import to_storage
@@ -29,12 +28,13 @@ class Renderer:
     def __init__(self, chosen: PromptSetConfig, tokenizer: Tokenizer, names: RowNames) -> None:
         """Raise DataError for contradictory settings, TokenizerError without a template."""
         self._tokenizer, self._names = tokenizer, names
-        self._plain_template, self._system_prompt = chosen.plain_template, chosen.system_prompt
+        self._template = "{prompt}" if chosen.template == "plain" else chosen.template
+        self._system_prompt = chosen.system_prompt
         self._instruction, self._variables = chosen.instruction, chosen.chat_template_kwargs
         self._has_environment = chosen.environment
         # (role, has calls, is first) of the messages that were tried.
         self._kinds_tried: set[tuple[str, bool, bool]] = set()
-        self.is_chat = chosen.template is Template.chat
+        self.is_chat = chosen.is_chat
         # If the model's turn has not begun, an environment can still add to a chat prompt.
         self.begins_turn = not (self.is_chat and chosen.environment)
         if self.is_chat:
@@ -46,8 +46,8 @@ class Renderer:
         ):
             if value:
                 raise DataError(
-                    f"data.{setting} has no effect with data.template=plain; "
-                    "write its text into data.plain_template"
+                    f"data.{setting} has no effect with data.template={chosen.template}; "
+                    "write its text into data.template, around {prompt}"
                 )
 
     def text(self, row: Row, place: int) -> str:
@@ -118,9 +118,9 @@ class Renderer:
         if not isinstance(row.prompt, str):
             raise DataError(
                 f"{self._names.name(place)}: the prompt is a list of chat messages; "
-                "data.template=plain and agents take text only"
+                "agents and a data.template other than chat take text only"
             )
-        return self._plain_template.replace("{prompt}", self._add_instruction(row.prompt))
+        return self._template.replace("{prompt}", self._add_instruction(row.prompt))
 
     def _add_instruction(self, question: str) -> str:
         instruction = self._instruction
@@ -190,7 +190,7 @@ class BatchTokenizer:
         remedy = (
             "the chat template must begin the assistant's turn (add_generation_prompt)"
             if self._renderer.is_chat
-            else "take it out of data.plain_template, or let the tokenizer add no end token "
+            else "take it out of data.template, or let the tokenizer add no end token "
             "(add_eos_token in tokenizer_config.json)"
         )
         raise DataError(

@@ -17,8 +17,8 @@ from uuid import uuid4
 
 import psutil
 
-from april_rl.task.processes.child_process import lifeline
-from april_rl.task.processes.limits import Limits, prepare
+from april_rl.config.runtime import UserCodeConfig
+from april_rl.task.processes.child_process import lifeline, prepare
 from april_rl.task.processes.mailbox import Mailbox
 from april_rl.types import SampleId
 
@@ -32,7 +32,7 @@ class Process:
     def __init__(
         self,
         serve: Callable[[Connection], None],
-        limits: Limits,
+        limits: UserCodeConfig,
         *,
         mailbox: Mailbox,
         received: Callable[[Process, Any], None],
@@ -93,7 +93,7 @@ class Process:
 
 
 def start(
-    serve: Callable[[Connection], None], limits: Limits, *, mark: str = ""
+    serve: Callable[[Connection], None], limits: UserCodeConfig, *, mark: str = ""
 ) -> tuple[Connection, BaseProcess]:
     """Start a process that calls `serve` with one end of a pipe; return the other end."""
     context = multiprocessing.get_context("forkserver")
@@ -118,7 +118,7 @@ def _run(
     serve: Callable[[Connection], None],
     *,
     connection: Connection,
-    limits: Limits,
+    limits: UserCodeConfig,
     mark: str,
     lifeline: Connection,
 ) -> None:
@@ -126,5 +126,5 @@ def _run(
     os.environ[MARK] = mark
     # A process that user code forks, and that does not end, would send replies of its own.
     os.register_at_fork(after_in_child=connection.close)
-    prepare(lifeline, limits, with_group=True)
+    prepare(lifeline, limits)
     serve(connection)

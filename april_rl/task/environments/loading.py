@@ -10,11 +10,11 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, cast
 
 from april_rl.config.environment import EnvironmentConfig
+from april_rl.config.runtime import UserCodeConfig
 from april_rl.config.user_code import (
     Caught,
     check_args,
     further_names,
-    import_function,
     import_object,
 )
 from april_rl.task.environments.adapters import (
@@ -32,7 +32,6 @@ from april_rl.task.environments.agent.endpoint import Endpoint, check_address
 from april_rl.task.environments.agent.programs import check_function, of_command, of_function
 from april_rl.task.environments.child import kill, start
 from april_rl.task.environments.protocol import Context, Environment, EnvironmentFailedError, Loads
-from april_rl.task.processes.limits import Limits
 
 
 class Description(NamedTuple):
@@ -41,21 +40,22 @@ class Description(NamedTuple):
     tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of the tools, for the chat template
     columns: tuple[str, ...] = ()  # data columns that its `reset` names
     has_reward: bool = True  # False: the setting names a tool or a list of tools
+    is_agent: bool = False  # it writes the prompts itself
 
 
-def limits_of(config: EnvironmentConfig) -> Limits:
-    return Limits(config.memory_gib, config.secrets)
-
-
-def describe(config: EnvironmentConfig) -> Description:
-    """Return the description of a class, made in a process; raise EnvironmentFailedError."""
-    connection, process = start(partial(_describe, config), limits_of(config))
+def describe(config: EnvironmentConfig, limits: UserCodeConfig) -> Description:
+    """Return the description of the environment, made in a process, empty if there is none; raise
+    EnvironmentFailedError.
+    """
+    if not config.is_set:
+        return Description()
+    connection, process = start(partial(_describe, config), limits)
     found: Description | str = (
         "its process died or did not load it within "
-        f"environment.start_timeout_s={config.start_timeout_s:g}"
+        f"user_code.start_timeout_s={limits.start_timeout_s:g}"
     )
     with suppress(EOFError):
-        if connection.poll(config.start_timeout_s):
+        if connection.poll(limits.start_timeout_s):
             found = connection.recv()
     kill(process)
     if isinstance(found, str):
@@ -64,11 +64,12 @@ def describe(config: EnvironmentConfig) -> Description:
 
 
 def _describe(config: EnvironmentConfig, connection: Connection) -> None:
-    found = Description()
+    found = Description(is_agent=True)
     with Caught() as caught:
         loaded = load(config)
-        if loaded is not None and is_of_tools(loaded):
-            found = _describe_class(loaded, config.args)
+        if inspect.isclass(loaded):
+            has_tools = is_of_tools(loaded)
+            found = _describe_class(loaded, config.args) if has_tools else Description()
     connection.send(caught.message or found)
 
 
@@ -95,12 +96,18 @@ def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:
         ) from None
 
 
-def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
-    """Import the class of a setting `module:Class`. If the name is a function or a list of
-    functions, make a class with these as its tools. Raise TypeError if it is not an environment
-    or does not take `args`; errors of its module pass through.
+def load(config: EnvironmentConfig) -> Any:  # noqa: ANN401 (the user's class or function)
+    """Return the class of the settings, or the coroutine function that is an agent; None for a
+    command. A function or a list of functions becomes a class with these as its tools. Raise
+    TypeError or ValueError if it cannot be used; errors of its module pass through.
     """
-    found = import_object(function)
+    function, args = config.function, config.args
+    found = import_object(function) if function else None
+    if found is None or inspect.iscoroutinefunction(found):
+        check_address(config.address)
+        if found is not None:
+            check_function(found, args)
+        return found
     if not inspect.isclass(found):
         found = class_of_functions(found if isinstance(found, list | tuple) else [found])
     if not (is_of_tools(found) or {"reset", "step"} <= names_of(found)):
@@ -114,25 +121,13 @@ def load_class(function: str, args: Mapping[str, Any]) -> type[Any]:
     return found
 
 
-def load(config: EnvironmentConfig) -> type[Any] | None:
-    """Return the class of the settings, or None where they have an agent or a command, after
-    checking it; raise as `load_class`, `check_function` and `check_address` do.
-    """
-    if config.function:
-        return load_class(config.function, config.args)
-    check_address(config.address)
-    if config.agent:
-        check_function(import_function(config.agent), config.args)
-    return None
-
-
 def environments_of(
     config: EnvironmentConfig, endpoint: Endpoint
 ) -> Callable[[Context], Environment]:
     """Return a function that makes an instance, ready for `reset`; raise as `load` does."""
     found = load(config)
-    if found is None:
-        return partial(_new_agent, config, endpoint)
+    if not inspect.isclass(found):
+        return partial(_new_agent, config, endpoint, found)
     has_tools = is_of_tools(found)
 
     def new(context: Context) -> Environment:
@@ -147,10 +142,15 @@ def environments_of(
     return new
 
 
-def _new_agent(config: EnvironmentConfig, endpoint: Endpoint, context: Context) -> Agent:
+def _new_agent(
+    config: EnvironmentConfig,
+    endpoint: Endpoint,
+    function: Callable[..., Any] | None,
+    context: Context,
+) -> Agent:
     program = (
-        of_function(import_function(config.agent), config.args, context)
-        if config.agent
+        of_function(function, config.args, context)
+        if function is not None
         else of_command(config.command, context)
     )
     prompt_id, index = context.sample_id

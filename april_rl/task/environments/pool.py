@@ -40,13 +40,13 @@ from pathlib import Path
 
 from april_rl.config.choices import OnRestart
 from april_rl.config.environment import EnvironmentConfig
+from april_rl.config.runtime import UserCodeConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Mean, Metric, Metrics, Sum
 from april_rl.task.data.tokenizer import TokenizerError
 from april_rl.task.environments.calls import Notes
 from april_rl.task.environments.child import Process
 from april_rl.task.environments.episode import EpisodeReply, EpisodeRequest, Forget
-from april_rl.task.environments.loading import limits_of
 from april_rl.task.environments.process import serve
 from april_rl.task.environments.protocol import EnvironmentFailedError, StepResult
 from april_rl.task.environments.turns import (
@@ -91,6 +91,7 @@ class EnvironmentPool:
     def __init__(
         self,
         config: EnvironmentConfig,
+        limits: UserCodeConfig,
         rules: Mapping[str, EpisodeRules],
         *,
         seed: int,
@@ -105,7 +106,7 @@ class EnvironmentPool:
         self.setting, self.rules, self.mailbox = config.setting, rules, mailbox
         self.folder = folder
         self.notes = Notes(folder, num_saves=num_saves)
-        self._config, self._seed = config, seed
+        self._config, self._limits, self._seed = config, limits, seed
         self._may_replay = config.on_restart is OnRestart.replay
         self._replied_s = 0.0  # total duration of the calls that returned
         self._num_asked = 0
@@ -205,7 +206,7 @@ class EnvironmentPool:
     def _new(self) -> Process:
         process = Process(
             partial(serve, self._config, self.folder),
-            limits_of(self._config),
+            self._limits,
             mailbox=self.mailbox,
             received=self._on_reply,
             ended=self._on_end,
@@ -311,7 +312,7 @@ class EnvironmentPool:
         rules = self.rules[sample.prompt.dataset]
         turns = turns_of(sample, rules, config.max_turns, last_alone=is_begun)
         num_calls = 1 if is_begun else 2 + len(turns)
-        question.limit_s = config.start_timeout_s + num_calls * config.step_timeout_s
+        question.limit_s = self._limits.start_timeout_s + num_calls * config.step_timeout_s
         return EpisodeRequest(
             number=question.number,
             sample_id=sample.id,

@@ -8,9 +8,13 @@ import os
 import resource
 import signal
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from multiprocessing.connection import Connection
 
+from april_rl.config.runtime import UserCodeConfig
+from april_rl.config.secrets import forget_secrets
+from april_rl.config.user_code import GIB
 from april_rl.errors import RunError
 
 _MOST_FILES = 1 << 16
@@ -30,6 +34,20 @@ def lifeline() -> Connection:
             "are possible; set TMPDIR to a shorter folder, such as /tmp"
         )
     return _pipe()[0]
+
+
+def prepare(lifeline: Connection, limits: UserCodeConfig, *, keys: Iterable[str] = ()) -> None:
+    """Set the limits of this process, and have it die with the controller; it keeps the secret
+    variables `keys`, too.
+
+    The limit of memory holds for this process, and for each one that it starts, and counts what
+    they may write to: heap, stacks of threads and private mappings. Address space is not limited:
+    Node and Java reserve much more of it than they use.
+    """
+    num_bytes = int(limits.memory_gib * GIB)
+    resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
+    die_with_controller(lifeline, with_group=True)
+    forget_secrets({*limits.secrets, *keys})
 
 
 def die_with_controller(lifeline: Connection, *, with_group: bool = False) -> None:

@@ -26,6 +26,7 @@ from typing import TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
+from april_rl.config.runtime import UserCodeConfig
 from april_rl.config.task import RewardConfig
 from april_rl.metrics import Metrics, Sum
 from april_rl.task.processes.child_process import lifeline
@@ -49,6 +50,7 @@ class RewardPool:
     def __init__(
         self,
         reward: RewardConfig,
+        limits: UserCodeConfig,
         *,
         decode: Decode,
         folder: Path | None = None,
@@ -59,10 +61,10 @@ class RewardPool:
         `decode` turns response ids into text; it is pickled and called in the processes.
         `folder` is the run directory; rewards with a state continue from `states`, which `save`
         returned. All processes are replaced if no submitted job ends within
-        `reward.hard_timeout_s` per response plus `reward.start_timeout_s`.
+        `reward.hard_timeout_s` per response plus `limits.start_timeout_s`.
         """
         self.functions = reward_functions(reward)
-        self._reward = reward
+        self._reward, self._limits = reward, limits
         self._folder = folder
         self._decoder = pickle.dumps(decode)  # pickled once, because a vocabulary has megabytes
         self._book = Scorebook(self.functions)
@@ -179,7 +181,7 @@ class RewardPool:
     def _ask(
         self, question: Callable[..., _Reply], *args: object, limit_s: float = 0.0
     ) -> Future[_Reply]:
-        limit_s += self._reward.start_timeout_s
+        limit_s += self._limits.start_timeout_s
         try:
             asked: Future[_Reply] = self._pool.schedule(question, args=args, timeout=limit_s)
         except RuntimeError as error:  # pebble raises this when its processes are gone
@@ -188,7 +190,7 @@ class RewardPool:
         return asked
 
     def _wait_for(self, asked: Future[_Reply], *, limit_s: float = 0.0) -> _Reply:
-        start_s = self._reward.start_timeout_s
+        start_s = self._limits.start_timeout_s
         limit_s += start_s
         try:
             return asked.result(timeout=limit_s)
@@ -199,7 +201,7 @@ class RewardPool:
             if isinstance(error, TimeoutError):
                 happened = (
                     f"did not answer within {limit_s:g} s, including "
-                    f"reward.start_timeout_s={start_s:g} for its start"
+                    f"user_code.start_timeout_s={start_s:g} for its start"
                 )
             raise RewardError(
                 f"{' and '.join(map(str, self.functions))}: called once as a test, the process "
@@ -218,6 +220,7 @@ class RewardPool:
         prepare = partial(
             prepare_process,
             self._reward,
+            self._limits,
             decoder=self._decoder,
             folder=self._folder,
             states=self._states,
@@ -289,7 +292,7 @@ class RewardPool:
 
     def check(self) -> None:
         """Restart a pool that is hung, or whose threads have ended without a word."""
-        start_s = self._reward.start_timeout_s
+        start_s = self._limits.start_timeout_s
         if any(unit.future for unit in self._pending.values()) and not self._pool.active:
             self._on_broken(self._pool, "a response has written into their pipes")
         if not self._pending or time.monotonic() - self._last_ended_s < start_s:
@@ -298,7 +301,7 @@ class RewardPool:
         if time.monotonic() - self._last_ended_s > stalled_s:
             self._count_restart(
                 f"no response was scored for {stalled_s:g} s, including "
-                f"reward.start_timeout_s={start_s:g} for the start of a process"
+                f"user_code.start_timeout_s={start_s:g} for the start of a process"
             )
             self._restart()
             self._schedule_all()

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from april_rl.config.runtime import UserCodeConfig
 from april_rl.config.task import RewardConfig
 from april_rl.config.user_code import Caught, memory_gib
-from april_rl.task.processes.limits import Limits, prepare
+from april_rl.task.processes.child_process import prepare
 from april_rl.task.rewards.functions import RewardFunction, keys_of, reward_functions
 from april_rl.task.rewards.jobs import About, DecodedJob, Job, Result, RewardError
 from april_rl.task.rewards.loading import Reward, RewardContext, load_reward
@@ -34,6 +35,7 @@ loaded: Loaded | str = "a reward process has not loaded any function"
 
 def prepare_process(
     reward: RewardConfig,
+    limits: UserCodeConfig,
     *,
     decoder: bytes,
     folder: Path | None,
@@ -46,8 +48,7 @@ def prepare_process(
     global loaded
     functions = reward_functions(reward)
     os.setsid()  # a reward that kills the group of a program that it started ends only itself
-    limits = Limits(reward.memory_gib, {*reward.secrets, *keys_of(functions)})
-    prepare(lifeline, limits, with_group=True)
+    prepare(lifeline, limits, keys=keys_of(functions))
     context = RewardContext(
         extract=reward.extract.value,
         soft_timeout_s=reward.soft_timeout_s,
@@ -121,7 +122,7 @@ def load(
     with Caught() as caught:
         return Loaded(rewards=tuple(found), decode=pickle.loads(decoder))
     # A library that does not fit into memory may raise an error that does not mention memory.
-    memory = f"reward.memory_gib = {memory_gib():g}"
+    memory = f"user_code.memory_gib = {memory_gib():g}"
     raise _decoding_error(
         functions, f"the tokenizer cannot be loaded with {memory}: {caught.message}"
     )

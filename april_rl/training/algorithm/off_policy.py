@@ -33,23 +33,23 @@ Weigh = Callable[[Tensor, Tensor, Responses], Tensor]
 
 def importance_weights(config: AlgorithmConfig) -> Weigh:
     """Return the weight function of algorithm.correction; ones without a correction."""
-    cap, low, high = config.tis_cap, config.mask_low, config.mask_high
+    low, high = config.weight_bounds or config.correction.usual_bounds
     match config.correction:
         case Correction.none:
             return lambda learner, _behaviour, _responses: torch.ones_like(learner)
         case Correction.truncate:
-            return _by_token(partial(truncated_importance_weights, cap=cap))
+            return _by_token(partial(truncated_importance_weights, cap=high))
         case Correction.mask:
             return _by_token(partial(masked_importance_weights, low=low, high=high))
         case Correction.sequence_truncate:
-            return partial(sequence_importance_weights, cap=cap)
+            return partial(sequence_importance_weights, cap=high)
 
 
 def masks(config: AlgorithmConfig) -> list[Weigh]:
     """Return the masks whose bounds are set; their product is the mask."""
     found: list[Weigh] = []
     if config.correction is Correction.mask:
-        low, high = config.mask_low, config.mask_high
+        low, high = config.weight_bounds or config.correction.usual_bounds
         found.append(_by_token(partial(token_mask, low=low, high=high)))
     if config.geometric_mask is not None:
         low, high = config.geometric_mask

@@ -5,7 +5,6 @@ import json
 import pytest
 from word_tokenizer import hf_tokenizer
 
-from april_rl.config.choices import Template
 from april_rl.config.task import PromptSetConfig
 from april_rl.task.data.errors import DataError
 from april_rl.task.data.prompts import load_prompts
@@ -18,7 +17,7 @@ def answers(tmp_path, *rows, **settings):
     texts = [json.dumps({"prompt": f"one {n}", **row}) for n, row in enumerate(rows)]
     path.write_text("\n".join(texts))
     tokenizer = Tokenizer(hf_tokenizer(), path="models/words")
-    chosen = PromptSetConfig(path=str(path), template=Template.plain, **settings)
+    chosen = PromptSetConfig(path=str(path), template="plain", **settings)
     table = load_prompts(chosen, tokenizer, key="data.path", max_prompt_tokens=99)
     return [prompt.answer for prompt in table]
 

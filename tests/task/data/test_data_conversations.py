@@ -7,7 +7,6 @@ import pyarrow.parquet
 import pytest
 from byte_tokenizer import CHAT, hf_byte_tokenizer
 
-from april_rl.config.choices import Template
 from april_rl.config.task import PromptSetConfig
 from april_rl.task.data.errors import DataError
 from april_rl.task.data.prompts import load_prompts
@@ -164,7 +163,7 @@ def test_an_unread_column_of_tools_or_images_is_reported(tmp_path):
 @pytest.mark.parametrize("mark", ["<image>", "<image_1>", "<|image_pad|>", "<video>"])
 def test_a_question_about_an_image_is_refused(tmp_path, mark):
     """Without a column of images the mark is ordinary text, as in a question about HTML."""
-    prompts, plain = ["one", f"{mark}What is it?"], {"template": Template.plain}
+    prompts, plain = ["one", f"{mark}What is it?"], {"template": "plain"}
     with pytest.raises(DataError, match=r"data\.jsonl:2: .*column images is not read.*leave such"):
         load(tmp_path, *prompts, columns={"images": ["a.png"]}, **plain)
     assert len(load(tmp_path, *prompts, **plain)) == 2

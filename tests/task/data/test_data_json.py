@@ -5,7 +5,6 @@ import json
 import pytest
 from word_tokenizer import hf_tokenizer
 
-from april_rl.config.choices import Template
 from april_rl.config.task import PromptSetConfig
 from april_rl.task.data import json_rows
 from april_rl.task.data.errors import DataError
@@ -16,7 +15,7 @@ from april_rl.task.data.tokenizer import Tokenizer
 def load(path, **settings):
     tokenizer = Tokenizer(hf_tokenizer(), path="models/words")
     columns = settings.pop("columns", ())
-    chosen = PromptSetConfig(path=str(path), template=Template.plain, **settings)
+    chosen = PromptSetConfig(path=str(path), template="plain", **settings)
     return load_prompts(chosen, tokenizer, key="data.path", max_prompt_tokens=99, columns=columns)
 
 

@@ -13,7 +13,6 @@ import pyarrow.parquet
 import pytest
 from word_tokenizer import hf_tokenizer
 
-from april_rl.config.choices import Template
 from april_rl.config.task import DataConfig, PromptSetConfig, SourceConfig
 from april_rl.task.data import cache, tokenized
 from april_rl.task.data.errors import DataError
@@ -43,7 +42,7 @@ def jsonl(path, rows):
 
 
 def load(path, tokenizer, *, limit=100, **settings):
-    given = {"template": Template.plain}
+    given = {"template": "plain"}
     loading = {k: settings.pop(k) for k in ("columns", "deduplicate") if k in settings}
     chosen = PromptSetConfig(path=path, **(given | settings))
     return load_prompts(chosen, tokenizer, key="data.path", max_prompt_tokens=limit, **loading)
@@ -77,7 +76,7 @@ def test_rows_that_are_equal_only_when_concatenated_are_different(tmp_path, toke
     rows = [
         {"prompt": [{"role": r, "content": c} for r, c in chat], "answer": "1"} for chat in chats
     ]
-    table = load(jsonl(tmp_path / "a.jsonl", rows * 2), tokenizer, template=Template.chat)
+    table = load(jsonl(tmp_path / "a.jsonl", rows * 2), tokenizer, template="chat")
     assert (len(table), table.num_duplicates) == (3, 3)
     texts = [{"prompt": "one", "answer": "21"}, {"prompt": "one2", "answer": "1"}]
     assert len(load(jsonl(tmp_path / "b.jsonl", texts), tokenizer)) == 2
@@ -211,7 +210,7 @@ def test_an_error_in_another_process_has_the_same_message(tmp_path, tokenizer, s
     rows = [{"prompt": chat, "answer": "1"} for chat in chats]
     path = jsonl(tmp_path / "data.jsonl", rows)
     with pytest.raises(DataError, match=rf"^{path}:6: .*no tools"):
-        load(path, tokenizer, template=Template.chat)
+        load(path, tokenizer, template="chat")
     assert list(store.iterdir()) == []
 
 
@@ -235,8 +234,7 @@ def test_a_mixture_reads_each_source_with_its_own_settings(tmp_path, tokenizer):
         prompt_column="q",
         answer_column="gold",
         answer_pattern="#### (.+)",
-        template=Template.plain,
-        plain_template="Q: {prompt}",
+        template="Q: {prompt}",
     )
     b = SourceConfig(path=str(tmp_path / "b.jsonl"))
     sets, lines = sets_of(DataConfig(path="", sources={"a": a, "b": b}), tokenizer)

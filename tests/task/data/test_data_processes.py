@@ -5,7 +5,6 @@ import signal
 import datasets
 from word_tokenizer import hf_tokenizer
 
-from april_rl.config.choices import Template
 from april_rl.config.task import PromptSetConfig
 from april_rl.task.data.prompts import load_prompts
 from april_rl.task.data.tokenizer import load_tokenizer
@@ -26,7 +25,7 @@ def test_sigterm_ends_processes_that_tokenize_although_this_process_handles_it(
     monkeypatch.setattr(datasets.Dataset, "map", look)
     hf_tokenizer().save_pretrained(tmp_path / "words")
     (tmp_path / "data.jsonl").write_text('{"prompt": "one", "answer": "1"}\n')
-    chosen = PromptSetConfig(path=str(tmp_path / "data.jsonl"), template=Template.plain)
+    chosen = PromptSetConfig(path=str(tmp_path / "data.jsonl"), template="plain")
     tokenizer = load_tokenizer(str(tmp_path / "words"))
     before = signal.signal(signal.SIGTERM, handler := lambda *_: None)
     try:

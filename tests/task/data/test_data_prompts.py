@@ -6,7 +6,6 @@ import datasets
 import pytest
 from word_tokenizer import CHAT, hf_tokenizer, words
 
-from april_rl.config.choices import Template
 from april_rl.config.task import PromptSetConfig
 from april_rl.task.data import cache
 from april_rl.task.data.errors import DataError
@@ -66,9 +65,7 @@ def test_an_agent_gets_the_bare_question_and_the_policy_gets_no_prompt(tmp_path,
 
 
 def test_a_plain_prompt_is_put_into_the_template_with_a_start_token(tmp_path):
-    (prompt,) = tokenize(
-        tmp_path, "one {x}", template=Template.plain, plain_template="Q: {prompt} A:"
-    )
+    (prompt,) = tokenize(tmp_path, "one {x}", template="Q: {prompt} A:")
     assert prompt.text == "Q: one {x} A:"
     assert words(prompt.token_ids) == "<bos> Q: one <unk> A:"
 
@@ -79,7 +76,7 @@ def test_the_instruction_is_a_paragraph_after_the_question(tmp_path):
     messages = [message("three", "system"), message("one")]
     (prompt,) = tokenize(tmp_path, messages, instruction="two")
     assert prompt.text == "system three <eos> user one\n\ntwo <eos> assistant"
-    (prompt,) = tokenize(tmp_path, "one", instruction="two", template=Template.plain)
+    (prompt,) = tokenize(tmp_path, "one", instruction="two", template="plain")
     assert prompt.text == "one\n\ntwo"
 
 
@@ -106,22 +103,22 @@ BAD_SETTINGS = {
     "all too long": (["one"], {"limit": 1}, "leaves out all 1.*has 4 tokens"),
     "no tokens": (
         ["one", "  ", " "],
-        {"template": Template.plain, "backend": without_start_token},
+        {"template": "plain", "backend": without_start_token},
         "data.jsonl:2: .*no token.*2 of 3 prompts.*model.path",
     ),
     "plain messages": (
         ["one", [message("one")]],
-        {"template": Template.plain},
-        "data.jsonl:2: .*data.template=plain and agents take text only",
+        {"template": "plain"},
+        "data.jsonl:2: .*agents and a data.template other than chat take text only",
     ),
     "plain system": (
         ["one"],
-        {"template": Template.plain, "system_prompt": "two"},
+        {"template": "plain", "system_prompt": "two"},
         "data.system_prompt has no effect with data.template=plain",
     ),
     "plain variables": (
         ["one"],
-        {"template": Template.plain, "chat_template_kwargs": {"enable_thinking": False}},
+        {"template": "plain", "chat_template_kwargs": {"enable_thinking": False}},
         "data.chat_template_kwargs has no effect with data.template=plain",
     ),
     "two systems": (
@@ -177,7 +174,7 @@ def without_unknown_token():
 
 
 def test_prompts_that_the_model_cannot_read_are_reported_with_an_example(tmp_path):
-    table = tokenize(tmp_path, "one two", "one zwei two drei", template=Template.plain)
+    table = tokenize(tmp_path, "one two", "one zwei two drei", template="plain")
     assert table.notes == (
         f"{tmp_path / 'data.jsonl'}: 25% of the tokens of these prompts are unknown to the model, "
         f"which reads {tmp_path / 'data.jsonl'}:2 as '<bos> one <unk> two <unk>'; use prompts that "
@@ -188,7 +185,7 @@ def test_prompts_that_the_model_cannot_read_are_reported_with_an_example(tmp_pat
 
 def test_a_few_unknown_tokens_or_a_tokenizer_without_one_are_not_reported(tmp_path):
     few = ["one " * 30, "one zwei"]
-    assert tokenize(tmp_path, *few, template=Template.plain).notes == ()
+    assert tokenize(tmp_path, *few, template="plain").notes == ()
     assert tokenize(tmp_path, "zwei drei", backend=without_unknown_token).notes == ()
 
 

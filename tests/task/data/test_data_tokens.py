@@ -8,7 +8,6 @@ from tokenizers import AddedToken, processors
 from word_tokenizer import CHAT, WORDS, hf_tokenizer, words
 
 from april_rl.config import to_config
-from april_rl.config.choices import Template
 from april_rl.config.prompt_sets import has_chat
 from april_rl.config.store import compose_overrides
 from april_rl.config.task import DataConfig, EvaluationSetConfig, PromptSetConfig, SourceConfig
@@ -43,9 +42,9 @@ def with_tokens(single):
     return tokenizer
 
 
-@pytest.mark.parametrize("plain_template", ["<bos> Q: {prompt} A:", "Q: {prompt} A:"])
-def test_a_plain_prompt_begins_with_one_start_token(tmp_path, plain_template):
-    settings = {"template": Template.plain, "plain_template": plain_template}
+@pytest.mark.parametrize("template", ["<bos> Q: {prompt} A:", "Q: {prompt} A:"])
+def test_a_plain_prompt_begins_with_one_start_token(tmp_path, template):
+    settings = {"template": template}
     assert read_tokens(tmp_path, "one", hf_tokenizer(), **settings) == "<bos> Q: one A:"
     twice = "<bos> <bos> Q: one A:"
     assert read_tokens(tmp_path, "<bos> <bos> Q: one A:", hf_tokenizer(), template="plain") == twice
@@ -53,13 +52,13 @@ def test_a_plain_prompt_begins_with_one_start_token(tmp_path, plain_template):
 
 def test_several_start_tokens_are_not_doubled_either(tmp_path):
     backend = with_tokens("<bos> system $A")
-    found = read_tokens(tmp_path, "<bos> system one", backend, template=Template.plain)
+    found = read_tokens(tmp_path, "<bos> system one", backend, template="plain")
     assert found == "<bos> system one"
 
 
-PLAIN = {"template": Template.plain}
+PLAIN = {"template": "plain"}
 CLOSED = {
-    "a plain template": (hf_tokenizer, {**PLAIN, "plain_template": "{prompt} <eos>"}),
+    "a plain template": (hf_tokenizer, {"template": "{prompt} <eos>"}),
     "a tokenizer that adds it": (lambda: with_tokens("<bos> $A <eos>"), PLAIN),
     "a chat template": (lambda: hf_tokenizer(MUTE), {}),
 }
@@ -68,7 +67,7 @@ CLOSED = {
 @pytest.mark.parametrize("kind", CLOSED)
 def test_a_prompt_that_ends_with_an_end_token_is_refused(tmp_path, kind):
     make, settings = CLOSED[kind]
-    remedy = "add_generation_prompt" if kind == "a chat template" else "data.plain_template"
+    remedy = "add_generation_prompt" if kind == "a chat template" else "data.template"
     expected = rf"data\.jsonl:1: the prompt ends with the end token <eos>.*{remedy}"
     with pytest.raises(DataError, match=expected):
         read_tokens(tmp_path, "one", make(), **settings)
@@ -145,7 +144,7 @@ def test_a_template_without_special_tokens_adds_no_end(tmp_path):
 
 
 def test_a_run_has_chat_when_one_of_its_data_sets_uses_a_chat_template():
-    plain, chat = Template.plain, Template.chat
+    plain, chat = "plain", "chat"
     assert has_chat(DataConfig(path="x"), {})
     assert not has_chat(DataConfig(path="x", template=plain), {})
     held_out = {"a": EvaluationSetConfig(path="y", template=chat)}

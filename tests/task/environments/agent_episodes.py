@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from byte_tokenizer import CHAT, END, hf_byte_tokenizer
-from episodes import answer, fresh, with_turn
+from episodes import Limits, answer, environment_pool, fresh, with_turn
 
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.task.data.tokenizer import Tokenizer
 from april_rl.task.environments.dialogue import Dialogue
 from april_rl.task.environments.pool import EnvironmentPool
 from april_rl.task.environments.turns import EpisodeRules
-from april_rl.task.processes.mailbox import Mailbox
 from april_rl.types import Observation, Sample
 
 
@@ -29,14 +27,18 @@ def encode(text: str) -> tuple[int, ...]:
     return tokenizer().encode([text], add_special_tokens=False)[0]
 
 
-@contextmanager
 def agents(
-    folder: Path, *, has_tools: bool = True, chat_template: str = CHAT, **changes: object
-) -> Iterator[EnvironmentPool]:
-    """Start the agents of `agent_programs`."""
+    folder: Path,
+    *,
+    has_tools: bool = True,
+    chat_template: str = CHAT,
+    limits: Limits = None,
+    **changes: object,
+) -> closing[EnvironmentPool]:
+    """Return the agents of `agent_programs`."""
     settings = {"num_processes": 1, "max_turns": 9, "step_timeout_s": 20.0} | changes
     if "command" not in settings:
-        settings = {"agent": "agent_programs:run"} | settings
+        settings = {"function": "agent_programs:run"} | settings
     dialogue = Dialogue(
         tokenizer=tokenizer(chat_template),
         is_chat=True,
@@ -47,11 +49,7 @@ def agents(
     )
     rules = EpisodeRules(dialogue=dialogue, max_response_tokens=9999)
     config = EnvironmentConfig(**settings)  # type: ignore[arg-type]
-    pool = EnvironmentPool(config, {"": rules}, seed=0, mailbox=Mailbox(), folder=folder)
-    try:
-        yield pool
-    finally:
-        pool.close()
+    return environment_pool(config, rules, limits, folder=folder)
 
 
 def question(text: str, *, reference: str = "20") -> Sample:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import april_rl.task.tiny
 from april_rl.config.environment import EnvironmentConfig
+from april_rl.config.runtime import UserCodeConfig
 from april_rl.task.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.task.environments.dialogue import Dialogue
 from april_rl.task.environments.pool import EnvironmentPool
@@ -16,6 +17,7 @@ from april_rl.task.environments.turns import EpisodeRules
 from april_rl.task.processes.mailbox import Mailbox
 from april_rl.types import Completion, FinishReason, Observation, Prompt, Reply, Sample
 
+Limits = dict[str, Any] | None
 EOS = 1
 _NOWHERE = Path("/nowhere")  # for environments that make no calls
 
@@ -32,26 +34,28 @@ def plain() -> Dialogue:
     )
 
 
-@contextmanager
+def environment_pool(
+    config: EnvironmentConfig, rules: EpisodeRules, limits: Limits = None, **more: Any
+) -> closing[EnvironmentPool]:
+    """Return a pool to be used in a `with`; `limits` are settings of `user_code`."""
+    code = UserCodeConfig(**(limits or {}))
+    return closing(EnvironmentPool(config, code, {"": rules}, seed=0, mailbox=Mailbox(), **more))
+
+
 def pool(
     name: str = "Told",
     *,
     budget: int = 1000,
     folder: Path = _NOWHERE,
     num_saves: int = 1,
+    limits: Limits = None,
     **changes: object,
-) -> Iterator[EnvironmentPool]:
-    """Start the environments of a class of `environment_classes`."""
+) -> closing[EnvironmentPool]:
+    """Return the environments of a class of `environment_classes`."""
     settings = {"num_processes": 1, "step_timeout_s": 20.0, "max_turns": 9} | changes
     config = EnvironmentConfig(function=f"environment_classes:{name}", **settings)  # type: ignore[arg-type]
-    rules = {"": EpisodeRules(dialogue=plain(), max_response_tokens=budget)}
-    environments = EnvironmentPool(
-        config, rules, seed=0, mailbox=Mailbox(), folder=folder, num_saves=num_saves
-    )
-    try:
-        yield environments
-    finally:
-        environments.close()
+    rules = EpisodeRules(dialogue=plain(), max_response_tokens=budget)
+    return environment_pool(config, rules, limits, folder=folder, num_saves=num_saves)
 
 
 def fresh(number: int = 0, *, index: int = 0, opening: str = "", notes: object = "") -> Sample:

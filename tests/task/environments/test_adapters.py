@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
 import pytest
 from byte_tokenizer import CHAT, END, hf_byte_tokenizer
-from episodes import answer, fresh, hear, with_turn
+from episodes import answer, environment_pool, fresh, hear, with_turn
 
 from april_rl.config.environment import EnvironmentConfig
+from april_rl.config.runtime import UserCodeConfig
 from april_rl.task.data.tokenizer import Tokenizer, TokenizerError
 from april_rl.task.environments.dialogue import Dialogue
 from april_rl.task.environments.loading import Description, describe
-from april_rl.task.environments.pool import EnvironmentPool
 from april_rl.task.environments.protocol import EnvironmentFailedError, ToolCall
 from april_rl.task.environments.turns import EpisodeRules
-from april_rl.task.processes.mailbox import Mailbox
 from april_rl.types import Observation, Sample
 
 HI = {"role": "user", "content": "hi"}
+LIMITS = UserCodeConfig()
 
 
 @cache
@@ -48,14 +47,10 @@ def config_of(name, **args):
     )
 
 
-@contextmanager
 def pool(config, tmp_path):
-    rules = EpisodeRules(dialogue=dialogue(describe(config).tools), max_response_tokens=9999)
-    environments = EnvironmentPool(config, {"": rules}, seed=0, mailbox=Mailbox(), folder=tmp_path)
-    try:
-        yield environments
-    finally:
-        environments.close()
+    asks = dialogue(describe(config, LIMITS).tools)
+    rules = EpisodeRules(dialogue=asks, max_response_tokens=9999)
+    return environment_pool(config, rules, folder=tmp_path)
 
 
 def ask(**columns):
@@ -76,7 +71,7 @@ def text_of(observation):
 
 
 def test_the_model_sees_the_tools_and_the_columns_of_reset_are_requested():
-    found = describe(config_of("Counter"))
+    found = describe(config_of("Counter"), LIMITS)
     assert [tool["function"]["name"] for tool in found.tools] == [
         "fail",
         "find",
@@ -92,7 +87,7 @@ def test_the_model_sees_the_tools_and_the_columns_of_reset_are_requested():
     prompt = byte_tokenizer().chat_text([HI], {"tools": list(found.tools)}, begins_turn=False)
     assert '"name": "increment"' in prompt
     plain = EnvironmentConfig(function="environment_classes:Plain")
-    assert describe(plain) == Description()
+    assert describe(plain, LIMITS) == Description()
 
 
 def test_a_class_in_trls_form_runs_its_tools_until_a_turn_calls_none(tmp_path):
@@ -113,7 +108,7 @@ def test_a_class_in_trls_form_runs_its_tools_until_a_turn_calls_none(tmp_path):
 @pytest.mark.parametrize("name", ["add", "TOOLS"])
 def test_functions_are_tools_without_a_reward(name, tmp_path):
     config = config_of(name)
-    found = describe(config)
+    found = describe(config, LIMITS)
     names = [tool["function"]["name"] for tool in found.tools]
     assert names == (["add"] if name == "add" else ["add", "later"])
     assert not found.has_reward
@@ -138,12 +133,12 @@ def test_functions_are_tools_without_a_reward(name, tmp_path):
 )
 def test_an_object_that_cannot_be_a_tool_is_refused(name, sentence):
     with pytest.raises(EnvironmentFailedError, match=sentence):
-        describe(config_of(name))
+        describe(config_of(name), LIMITS)
 
 
 def test_functions_take_no_arguments_of_the_environment():
     with pytest.raises(EnvironmentFailedError, match="has no argument 'size'"):
-        describe(config_of("add", size=1))
+        describe(config_of("add", size=1), LIMITS)
 
 
 REPLIES = {
@@ -185,7 +180,7 @@ def test_the_last_turn_is_rewarded_although_it_calls_a_tool(tmp_path):
 
 
 def test_calls_in_thoughts_do_not_count():
-    told = dialogue(describe(config_of("Counter")).tools)
+    told = dialogue(describe(config_of("Counter"), LIMITS).tools)
     text = f"<think>{call('fail')}</think>\n{call('wait')}"
     assert told.turn(encode(text), is_truncated=False, is_last=False).calls == (
         ToolCall("wait", {}),
@@ -197,9 +192,9 @@ def test_calls_in_thoughts_do_not_count():
 
 def test_tools_that_cannot_be_described_or_called_are_refused():
     with pytest.raises(EnvironmentFailedError, match=r"tool_classes:Undescribed: .*docstring"):
-        describe(config_of("Undescribed"))
+        describe(config_of("Undescribed"), LIMITS)
     with pytest.raises(EnvironmentFailedError, match="there is no module nowhere"):
-        describe(EnvironmentConfig(function="nowhere:Class"))
+        describe(EnvironmentConfig(function="nowhere:Class"), LIMITS)
     plain = Tokenizer(hf_byte_tokenizer("{{ messages }}"), path="bytes")
     with pytest.raises(TokenizerError, match=r"the tool calls of .*bytes cannot be parsed"):
         plain.check_tool_calls()

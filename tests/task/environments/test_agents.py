@@ -15,7 +15,11 @@ from agent_episodes import agents, encode, play, question, say, tokenizer
 from episodes import answer
 from own_process import is_running, wait_until
 
+from april_rl.config import TrainConfig
 from april_rl.config.environment import EnvironmentConfig
+from april_rl.config.runtime import UserCodeConfig
+from april_rl.config.task import DataConfig
+from april_rl.start.assembly.environments import description_of
 from april_rl.task.environments.loading import describe
 from april_rl.task.environments.protocol import EnvironmentFailedError
 
@@ -134,9 +138,9 @@ def test_requests_that_wait_when_the_budget_is_used_up_are_refused(tmp_path):
 def test_a_tool_with_a_side_effect_is_called_once_by_an_agent_that_is_rebuilt(tmp_path):
     notes = tmp_path / "notes"
     asked = question("x", reference=str(notes))
-    with agents(tmp_path, agent="agent_programs:count_call") as pool:
+    with agents(tmp_path, function="agent_programs:count_call") as pool:
         sample, _ = play(pool, asked, "one")
-    with agents(tmp_path, agent="agent_programs:count_call") as pool:
+    with agents(tmp_path, function="agent_programs:count_call") as pool:
         sample, reply = play(pool, sample, "two")
     assert (reply.is_final, reply.reward, reply.failure) == (True, 2.0, "")
     assert len(notes.read_text().splitlines()) == 2
@@ -144,11 +148,11 @@ def test_a_tool_with_a_side_effect_is_called_once_by_an_agent_that_is_rebuilt(tm
 
 def test_an_agent_that_is_not_repeatable_is_named_with_the_remedies(tmp_path):
     asked = question("x", reference=str(tmp_path / "note"))
-    with agents(tmp_path, agent="agent_programs:shorter_again") as pool:
+    with agents(tmp_path, function="agent_programs:shorter_again") as pool:
         sample, _ = play(pool, asked, "one", "two")
-    with agents(tmp_path, agent="agent_programs:shorter_again") as pool:
+    with agents(tmp_path, function="agent_programs:shorter_again") as pool:
         reply = answer(pool, say(sample, "three"))
-    assert "the agent (environment.agent or environment.command) is not repeat" in reply.failure
+    assert "the agent (of environment.function or command) is not repeat" in reply.failure
     assert "or set environment.on_restart=again" in reply.failure
 
 
@@ -269,7 +273,7 @@ def test_a_key_ends_with_its_episode(tmp_path):
     """Another episode keeps the server open. The request is malformed, and its key is checked
     first.
     """
-    with agents(tmp_path, agent="serving_agents:betray") as pool:
+    with agents(tmp_path, function="serving_agents:betray") as pool:
         for name in ("first", "other"):
             sample = question("x", reference=str(tmp_path / name))
             sample = say(sample.with_span(answer(pool, sample)), "abc")
@@ -282,13 +286,13 @@ def test_a_key_ends_with_its_episode(tmp_path):
 
 
 def test_an_agent_on_another_machine_is_served_only_at_the_given_address(tmp_path):
-    with agents(tmp_path, agent="serving_agents:where", address="127.0.0.2") as pool:
+    with agents(tmp_path, function="serving_agents:where", address="127.0.0.2") as pool:
         _, reply = play(pool, question("x"), "a")
     assert reply.reward == 1.0
 
 
 def test_arguments_and_the_seed_of_the_prompt_reach_a_function(tmp_path):
-    told = {"agent": "agent_programs:told", "args": {"extra": "hello"}}
+    told = {"function": "agent_programs:told", "args": {"extra": "hello"}}
     with agents(tmp_path, **told) as pool:
         first, second = (play(pool, question("x"), "a") for _ in range(2))
     assert "hello" in tokenizer().show_text(first[0].sequence)
@@ -298,20 +302,29 @@ def test_arguments_and_the_seed_of_the_prompt_reach_a_function(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"agent": "agent_programs:main"}, "not a coroutine function"),
-        ({"agent": "agent_programs:told"}, "missing a required argument: 'extra'"),
-        ({"agent": "agent_programs:nobody"}, "has no function 'nobody'"),
+        ({"function": "agent_programs:rewrite"}, "coroutine function in a list of tools"),
+        ({"function": "agent_programs:told"}, "missing a required argument: 'extra'"),
+        ({"function": "agent_programs:nobody"}, "has no function 'nobody'"),
         (
-            {"agent": "agent_programs:run", "address": "192.0.2.1"},
+            {"function": "agent_programs:run", "address": "192.0.2.1"},
             "address=192.0.2.1: cannot listen",
         ),
         (
-            {"agent": "agent_programs:run", "address": "0.0.0.0"},
+            {"function": "agent_programs:run", "address": "0.0.0.0"},
             "address=0.0.0.0 is not an address that an agent can reach",
         ),
     ],
 )
 def test_a_function_that_is_not_an_agent_is_refused_before_training(settings, complaint):
     with pytest.raises(EnvironmentFailedError, match=complaint) as caught:
-        describe(EnvironmentConfig(**settings))
-    assert str(caught.value).startswith(f"environment.agent={settings['agent']}: ")
+        describe(EnvironmentConfig(**settings), UserCodeConfig())
+    assert str(caught.value).startswith(f"environment.function={settings['function']}: ")
+
+
+def test_a_system_prompt_is_refused_where_an_agent_writes_the_messages():
+    config = TrainConfig(
+        data=DataConfig(path="x", environment=True, system_prompt="hello"),
+        environment=EnvironmentConfig(function="agent_programs:run"),
+    )
+    with pytest.raises(EnvironmentFailedError, match=r"run is an agent, .*system_prompt of data"):
+        description_of(config, tokenizer())

@@ -138,7 +138,7 @@ def test_a_second_attempt_rebuilds_the_episode(turn, tmp_path):
 
 
 def test_a_hung_process_is_killed_and_its_other_episodes_continue_elsewhere():
-    with pool(step_timeout_s=1.0, start_timeout_s=3.0) as environments:
+    with pool(step_timeout_s=1.0, limits={"start_timeout_s": 3.0}) as environments:
         hung, other = (hear(environments, fresh(n)) for n in range(2))
         observation = answer(environments, say(hung, "block 600000"))
         assert "did not answer in time and was killed" in observation.failure
@@ -252,7 +252,7 @@ def test_programs_of_a_process_that_dies_end_with_it():
 
 
 def test_a_process_that_does_not_read_does_not_delay_others():
-    with pool(step_timeout_s=1.0, start_timeout_s=3.0) as environments:
+    with pool(step_timeout_s=1.0, limits={"start_timeout_s": 3.0}) as environments:
         samples = [hear(environments, fresh(n)) for n in range(30)]
         environments.act(say(samples[0], "block 600000"))
         for sample in samples[1:]:

@@ -31,7 +31,7 @@ def _limited_process(notes: Path) -> str:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     os.environ.update(dict.fromkeys(SECRETS, "1234"))
-    with pool("Variables", secrets=["TOOL_KEY"]) as environments:
+    with pool("Variables", limits={"secrets": ["TOOL_KEY"]}) as environments:
         answer(environments, say(hear(environments, fresh(notes=notes)), "a"))
     with pool("Plain") as environments:
         observation = answer(environments, say(hear(environments, fresh()), "files"))
@@ -171,7 +171,8 @@ fetch(`${process.env.OPENAI_BASE_URL}/chat/completions`, {
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
 def test_a_program_of_node_runs_within_the_usual_memory(tmp_path):
     (tmp_path / "agent.js").write_text(NODE)
-    with agents(tmp_path, command=f"node {tmp_path / 'agent.js'}", memory_gib=1) as environments:
+    command = f"node {tmp_path / 'agent.js'}"
+    with agents(tmp_path, command=command, limits={"memory_gib": 1}) as environments:
         _, reply = play(environments, question("a"), "four")
     assert (reply.failure, reply.reward) == ("", 5.0)
 
@@ -179,6 +180,7 @@ def test_a_program_of_node_runs_within_the_usual_memory(tmp_path):
 def test_a_command_without_enough_memory_names_the_setting(tmp_path):
     script = tmp_path / "agent.py"
     script.write_text("bytearray(2 << 30)")
-    with agents(tmp_path, command=f"{sys.executable} {script}", memory_gib=1) as environments:
+    command = f"{sys.executable} {script}"
+    with agents(tmp_path, command=command, limits={"memory_gib": 1}) as environments:
         _, reply = play(environments, question("a"))
     assert "MemoryError; the command and each program that it starts may use" in (reply.failure)

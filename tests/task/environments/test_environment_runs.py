@@ -47,7 +47,7 @@ def test_a_run_trains_an_agent_that_restarts_episodes(
     (tmp_path / "forgetful.py").write_text(FORGETFUL)
     monkeypatch.syspath_prepend(tmp_path)
     own = (
-        *("environment.agent=forgetful:run", "environment.max_turns=5"),
+        *("environment.function=forgetful:run", "environment.max_turns=5"),
         *("environment.max_observation_tokens=600", "trainer.num_steps=1"),
     )
     run_here(None, tmp_path / "run", *AGENT, *own, "evaluation.sets.held_out=null")
@@ -153,7 +153,7 @@ def test_a_run_trains_an_agent_with_typed_answers(tmp_path: Path) -> None:
     (tmp_path / "typed.py").write_text(TYPED)
     few = ("trainer.num_steps=2", "evaluation.sets.held_out.max_prompts=4")
     done = run(
-        command(None, tmp_path / "run", *AGENT, "environment.agent=typed:run", *few), tmp_path
+        command(None, tmp_path / "run", *AGENT, "environment.function=typed:run", *few), tmp_path
     )
     assert done.returncode == 0, done.stderr
     rows = steps_of(tmp_path / "run")

@@ -68,7 +68,7 @@ def test_the_first_example_runs_as_its_comments_say() -> None:
 def test_the_agent_asks_until_it_is_right(tmp_path, monkeypatch) -> None:
     (tmp_path / "my_agent.py").write_text(AGENT)
     monkeypatch.syspath_prepend(tmp_path)
-    with agents(tmp_path, agent="my_agent:run") as pool:
+    with agents(tmp_path, function="my_agent:run") as pool:
         sample, reply = play(pool, question("1 to 9", reference="7"), "3", "it is 7")
     assert len(sample.completions) == 2
     assert (reply.is_final, reply.reward) == (True, 1.0)

@@ -24,7 +24,7 @@ def answer_turns(pool, sample, num_turns):
 
 def test_simultaneous_requests_are_matched_by_content_after_a_process_died(tmp_path):
     """Fails when an agent that is rebuilt gets answers in the order of its requests."""
-    with agents(tmp_path, agent=PARALLEL) as pool:
+    with agents(tmp_path, function=PARALLEL) as pool:
         sample, _ = answer_turns(pool, question("x", reference=str(tmp_path / "note")), 3)
         pool._processes[0].kill()
         sample, reply = answer_turns(pool, sample, 3)
@@ -34,7 +34,7 @@ def test_simultaneous_requests_are_matched_by_content_after_a_process_died(tmp_p
 @pytest.mark.slow
 def test_a_rebuilt_agent_that_asks_something_else_fails(tmp_path):
     asked = question("x", reference=str(tmp_path / "note"))
-    with agents(tmp_path, agent="repeating_agents:odd", step_timeout_s=6.0) as pool:
+    with agents(tmp_path, function="repeating_agents:odd", step_timeout_s=6.0) as pool:
         sample = say(asked.with_span(answer(pool, asked)), "abc")
         pool._processes[0].kill()
         reply = answer(pool, sample)
@@ -42,7 +42,7 @@ def test_a_rebuilt_agent_that_asks_something_else_fails(tmp_path):
 
 
 def test_nothing_is_sampled_for_a_client_that_has_left(tmp_path):
-    with agents(tmp_path, agent="repeating_agents:impatient") as pool:
+    with agents(tmp_path, function="repeating_agents:impatient") as pool:
         sample = question("x")
         sample = sample.with_span(answer(pool, sample))
         time.sleep(1.0)  # the other request arrives and leaves in the meantime

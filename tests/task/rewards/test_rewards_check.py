@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import pytest
-from character_decoder import characters
+from reward_pools import reward_pool
 
 from april_rl.config import TrainConfig
 from april_rl.config.task import RewardConfig, RewardFunctionConfig
 from april_rl.start.assembly.rewards import try_rewards
 from april_rl.task.rewards.check import check_tests
 from april_rl.task.rewards.jobs import RewardError
-from april_rl.task.rewards.pool import RewardPool
 from april_rl.types import Prompt
 
 
@@ -33,7 +30,7 @@ def rows_of(*tests: object) -> list[Prompt]:
 def test_rows_whose_tests_check_nothing_are_named_with_the_reason() -> None:
     reward = RewardConfig(function="code", args={"sandbox": "none"}, num_processes=2)
     good, weak = "assert double(2) == 4", "assert double(2) == 4\nassert 1"
-    with closing(RewardPool(reward, decode=characters)) as pool:
+    with reward_pool(reward) as pool:
         check_tests(pool, rows_of(good, [{"input": "2", "output": "4"}], good))
         with pytest.raises(RewardError) as error:
             check_tests(pool, rows_of(good, weak, good, {"a": 1}))
@@ -77,7 +74,7 @@ CAN_FAIL = (
 
 def test_tests_that_no_program_with_the_function_fails_are_refused() -> None:
     reward = RewardConfig(function="code", args={"sandbox": "none"}, num_processes=2)
-    with closing(RewardPool(reward, decode=characters)) as pool:
+    with reward_pool(reward) as pool:
         check_tests(pool, rows_of(*CAN_FAIL))
         for tests in CANNOT_FAIL:
             with pytest.raises(RewardError, match=r"passes the test .*, so it is not a test"):
@@ -89,5 +86,5 @@ def test_tests_for_another_reward_function_are_not_tried() -> None:
         "tests": RewardFunctionConfig(function="code", sources=["x"], args={"sandbox": "none"}),
         "right": RewardFunctionConfig(function="exact"),
     }
-    with closing(RewardPool(RewardConfig(functions=functions), decode=characters)) as pool:
+    with reward_pool(RewardConfig(functions=functions)) as pool:
         check_tests(pool, rows_of("no tests"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import pytest
-from character_decoder import characters
 from light_samples import whole_sample
+from reward_pools import reward_pool
 
 from april_rl.config.task import RewardConfig
 from april_rl.jail import landlock, sandbox
@@ -20,7 +20,6 @@ from april_rl.task.rewards.code.blocks import last_block
 from april_rl.task.rewards.code.cases import Case
 from april_rl.task.rewards.code.task_tests import read_tests
 from april_rl.task.rewards.loading import Reward, RewardContext
-from april_rl.task.rewards.pool import RewardPool
 from april_rl.types import Prompt
 
 DOUBLE = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```\n"
@@ -114,7 +113,7 @@ def test_reward_processes_run_programs_with_many_cases() -> None:
         id=0, token_ids=(1,), text="", answer="", source="f:1", columns={"tests": cases}
     )
     reward = RewardConfig(function="code", args={"sandbox": "none"}, hard_timeout_s=60.0)
-    with closing(RewardPool(reward, decode=characters)) as pool:
+    with reward_pool(reward) as pool:
         pool.submit(whole_sample(prompt, 0, tuple(map(ord, PROGRAM))), group_size=1)
         assert [score.value for score in pool.collect(60.0)] == [1.0], pool.last_failure
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import closing
 
 import pytest
 import yaml
-from character_decoder import characters
 from datasets import Dataset
+from reward_pools import reward_pool
 from source_tree import ROOT
 from word_tokenizer import hf_tokenizer
 
@@ -17,7 +16,6 @@ from april_rl.config.task import PromptSetConfig, RewardConfig
 from april_rl.task.data.prompts import load_prompts
 from april_rl.task.data.tokenizer import Tokenizer
 from april_rl.task.rewards.check import check_tests
-from april_rl.task.rewards.pool import RewardPool
 
 DOCUMENT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)]
@@ -107,7 +105,7 @@ def test_a_data_set_with_code_tests_rewards_only_correct_programs(tmp_path, name
     chosen.path = str(path)
     arguments = SETTINGS[name]["reward"] | {"sandbox": "none"}
     reward = RewardConfig(function="code", args=arguments, num_processes=1)
-    with closing(RewardPool(reward, decode=characters)) as pool:
+    with reward_pool(reward) as pool:
         prompts = load_prompts(
             chosen,
             Tokenizer(hf_tokenizer(), path="models/words"),

@@ -9,13 +9,13 @@ import pickle
 import subprocess
 import sys
 from array import array
-from contextlib import closing
 from dataclasses import replace
 from operator import attrgetter
 
 import pytest
 from character_decoder import NeverLoads, printable, process_id
 from light_samples import whole_sample
+from reward_pools import reward_pool
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -25,7 +25,6 @@ from april_rl.task.data.decoder import BackendDecoder
 from april_rl.task.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.task.rewards.check import check_reward
 from april_rl.task.rewards.jobs import RewardError
-from april_rl.task.rewards.pool import RewardPool
 from april_rl.task.tiny import builtins
 from april_rl.types import Prompt, Sample
 
@@ -81,7 +80,7 @@ def sample(number, token_ids, answer):
 
 def pool(decode, function="reward_functions:exact"):
     reward = RewardConfig(function=function, num_processes=1)
-    return closing(RewardPool(reward, decode=decode))
+    return reward_pool(reward, decode=decode)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -174,10 +173,10 @@ def test_a_response_that_cannot_be_decoded_does_not_blame_the_function():
 
 
 def test_a_tokenizer_that_does_not_load_is_found_before_training():
-    message = r"token ids into text, before .*with reward\.memory_gib = 4: OSError: the vocabulary"
+    message = r"token ids into text, before .*user_code\.memory_gib = 4: OSError: the vocabulary"
     reward = RewardConfig(function="reward_functions:exact")
     with (
-        closing(RewardPool(reward, decode=NeverLoads())) as trial,
+        reward_pool(reward, decode=NeverLoads()) as trial,
         pytest.raises(RewardError, match=message),
     ):
         check_reward(reward, trial, [sample(0, (), "2").prompt])

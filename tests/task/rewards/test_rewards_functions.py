@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -10,14 +9,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from character_decoder import characters
 from light_samples import whole_sample
+from reward_pools import reward_pool
 
 from april_rl.config.task import RewardConfig, RewardFunctionConfig
 from april_rl.task.rewards.check import check_reward
 from april_rl.task.rewards.jobs import RewardError
 from april_rl.task.rewards.loading import describe_wrong, read_values
-from april_rl.task.rewards.pool import RewardPool
 from april_rl.training.rollout.measures.reward_metrics import reward_metrics
 from april_rl.types import Group, Prompt, ScoredGroup
 
@@ -41,7 +39,7 @@ def sample(asked, index, response, *, finish_reason="stop"):
 
 def pool(**settings):
     settings = {"num_processes": 1, "hard_timeout_s": 20.0} | settings
-    return closing(RewardPool(RewardConfig(**settings), decode=characters))
+    return reward_pool(RewardConfig(**settings))
 
 
 def functions(**chosen):
@@ -211,7 +209,7 @@ def test_a_response_cut_off_in_thoughts_that_its_prompt_began_has_no_answer(func
     asked = replace(prompt(), text=f"1 + 1 = {end}")
     responses = (r"We try \boxed{2}. Then", "So 2 </think> Answer: 2", "Answer: 2")
     reward = RewardConfig(function=function)
-    with closing(RewardPool(reward, decode=characters)) as scorer:
+    with reward_pool(reward) as scorer:
         for index, response in enumerate(responses):
             scorer.submit(sample(asked, index, response), group_size=3)
         is_told = not end and function != "format"
@@ -292,7 +290,7 @@ def test_a_function_that_cannot_be_called_with_its_settings_is_found_before_trai
     if name == "unsure":
         reward.function = "reward_functions:never_sure"
     with (
-        closing(RewardPool(reward, decode=characters)) as tried,
+        reward_pool(reward) as tried,
         pytest.raises(RewardError, match=message) as error,
     ):
         check_reward(reward, tried, [prompt(answer=answer)])
@@ -314,13 +312,13 @@ def test_a_function_that_cannot_be_called_with_its_settings_is_found_before_trai
     ],
 )
 def test_a_wrong_or_missing_argument_of_a_built_in_function_is_named(settings, message):
-    with pool(**settings) as tried, pytest.raises(RewardError, match=message):
+    with reward_pool(RewardConfig(**settings)) as tried, pytest.raises(RewardError, match=message):
         tried.columns_of("")
 
 
 def test_a_reward_that_rejects_the_data_sets_own_answer_is_named_at_the_start():
     reward = RewardConfig(function="exact")
-    with closing(RewardPool(reward, decode=characters)) as tried:
+    with reward_pool(reward) as tried:
         assert check_reward(reward, tried, [prompt(answer="34")]) == ()
         (note,) = check_reward(reward, tried, [prompt(answer="a{")])
     assert "reward.function=exact gives 0 to the data set's own answer 'a{'" in note

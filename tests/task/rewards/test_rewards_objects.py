@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import wait
-from contextlib import closing
 
 import pytest
-from character_decoder import characters
+from reward_pools import reward_pool
 from source_tree import ROOT
 from test_rewards_functions import prompt, sample
 
 from april_rl.config.task import RewardConfig, RewardFunctionConfig
 from april_rl.task.rewards.check import check_reward
 from april_rl.task.rewards.jobs import RewardError
-from april_rl.task.rewards.pool import RewardPool
 
 COUNTER = "reward_functions:Counter"
 
@@ -23,7 +21,7 @@ def pool(function=COUNTER, *, args=None, num_processes=1, folder=None, states=No
     reward = RewardConfig(
         function=function, args=args or {}, num_processes=num_processes, hard_timeout_s=20.0
     )
-    return closing(RewardPool(reward, decode=characters, folder=folder, states=states))
+    return reward_pool(reward, folder=folder, states=states)
 
 
 def value(scorer, response, *, answer="2"):
@@ -66,7 +64,7 @@ def test_the_state_of_a_partly_scored_group_is_not_saved():
         },
         num_processes=1,
     )
-    with closing(RewardPool(reward, decode=characters)) as scorer:
+    with reward_pool(reward) as scorer:
         scorer.submit(sample(prompt(), 0, r"\boxed{2}"), group_size=1)
         (alone, together) = scorer._pending.values()
         wait([alone.future, together.future])
@@ -128,7 +126,7 @@ def test_the_example_of_the_page_remembers_and_continues(tmp_path, monkeypatch):
 def test_each_process_loads_once_for_columns_trial_and_scores(tmp_path):
     """Fails when one of them uses another process."""
     reward = RewardConfig(function="reward_functions:LoadedAnywhere", num_processes=2)
-    with closing(RewardPool(reward, decode=characters, folder=tmp_path)) as scorer:
+    with reward_pool(reward, folder=tmp_path) as scorer:
         assert scorer.columns_of("") == ("difficulty",)
         assert check_reward(reward, scorer, [prompt(difficulty=1)]) == ()
         for number in range(8):

@@ -7,20 +7,18 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from character_decoder import characters
 from light_samples import whole_sample
 from own_process import in_own_process, is_running, wait_until
+from reward_pools import reward_pool
 from source_tree import TESTS
 
 from april_rl.config.choices import Extract
 from april_rl.config.task import RewardConfig
 from april_rl.task.rewards.check import check_reward, gold_response
 from april_rl.task.rewards.jobs import RewardError
-from april_rl.task.rewards.pool import RewardPool
 from april_rl.types import Prompt
 
 TOLD = "reward_functions:told"
@@ -31,19 +29,19 @@ def sample(number, response, answer="2"):
     return whole_sample(prompt, 0, tuple(map(ord, response)))
 
 
-def pool(function=TOLD, **changes):
+def pool(function=TOLD, *, limits=None, **changes):
     """Yield a pool whose time limit is far above what a busy machine needs; tests of the limit set
     their own.
     """
     settings = {"hard_timeout_s": 20.0} | changes
     reward = RewardConfig(function=function, **settings)
-    return closing(RewardPool(reward, decode=characters))
+    return reward_pool(reward, limits=limits)
 
 
-def check(function, **changes):
+def check(function, *, limits=None, **changes):
     settings = {"hard_timeout_s": 5.0} | changes
     reward = RewardConfig(function=function, **settings)
-    with closing(RewardPool(reward, decode=characters)) as tried:
+    with reward_pool(reward, limits=limits) as tried:
         check_reward(reward, tried, [sample(0, "").prompt])
         (scores,) = tried.try_on(sample(0, "").prompt, [gold_response("2", reward.extract)])
         return scores[0].value
@@ -154,7 +152,7 @@ def test_the_last_failure_says_what_was_raised_and_where():
 @pytest.mark.parametrize(("memory_gib", "outcome"), [(1.0, "crash"), (4.0, "scored")])
 def test_a_reward_process_gets_exactly_its_memory_limit(memory_gib, outcome):
     """The response needs 2 GiB. Fails when the limit is a constant, or not set."""
-    with pool(num_processes=1, memory_gib=memory_gib) as scorer:
+    with pool(num_processes=1, limits={"memory_gib": memory_gib}) as scorer:
         scorer.submit(sample(0, "reserve 2 GiB"), group_size=1)
         assert outcomes(scorer.collect(None)) == [(0, outcome)]
         assert ("memory_gib of its process is 1" in scorer.last_failure) == (outcome == "crash")
@@ -216,7 +214,7 @@ def test_processes_that_vanish_while_idle_are_replaced(tmp_path):
 
 @pytest.mark.slow
 def test_a_process_that_stops_answering_is_replaced(tmp_path):
-    with pool(num_processes=1, hard_timeout_s=1.2, start_timeout_s=8.0) as scorer:
+    with pool(num_processes=1, hard_timeout_s=1.2, limits={"start_timeout_s": 8.0}) as scorer:
         os.kill(told_pid(scorer, tmp_path / "pid"), signal.SIGSTOP)
         scorer.submit(sample(1, "fine"), group_size=1)
         assert outcomes(scorer.collect(None)) == [(1, "scored")]
@@ -287,9 +285,9 @@ def test_a_good_function_passes_the_check_with_its_own_value(function, value):
 
 
 def test_a_function_that_never_answers_fails_the_check():
-    message = "did not answer within 7 s, including reward.start_timeout_s=3 for its start$"
+    message = "did not answer within 7 s, including user_code.start_timeout_s=3 for its start$"
     with pytest.raises(RewardError, match=message):
-        check("reward_functions:hangs", hard_timeout_s=2.0, start_timeout_s=3.0)
+        check("reward_functions:hangs", hard_timeout_s=2.0, limits={"start_timeout_s": 3.0})
 
 
 @pytest.fixture
@@ -303,20 +301,20 @@ def slow_to_load(tmp_path, monkeypatch) -> str:
 
 def test_a_function_that_takes_too_long_to_load_fails_the_check(slow_to_load):
     """Fails when only calls have a time limit, because they do not include loading."""
-    with pytest.raises(RewardError, match=r"including reward\.start_timeout_s=1 for its start$"):
-        check(slow_to_load, start_timeout_s=1.0)
+    with pytest.raises(RewardError, match=r"including user_code\.start_timeout_s=1 for its start$"):
+        check(slow_to_load, limits={"start_timeout_s": 1.0})
 
 
 @pytest.mark.slow
 def test_start_timeout_s_lets_a_slow_function_load(slow_to_load):
     """Fails when another limit applies to the start."""
     settings = {"num_processes": 1, "hard_timeout_s": 1.2}
-    with pool(slow_to_load, **settings, start_timeout_s=30.0) as scorer:
+    with pool(slow_to_load, **settings, limits={"start_timeout_s": 30.0}) as scorer:
         scorer.submit(sample(1, "fine"), group_size=1)
         assert scorer.collect(None)[0].value == 0.25
-    with pool(slow_to_load, **settings, start_timeout_s=0.3) as scorer:
+    with pool(slow_to_load, **settings, limits={"start_timeout_s": 0.3}) as scorer:
         scorer.submit(sample(1, "fine"), group_size=1)
-        with pytest.raises(RewardError, match=r"reward\.start_timeout_s=0\.3 for the start"):
+        with pytest.raises(RewardError, match=r"user_code\.start_timeout_s=0\.3 for the start"):
             scorer.collect(None)
 
 
@@ -332,6 +330,6 @@ def test_secrets_of_the_machine_reach_a_reward_only_through_a_setting(monkeypatc
 
 
 def _known_variables(prompt):
-    settings = {"args": {"api_key_env": "JUDGE_KEY"}, "secrets": ["TOOL_KEY"]}
-    with pool("reward_functions:knows", **settings) as scorer:
+    limits = {"secrets": ["TOOL_KEY"]}
+    with pool("reward_functions:knows", args={"api_key_env": "JUDGE_KEY"}, limits=limits) as scorer:
         return [score.value for (score,) in scorer.try_on(prompt, VARIABLES)]

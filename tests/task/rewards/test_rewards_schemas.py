@@ -5,11 +5,11 @@ accepts what the prompt asks for.
 from __future__ import annotations
 
 import re
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from reward_pools import reward_pool
 from test_rewards_decoding import byte_tokenizer, sample
 
 import april_rl
@@ -17,7 +17,6 @@ from april_rl.config.choices import Extract
 from april_rl.config.task import PromptSetConfig, RewardConfig
 from april_rl.task.data.prompts import load_prompts
 from april_rl.task.data.tokenizer import load_tokenizer
-from april_rl.task.rewards.pool import RewardPool
 
 SCHEMAS = Path(april_rl.__file__).parent / "lab" / "rehearsal" / "schemas"
 CHAT = (
@@ -99,7 +98,7 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def scorer(tokenizer):
     reward = RewardConfig(extract=Extract.auto, num_processes=1)
-    with closing(RewardPool(reward, decode=tokenizer.decoder())) as pool:
+    with reward_pool(reward, decode=tokenizer.decoder()) as pool:
         yield pool
 
 

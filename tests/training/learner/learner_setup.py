@@ -40,7 +40,7 @@ EPS = 1e-3  # so large that rounding does not decide the direction of a step
 MAX_GRAD_NORM = 0.5
 PRECISIONS = (ComputeDtype.bfloat16, ComputeDtype.float32)
 NO_ADAPTERS = LoraConfig()
-ALGORITHM = AlgorithmConfig(clip_low=CLIP_LOW, clip_high=CLIP_HIGH, tis_cap=TIS_CAP)
+ALGORITHM = AlgorithmConfig(clip_low=CLIP_LOW, clip_high=CLIP_HIGH, weight_bounds=[0.0, TIS_CAP])
 LENGTHS = [(3, 17), (1, 1), (5, 40), (2, 9), (4, 64), (1, 30)]  # prompt and response tokens
 
 

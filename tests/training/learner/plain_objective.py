@@ -74,11 +74,13 @@ def _divergence(response: Response, kind: str) -> Tensor:
 
 
 def _weight(w: Tensor, settings: Settings) -> Tensor:
-    cap = torch.tensor(settings["tis_cap"])
+    usual = [0.5, 5.0] if settings["correction"] == "mask" else [0.0, 2.0]
+    low, high = settings["weight_bounds"] or usual
+    cap = torch.tensor(high)
     return {
         "none": torch.ones_like(w),
         "truncate": torch.minimum(w, cap),
-        "mask": torch.where((w >= settings["mask_low"]) & (w <= settings["mask_high"]), w, 0.0),
+        "mask": torch.where((w >= low) & (w <= high), w, 0.0),
         "sequence_truncate": torch.minimum(w.prod(), cap).expand(len(w)),
     }[settings["correction"]]
 

@@ -45,13 +45,12 @@ DEFAULTS: dict[str, Any] = {
     "kl_coefficient": 0.0,
     "entropy_coefficient": 0.0,
     "correction": "truncate",
-    "tis_cap": 2.0,
-    "mask_low": 0.5,
-    "mask_high": 5.0,
+    "weight_bounds": None,
     "geometric_mask": None,
     "opsm_threshold": None,
 }
 BYPASS = {"ratio": "behaviour", "correction": "none"}
+CUT = {"correction": "truncate", "weight_bounds": [0.0, 1.2]}
 PENALTIES = {
     "clip_low": 0.002,
     "clip_high": 0.002,
@@ -59,7 +58,7 @@ PENALTIES = {
     "entropy_coefficient": 0.2,
 }
 CASES: dict[str, dict[str, Any]] = {
-    "ppo_clip": {"tis_cap": 1.2},
+    "ppo_clip": CUT,
     "dual_clip, bypass": {**BYPASS, "dual_clip": 1.3, "aggregation": "sequence_mean"},
     "no correction": {"correction": "none", "aggregation": "constant_length"},
     "gspo": {
@@ -67,7 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
         "clip_low": 0.003,
         "clip_high": 0.004,
         "correction": "sequence_truncate",
-        "tis_cap": 1.5,
+        "weight_bounds": [0.0, 1.5],
     },
     "gspo, bypass": {**BYPASS, "loss": "gspo", "aggregation": "sequence_mean", "clip_low": 0.02},
     "gspo_token": {
@@ -82,8 +81,7 @@ CASES: dict[str, dict[str, Any]] = {
         "clip_low": 1.0,
         "clip_high": 0.01,
         "correction": "mask",
-        "mask_low": 0.7,
-        "mask_high": 1.3,
+        "weight_bounds": [0.7, 1.3],
     },
     "cispo, bypass": {**BYPASS, "loss": "cispo", "aggregation": "constant_length"},
     "sapo": {"loss": "sapo", "aggregation": "sequence_mean"},
@@ -101,10 +99,10 @@ CASES: dict[str, dict[str, Any]] = {
         "geometric_mask": [0.8, 1.2],
     },
     "policy_gradient": {"loss": "policy_gradient", "aggregation": "constant_length"},
-    "policy_gradient, bypass": {"loss": "policy_gradient", "ratio": "behaviour", "tis_cap": 1.2},
+    "policy_gradient, bypass": {**BYPASS, "loss": "policy_gradient", **CUT},
     "opsm": {"clip_low": 0.002, "clip_high": 0.002, "opsm_threshold": 0.001},
     "opsm, bypass": {**BYPASS, "opsm_threshold": 0.01},
-    "k2, entropy": {**PENALTIES, "kl": "k2", "correction": "mask", "mask_high": 1.4},
+    "k2, entropy": {**PENALTIES, "kl": "k2", "correction": "mask", "weight_bounds": [0.5, 1.4]},
     "k3, entropy": {**PENALTIES, "kl": "k3", "geometric_mask": [0.9, 1.07]},
 }
 
@@ -114,7 +112,7 @@ def config_of(path: str, settings: dict[str, Any], *overrides: str) -> TrainConf
     weights.
     """
     written = [
-        f"algorithm.{key}={'null' if value is None else value}" for key, value in settings.items()
+        f"algorithm.{key}={value}".replace("None", "null") for key, value in settings.items()
     ]
     return load(
         "+recipe=tiny_cpu",

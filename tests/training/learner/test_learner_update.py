@@ -38,7 +38,7 @@ from april_rl.training.learner.update_errors import (
 pytestmark = pytest.mark.usefixtures("_group")
 
 CLOSE = {"atol": 2e-4, "rtol": 1e-4}
-BYPASS = {"ratio": Ratio.behaviour, "correction": Correction.none, "tis_cap": 2.0}
+BYPASS = {"ratio": Ratio.behaviour, "correction": Correction.none, "weight_bounds": None}
 BY_RATIO = {"proximal": ALGORITHM, "behaviour": replace(ALGORITHM, **BYPASS)}
 
 

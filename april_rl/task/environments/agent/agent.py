@@ -82,7 +82,7 @@ class Agent:
         current = self._current
         if current is None:
             raise RuntimeError(
-                "the agent (environment.agent or environment.command) is not repeatable: started "
+                "the agent (of environment.function or command) is not repeatable: started "
                 f"again to continue an episode, it ended after {self._num_turns} turns. Make it "
                 "answer equal responses with equal requests, or set environment.on_restart=again: "
                 "a resumed run then begins such groups again"

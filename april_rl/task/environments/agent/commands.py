@@ -22,7 +22,7 @@ _SHOWN_BYTES = 2000  # the part of them that an error message shows
 _DRAIN_S = 1.0  # how long to wait for the output after the command has ended
 _MOST_LOOKS, _LOOK_S = 50, 0.01  # searches for orphans of a command, and the pause between two
 _PR_SET_CHILD_SUBREAPER = 36
-_LIMIT = "the command and each program that it starts may use environment.memory_gib"
+_LIMIT = "the command and each program that it starts may use user_code.memory_gib"
 _OF_MEMORY = re.compile(r"memory|alloc", re.IGNORECASE)
 
 # Process ids of running commands; the other children of this process are orphans.

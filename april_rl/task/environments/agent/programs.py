@@ -21,12 +21,13 @@ Program = Callable[[Access, Mapping[str, Any], int], Awaitable[object]]
 
 def check_function(function: Callable[..., Any], args: Mapping[str, Any]) -> None:
     """Raise TypeError for a function that cannot be called as an agent."""
-    if not inspect.iscoroutinefunction(function):
-        raise TypeError("is not a coroutine function: async def run(client, row, seed)")
     try:
         inspect.signature(function).bind(None, {}, 0, **args, **_context(function, None))
     except TypeError as error:
-        raise TypeError(f"must accept (client, row, seed) and environment.args: {error}") from None
+        raise TypeError(
+            f"an agent must accept (client, row, seed) and environment.args: {error}; name a tool "
+            "that is a coroutine function in a list of tools"
+        ) from None
 
 
 def _context(function: Callable[..., Any], context: Context | None) -> dict[str, Context | None]:

@@ -175,7 +175,7 @@ def load_reward_model(
 ) -> RewardModel:
     """Load a classifier with its tokenizer from a folder or the hub, without code from there.
 
-    It needs memory (`reward.memory_gib`) for its weights and for the libraries (1 GiB with
+    It needs memory (`user_code.memory_gib`) for its weights and for the libraries (1 GiB with
     torch's CPU build); CUDA reserves much more than a GPU has. Raise ValueError when it has more
     than one label, when its file holds no classification head (a plain language model), or when
     `template` cannot be used.
