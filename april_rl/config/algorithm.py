@@ -33,14 +33,14 @@ class AlgorithmConfig:
     # grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, gdpo, grpo_by_turn, gae, none, or
     # module:function
     advantage: str = Advantage.grpo.value
-    # ppo_clip, gspo, gspo_token, cispo, sapo, dppo_tv, dppo_kl, policy_gradient, or module:function
+    # ppo_clip, gspo, cispo, sapo, dppo_tv, dppo_kl, policy_gradient, or module:function
     loss: str = Loss.ppo_clip.value
     # module:function that returns whether a scored group is trained; null: dynamic_sampling decides
     group_filter: str | None = None
     # keyword arguments of your own loss, advantage and group filter; each gets the ones it names
     args: dict[str, Any] = field(default_factory=dict)
     ratio: Ratio = Ratio.proximal  # denominator of the loss's ratio
-    # the ratio is clipped to [1 - clip_low, 1 + clip_high]; gspo and gspo_token need 3e-4, 4e-4;
+    # the ratio is clipped to [1 - clip_low, 1 + clip_high]; gspo needs 3e-4, 4e-4;
     # dppo_tv, dppo_kl: largest divergence for A < 0 (clip_low) and A > 0 (clip_high); 0.15, 0.05
     clip_low: float = within("> 0", 0.2)
     clip_high: float = within("> 0", 0.28)  # see clip_low; 0.28 is DAPO's clip-higher
@@ -100,16 +100,6 @@ class AlgorithmConfig:
             f"algorithm.loss={self.loss} keeps the policy near the one that sampled the token, so "
             "its ratio cannot be algorithm.ratio=proximal: set algorithm.ratio=behaviour "
             "algorithm.correction=none, or take algorithm=dppo, which has both",
-        )
-        require(
-            self.loss != Loss.gspo or self.correction is not Correction.mask,
-            "algorithm.loss=gspo cannot leave out single tokens as algorithm.correction=mask does, "
-            "because it spreads a gradient over the whole response: set algorithm.loss=gspo_token",
-        )
-        require(
-            self.kl is not Kl.k1 or self.loss != Loss.gspo,
-            "algorithm.loss=gspo takes one advantage for a response, and algorithm.kl=k1 gives "
-            "every token its own: take algorithm.loss=gspo_token",
         )
         require(
             self.kl is Kl.none or self.kl_coefficient > 0,

@@ -63,7 +63,6 @@ class Loss(StrEnum):
 
     ppo_clip = "ppo_clip"  # the clipped surrogate
     gspo = "gspo"  # the same with one ratio for a whole response
-    gspo_token = "gspo_token"  # gspo with a separate gradient for each token
     cispo = "cispo"  # the weight is clipped, not the update
     sapo = "sapo"  # a soft gate in place of the clip
     dppo_tv = "dppo_tv"  # no clip: a mask by the change of the token's probability
@@ -76,7 +75,6 @@ class Loss(StrEnum):
 LOSS_SETTINGS: dict[str, tuple[str, ...]] = {
     Loss.ppo_clip: ("clip_low", "clip_high", "dual_clip"),
     Loss.gspo: ("clip_low", "clip_high"),
-    Loss.gspo_token: ("clip_low", "clip_high"),
     Loss.cispo: ("clip_low", "clip_high"),
     Loss.sapo: (),
     Loss.dppo_tv: ("clip_low", "clip_high"),

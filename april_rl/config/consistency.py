@@ -13,7 +13,6 @@ from april_rl.config.choices import (
     Device,
     KvCacheDtype,
     Loss,
-    OnStale,
     Ratio,
     Resume,
     RouterReplay,
@@ -30,7 +29,6 @@ def check_consistency(config: TrainConfig) -> None:
     _check_names(config)
     _check_groups(config)
     _check_samples(config)
-    _check_masked_tokens(config)
     _check_lengths(config)
     _check_environment(config)
     _check_evaluation(config)
@@ -78,21 +76,6 @@ def _check_groups(config: TrainConfig) -> None:
         "rollout.group_size must be >= 2 with algorithm.dynamic_sampling, which rejects groups "
         f"whose rewards are all equal, got {size}",
     )
-
-
-def _check_masked_tokens(config: TrainConfig) -> None:
-    """Check that the loss can leave out single tokens if a setting needs that."""
-    is_whole = config.algorithm.loss == Loss.gspo
-    settings = {
-        "rollout.on_stale=mask does": config.rollout.on_stale is OnStale.mask,
-        f"learner.age_weight={config.learner.age_weight} may": bool(config.learner.age_weight),
-    }
-    for setting, is_chosen in settings.items():
-        require(
-            not (is_whole and is_chosen),
-            f"algorithm.loss=gspo cannot leave out single tokens as {setting}, because it spreads "
-            "gradients over whole responses: take algorithm.loss=gspo_token",
-        )
 
 
 def _check_samples(config: TrainConfig) -> None:
@@ -163,11 +146,6 @@ def _check_turns(config: TrainConfig) -> None:
         config.environment.is_set or not is_by_turn,
         "algorithm.advantage=grpo_by_turn equals grpo if no environment rewards turns: set "
         "environment.function, or algorithm.advantage=grpo",
-    )
-    require(
-        not is_by_turn or config.algorithm.loss != Loss.gspo,
-        "algorithm.loss=gspo takes one advantage for a response, and algorithm.advantage="
-        "grpo_by_turn gives every turn its own: take algorithm.loss=gspo_token",
     )
     for name, each in training_sets(config.data).items() if is_by_turn else ():
         require(
@@ -305,18 +283,12 @@ def _check_reward_sources(config: TrainConfig) -> None:
 
 
 def _check_teacher(config: TrainConfig) -> None:
-    """Check that something is trained, and that the loss can use values of single tokens."""
+    """Check that something is trained, and a teacher's temperature."""
     teacher, algorithm = config.teacher, config.algorithm
     require(
         teacher.is_set or algorithm.advantage != Advantage.none,
         "algorithm.advantage=none trains nothing without a teacher: set teacher.path, or another "
         "advantage",
-    )
-    has_own = teacher.is_set or algorithm.advantage == Advantage.gae
-    require(
-        not has_own or algorithm.loss != Loss.gspo,
-        "algorithm.loss=gspo takes one advantage for a response, and a teacher or a critic gives "
-        "every token its own: take algorithm.loss=gspo_token",
     )
     require(
         not teacher.base_url or config.rollout.temperature == 1,

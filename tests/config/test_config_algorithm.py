@@ -66,7 +66,7 @@ def test_every_algorithm_group_composes_into_the_settings_of_its_paper(group: st
         == {
             "grpo": ("grpo", "ppo_clip", "token_mean", 0.2, 0.28, False),
             "dapo": ("grpo", "ppo_clip", "token_mean", 0.2, 0.28, True),
-            "gspo": ("grpo", "gspo_token", "sequence_mean", 3e-4, 4e-4, False),
+            "gspo": ("grpo", "gspo", "sequence_mean", 3e-4, 4e-4, False),
             "dr_grpo": ("dr_grpo", "ppo_clip", "constant_length", 0.2, 0.28, False),
             "cispo": ("grpo", "cispo", "token_mean", 1.0, 0.28, False),
             "dppo": ("grpo", "dppo_tv", "token_mean", 0.15, 0.15, False),
@@ -82,12 +82,11 @@ def test_every_algorithm_group_composes_into_the_settings_of_its_paper(group: st
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (["loss=gspo", "correction=mask"], ["algorithm.loss=gspo", "algorithm.correction=mask"]),
         (["ratio=behaviour"], ["algorithm.correction", "algorithm.ratio=behaviour"]),
         (["ratio=behaviour", "correction=mask"], ["algorithm.correction", "algorithm.ratio="]),
         (["loss=policy_gradient", "clip_low=0.1"], ["algorithm.clip_low", "algorithm.loss="]),
         (["loss=sapo", "clip_high=0.3"], ["algorithm.clip_high", "algorithm.loss=sapo"]),
-        (["loss=gspo_token", "dual_clip=3"], ["algorithm.dual_clip", "algorithm.loss=gspo_token"]),
+        (["loss=gspo", "dual_clip=3"], ["algorithm.dual_clip", "algorithm.loss=gspo"]),
         (
             ["loss=policy_gradient", "trainer.num_passes=2"],
             ["trainer.num_passes=2", "algorithm.loss=policy_gradient", "algorithm.ratio=behaviour"],
@@ -100,8 +99,6 @@ def test_every_algorithm_group_composes_into_the_settings_of_its_paper(group: st
         (["kl=k3"], ["algorithm.kl_coefficient", "algorithm.kl=k3"]),
         (["overlong_penalty=3"], ["algorithm.overlong_penalty", "algorithm.overlong_buffer_frac"]),
         (["loss=gspo", "clip_low=1"], ["algorithm.clip_low", "algorithm.loss=gspo"]),
-        (["loss=gspo", "rollout.on_stale=mask"], ["algorithm.loss", "rollout.on_stale=mask"]),
-        (["loss=gspo", "learner.age_weight=a:b"], ["algorithm.loss", "learner.age_weight=a:b"]),
         (
             ["advantage=rloo", "rollout.group_size=1"],
             ["rollout.group_size", "algorithm.advantage=rloo"],
@@ -155,7 +152,7 @@ def test_contradicting_settings_are_refused_with_both_names(
             "algorithm.geometric_mask=[0,2]",
         ],
         ["algorithm.loss=gspo", "algorithm.correction=sequence_truncate"],
-        ["algorithm.loss=gspo_token", "rollout.on_stale=mask", "learner.age_weight=a:b"],
+        ["algorithm.loss=gspo", "rollout.on_stale=mask", "learner.age_weight=a:b"],
         ["rollout.group_size=1", "algorithm.advantage=reinforce_pp"],
         ["algorithm.kl=k3", "algorithm.kl_coefficient=0.1"],
     ],

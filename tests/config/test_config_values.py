@@ -93,17 +93,6 @@ SOURCES = (
             "algorithm.advantage=grpo_by_turn equals grpo if no environment rewards turns",
         ),
         (
-            [
-                "environment.function=april_rl.task.environments.tiny_sums:Sums",
-                "data.environment=true",
-                "algorithm.advantage=grpo_by_turn",
-                "algorithm.loss=gspo",
-                "algorithm.clip_low=3e-4",
-                "algorithm.clip_high=4e-4",
-            ],
-            "algorithm.loss=gspo takes one advantage for a response",
-        ),
-        (
             [*BY_TURN, "reward.function=exact"],
             "algorithm.advantage=grpo_by_turn compares the rewards of turns, and the reward of "
             "data.path does not have them",

@@ -149,7 +149,7 @@ def test_the_papers_recipes_have_the_published_values(name: str) -> None:
     assert (algorithm.clip_low, algorithm.clip_high) == (0.2, 0.28)
     assert algorithm.aggregation.name == "sequence_mean"
     assert algorithm.correction.name == "none"
-    assert (algorithm.loss == "gspo_token") == name.endswith("gspo")
+    assert (algorithm.loss == "gspo") == name.endswith("gspo")
     evaluation = config.evaluation
     assert (evaluation.every, evaluation.num_samples, evaluation.top_p) == (10, 16, 0.7)
 

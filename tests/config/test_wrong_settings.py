@@ -135,7 +135,7 @@ WRONG = [
     ("algorithm.loss=grpo", "algorithm.loss takes a part of an algorithm, got grpo: write "
      "algorithm=grpo for all of it, or algorithm.loss=ppo_clip"),
     ("algorithm.loss=ppo_clp", "algorithm.loss must be module:function or one of ppo_clip, gspo, "
-     "gspo_token, cispo, sapo, dppo_tv, dppo_kl, policy_gradient, got ppo_clp; did you mean "
+     "cispo, sapo, dppo_tv, dppo_kl, policy_gradient, got ppo_clp; did you mean "
      "ppo_clip?"),
     ("resume=", "resume must be auto, a path or null, got nothing"),
     ("resume=true", "resume must be auto, a path or null, got True; write resume=auto"),

@@ -80,8 +80,6 @@ def loss_function(config: AlgorithmConfig) -> LossFunction:
             return partial(ppo_clip, clip_low=low, clip_high=high, dual_clip=bound)
         case Loss.gspo:
             return partial(gspo, clip_low=low, clip_high=high)
-        case Loss.gspo_token:
-            return partial(gspo_token, clip_low=low, clip_high=high)
         case Loss.cispo:
             return partial(cispo, clip_low=low, clip_high=high)
         case Loss.sapo:
@@ -122,25 +120,13 @@ def ppo_clip(
 
 
 def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> TokenLoss:
-    """-min(s A, clip(s) A) [T] with s the geometric mean of r over the response.
+    """-min(s A, clip(s) A) [T] with s = sg(geometric mean of r over the response) · π / sg(π);
+    Zheng et al. 2025 (GSPO), eqs. 13 and 14, which clip to [1 - 3e-4, 1 + 4e-4].
 
-    Zheng et al. 2025 (GSPO), eqs. 5 and 7; they clip to [1 - 3e-4, 1 + 4e-4]. Every token carries
-    its response's value, and the gradient of each flows to all tokens of the response alike: loss
-    weights that differ within a response act by their mean, so a token of weight 0 still gets a
-    gradient. Use `gspo_token` where single tokens are masked. Clipped: all tokens of a response, or
-    none, as long as they share an advantage.
-    """
-    log_ratio = inputs.responses.means(inputs.logprobs - inputs.anchor_logprobs)
-    ratio = inputs.responses.spread(ratio_of(log_ratio))
-    return _clip(ratio, inputs.advantages, clip_low=clip_low, clip_high=clip_high)
-
-
-def gspo_token(inputs: LossInputs, *, clip_low: float, clip_high: float) -> TokenLoss:
-    """`gspo` with the ratio sg(s) · π / sg(π) [T]; Zheng et al. 2025 (GSPO), eqs. 13 and 14.
-
-    Value and gradient equal the ones of `gspo` if advantage and loss weight are constant within a
-    response; otherwise each token's weight acts on that token alone. verl's GSPO is this function,
-    TRL's is `gspo`.
+    Value and gradient equal the ones of eq. 5, where the gradient of s flows to all tokens alike,
+    if advantage and loss weight are constant within a response; otherwise each token's weight acts
+    on that token alone, so that single tokens can be left out. verl's GSPO is this function, too;
+    TRL's is eq. 5. Clipped: all tokens of a response, or none, if they share an advantage.
     """
     log_ratio = inputs.responses.means(inputs.logprobs - inputs.anchor_logprobs).detach()
     own = inputs.logprobs - inputs.logprobs.detach()  # zeros that carry the gradient

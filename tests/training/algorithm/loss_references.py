@@ -53,14 +53,6 @@ def ppo_clip(low: float, high: float, dual: float = math.inf) -> TokenReference:
 
 
 def gspo(low: float, high: float) -> TokenReference:
-    def of(response: Response) -> list[float]:
-        ratio = geometric_mean_ratio(response.logprobs, response.anchor)
-        return [surrogate(ratio, a, low, high) for a in response.advantages]
-
-    return of
-
-
-def gspo_token(low: float, high: float) -> TokenReference:
     """Return the loss of GSPO, eq. 14: sg[s] · π / sg[π]."""
 
     def of(response: Response) -> list[float]:

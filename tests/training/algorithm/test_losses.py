@@ -14,7 +14,6 @@ from april_rl.training.algorithm.losses import (
     cispo,
     dppo,
     gspo,
-    gspo_token,
     policy_gradient,
     ppo_clip,
     sapo,
@@ -29,7 +28,6 @@ LOSSES = {
     "policy_gradient": policy_gradient,
     "ppo_clip": lambda inputs: ppo_clip(inputs, **CLIP, dual_clip=3.0),
     "gspo": lambda inputs: gspo(inputs, **CLIP),
-    "gspo_token": lambda inputs: gspo_token(inputs, **CLIP),
     "cispo": lambda inputs: cispo(inputs, clip_high=0.28),
     "sapo": sapo,
     "dppo_tv": lambda inputs: dppo(
@@ -116,11 +114,11 @@ def test_a_ratio_within_the_bound_is_bit_identical_to_exp(log_ratio):
 def test_at_ratio_one_the_surrogates_are_minus_the_advantage():
     advantages = torch.tensor([1.5, -0.5, 0.0])
     inputs = inputs_of(torch.zeros(3), advantages, [1, 2])
-    for name in ("ppo_clip", "gspo", "gspo_token", "dppo_tv", "dppo_kl"):
+    for name in ("ppo_clip", "gspo", "dppo_tv", "dppo_kl"):
         torch.testing.assert_close(LOSSES[name](inputs).loss.detach(), -advantages)
 
 
-@pytest.mark.parametrize("name", ["ppo_clip", "gspo_token", "gspo", "dppo_tv", "dppo_kl"])
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo", "dppo_tv", "dppo_kl"])
 def test_clipped_tokens_are_exactly_those_without_a_gradient(name):
     """Planted bug: tokens beyond the dual clip are not counted."""
     ratios = torch.tensor([0.5, 0.9, 1.0, 1.25, 2.0, 3.5], dtype=torch.float64)
@@ -146,23 +144,22 @@ def test_gspo_clips_a_response_as_a_whole():
     """
     log_ratios = torch.tensor([2.0, 0.5, 2.0, 2.0]).log()
     inputs = inputs_of(log_ratios, torch.ones(4), [2, 2])
-    for loss in (gspo(inputs, **CLIP), gspo_token(inputs, **CLIP)):
-        torch.testing.assert_close(loss.loss.detach(), -torch.tensor([1.0, 1.0, 1.28, 1.28]))
-        assert loss.clipped.tolist() == [False, False, True, True]
+    loss = gspo(inputs, **CLIP)
+    torch.testing.assert_close(loss.loss.detach(), -torch.tensor([1.0, 1.0, 1.28, 1.28]))
+    assert loss.clipped.tolist() == [False, False, True, True]
 
 
-def test_gspo_and_gspo_token_differ_only_when_weights_differ_within_a_response():
-    """With equal weights the gradients are equal; otherwise GSPO's is spread evenly and that of the
-    token form stays with its token. Planted bug: the ratio of the token form is not stopped.
+def test_the_gradient_of_gspo_is_that_of_one_ratio_where_weights_are_equal() -> None:
+    """With equal weights it equals the one of eq. 5, in which the mean ratio has the gradient;
+    otherwise each weight acts on its token alone. Planted bug: the mean ratio is not stopped.
     """
     log_ratios = torch.tensor([0.1, -0.05, 0.02], dtype=torch.float64)
     inputs = inputs_of(log_ratios, torch.full((3,), 2.0, dtype=torch.float64), [3])
-    ratio = math.exp(log_ratios.mean())
-    for weights in (torch.ones(3), torch.tensor([1.0, 0.5, 0.0])):
-        even = slope(gspo(inputs, **CLIP), inputs, weights)
-        torch.testing.assert_close(even, torch.full_like(even, -2 * ratio * weights.mean()))
-        own = slope(gspo_token(inputs, **CLIP), inputs, weights)
-        torch.testing.assert_close(own, -2 * ratio * weights.double())
+    mean = (inputs.logprobs - inputs.anchor_logprobs).mean().exp()
+    [whole] = torch.autograd.grad(-2 * 3 * mean, inputs.logprobs)
+    torch.testing.assert_close(slope(gspo(inputs, **CLIP), inputs), whole)
+    weights = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(slope(gspo(inputs, **CLIP), inputs, weights), whole * weights)
 
 
 def test_cispo_clips_weights_and_keeps_every_gradient():

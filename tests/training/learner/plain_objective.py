@@ -59,7 +59,7 @@ def token_losses(logprobs: Tensor, anchor: Tensor, a: float, *, settings: Settin
         distance = (q - p).abs() if name == "dppo_tv" else kl
         threshold = settings["clip_high" if a > 0 else "clip_low"]
         return -r * a * ~((distance > threshold) & (a * (q - p) > 0))
-    if name == "gspo_token":
+    if name == "gspo":
         s = s.detach() * torch.exp(logprobs) / torch.exp(held)
     ratio = r if name == "ppo_clip" else s
     gain = torch.minimum(ratio * a, torch.clamp(ratio, low, high) * a)
