@@ -166,10 +166,10 @@ class AlgorithmConfig:
             bounds is None
             or (
                 (len(bounds) == 2 and 0 <= bounds[0] < 1 <= bounds[1] < math.inf)
-                and (is_mask or bounds[0] == 0)
+                and (bounds[1] > 1 if is_mask else bounds[0] == 0)
             ),
-            "algorithm.weight_bounds must be null or [0, high] with high >= 1 (mask also takes "
-            f"[low, high] with 0 <= low < 1), got {bounds}",
+            "algorithm.weight_bounds must be null or [0, high] with high >= 1 (mask: [low, high] "
+            f"with 0 <= low < 1 < high), got {bounds}",
         )
         bounds = self.geometric_mask
         require(

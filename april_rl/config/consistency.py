@@ -122,8 +122,8 @@ def _check_environment(config: TrainConfig) -> None:
     is_set = config.environment.is_set
     require(
         is_set or not used,
-        f"{' and '.join(used)} needs environment.function=module:Class, or an agent "
-        "(environment.function or environment.command)",
+        f"{' and '.join(used)} needs environment.function (a class, tools or an agent) or "
+        "environment.command",
     )
     require(
         not is_set or bool(used),

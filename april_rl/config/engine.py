@@ -16,7 +16,11 @@ _SET_BY_RUN = """
     enable_sleep_mode scheduler_cls worker_cls distributed_executor_backend tensor_parallel_size
     pipeline_parallel_size data_parallel_size disable_custom_all_reduce language_model_only
     skip_tokenizer_init enable_return_routed_experts disable_log_stats use_tqdm_on_load enable_lora
-    max_loras max_lora_rank lora_target_modules logits_processors"""
+    max_loras max_lora_rank lora_target_modules logits_processors spec_method spec_model spec_tokens
+    quantization_config kv_sharing_fast_prefill num_gpu_blocks_override cpu_offload_gb
+    worker_extension_cls trust_remote_code scheduling_policy headless kv_transfer_config
+    watermark_config"""
+_GUESSES = {"method": "ngram", "num_speculative_tokens": 4}  # as an example
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +44,8 @@ class EngineConfig:
     tensor_parallel_size: int = within(">= 1", 1)  # workers that share one engine, on one node
     # on GPU; false: eager mode, which needs no compiler, starts in seconds and samples more slowly
     cuda_graphs: bool = True
-    prefix_caching: bool = True  # siblings share their prompt's KV cache; false for stateful layers
+    # samples of a group share their prompt's KV cache; set it to false if layers have a state
+    prefix_caching: bool = True
     # auto: the precision of engine.dtype; fp8 holds twice the tokens, but samples from another
     # distribution than the learner's, so algorithm.correction or algorithm.ratio=behaviour has to
     # correct for it; mismatch/ shows the difference, learner.max_mismatch may have to be higher
@@ -51,7 +56,8 @@ class EngineConfig:
 
     @property
     def max_batched_tokens(self) -> int:
-        return int(self.args.get("max_num_batched_tokens", 8192))
+        tokens: int = self.args.get("max_num_batched_tokens", 8192)
+        return tokens
 
     @property
     def guesses(self) -> bool:
@@ -64,18 +70,28 @@ class EngineConfig:
                 name not in _SET_BY_RUN.split(),
                 f"engine.args.{name}: the run itself sets this option of vLLM; remove it",
             )
-        for name, kind in (("max_num_batched_tokens", int), ("async_scheduling", bool)):
-            value = self.args.get(name, kind())
-            require(type(value) is kind, f"engine.args.{name} must be {kind.__name__}, got {value}")
+        tokens, ahead = self.max_batched_tokens, self.args.get("async_scheduling", True)
+        require(
+            type(tokens) is int and tokens > 0,
+            f"engine.args.max_num_batched_tokens must be a whole number >= 1, got {tokens}",
+        )
+        require(
+            type(ahead) is bool,
+            f"engine.args.async_scheduling must be true or false, got {ahead}",
+        )
         require(
             not (self.guesses and self.args.get("async_scheduling")),
             "engine.args.async_scheduling=true does not work with engine.args.speculative_config, "
             "which guesses from tokens that are not sampled yet",
         )
-        guess = self.args.get("speculative_config") or {"method": "ngram"}
+        guess = self.args.get(
+            "speculative_config", {"method": "ngram", "num_speculative_tokens": 4}
+        )
         require(
             isinstance(guess, dict)
             and guess.get("method") == "ngram"  # a draft model would have to follow the policy
+            and isinstance(guess.get("num_speculative_tokens"), int)
             and guess.get("rejection_sample_method", "standard") == "standard",
-            f"engine.args.speculative_config needs method: ngram and standard rejection: {guess}",
+            f"engine.args.speculative_config must be like {_GUESSES}, with standard rejection, got "
+            f"{guess}",
         )

@@ -16,7 +16,7 @@ class TeacherConfig:
     weight: float = within("> 0", 1.0)
     # in place of path: the address of a server with OpenAI's API that has the teacher, such as
     # http://host:8000/v1; it must return the log-probabilities of prompts (echo), as vLLM's does;
-    # a key that it needs is in the environment variable OPENAI_API_KEY
+    # a key that it needs is in the environment variable TEACHER_API_KEY
     base_url: str = ""
     model: str = ""  # the teacher's name on that server
 

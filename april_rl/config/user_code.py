@@ -209,14 +209,13 @@ def check_call(
     function: Callable[..., object], *given: str, args: Mapping[str, object], key: str
 ) -> None:
     """Raise TypeError unless a function can be called with one argument for each of `given`, and
-    with `args` by name; `args` is the value of the setting `key`.
+    with `args` by name; `args` is the value of the setting `key`, if there is one.
     """
     try:
         inspect.signature(function).bind(*given, **args)
     except TypeError as error:
-        raise TypeError(
-            f"{error}; it is called as f({', '.join(given)}, NAME=…), where {key} gives each NAME"
-        ) from None
+        more = f", NAME=…), where {key} gives each NAME" if key else ")"
+        raise TypeError(f"{error}; it is called as f({', '.join(given)}{more}") from None
 
 
 def keywords(function: Callable[..., Any]) -> set[str]:
@@ -285,7 +284,7 @@ def memory_gib() -> float:
 def _limit(error: BaseException) -> str:
     if not isinstance(error, MemoryError) or memory_gib() < 0:
         return ""
-    return f"; the memory_gib of its process is {memory_gib():g}"
+    return f"; the user_code.memory_gib of its process is {memory_gib():g}"
 
 
 def _place(error: BaseException, tb: TracebackType | None) -> str:

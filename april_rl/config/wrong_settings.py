@@ -34,7 +34,15 @@ LIST_OF_RECIPES = "python -m april_rl.train --help lists all recipes"
 
 # Common names for settings that are too far from ours to be found by spelling.
 _MEANT = {
+    "algorithm.mask_high": "algorithm.weight_bounds",
+    "algorithm.mask_low": "algorithm.weight_bounds",
     "algorithm.tis_cap": "algorithm.weight_bounds",
+    "checkpoint.keep_best": "checkpoint.best_metric",
+    "engine.async_scheduling": "engine.args",
+    "engine.max_batched_tokens": "engine.args",
+    "engine.speculation": "engine.args",
+    "environment.start_timeout_s": "user_code.start_timeout_s",
+    "reward.start_timeout_s": "user_code.start_timeout_s",
     "environment.agent": "environment.function",
     "evaluation.function": "reward.functions",
     "evaluation.k": "evaluation.num_samples",

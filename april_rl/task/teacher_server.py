@@ -50,7 +50,7 @@ class TeacherServer:
         self._thread.start()
         self._client = AsyncOpenAI(
             base_url=config.base_url,
-            api_key=os.environ.get("OPENAI_API_KEY", "none"),
+            api_key=os.environ.get("TEACHER_API_KEY") or "none",
             timeout=_TIMEOUT_S,
             max_retries=_MAX_RETRIES,
         )

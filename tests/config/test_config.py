@@ -59,8 +59,7 @@ OUT_OF_RANGE = """
     optimizer.lr=inf optimizer.weight_decay=nan optimizer.warmup_steps=100 reward.hard_timeout_s=1
     user_code.memory_gib=0.5 reward.hard_timeout_s=inf user_code.start_timeout_s=0
     rollout.over_sampling_factor=0.5 rollout.over_sampling_factor=inf
-    rollout.over_sampling_factor=nan rollout.over_sampling_factor=auto
-    rollout.group_size=0
+    rollout.over_sampling_factor=nan rollout.group_size=0
     rollout.group_size=1 rollout.max_staleness=-1 rollout.tick_steps=0 rollout.tick_steps=often
     rollout.temperature=0 rollout.temperature=inf rollout.drain_steps=100 runtime.num_workers=0
     seed=-1 seed=4294967296 tracking.save_samples_every=-1 trainer.num_steps=0

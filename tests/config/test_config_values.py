@@ -116,7 +116,7 @@ SOURCES = (
         ),
         (
             ["data.environment=true"],
-            "data.environment=true needs environment.function=module:Class, or an agent",
+            "data.environment=true needs environment.function (a class, tools or an agent) or",
         ),
         (
             ["reward.function=environment"],

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,6 @@ from safetensors.torch import load_file
 from step_profiles import check_profile
 from two_worker_runs import ENGINES, TwoWorkers, run_two_workers
 
-from april_rl.run.checkpointing.checkpointer import STATE
-from april_rl.run.checkpointing.columns import read_state
 from april_rl.run.checkpointing.manifest import read_manifest
 from april_rl.start.command_line import main
 from april_rl.start.commands import checkpoint
@@ -213,22 +210,6 @@ def test_adapters_are_written_next_to_the_weights_they_are_merged_into(two_worke
     """Fails when the whole model is trained, or the exported weights are not the sum of both."""
     start = load_file(two_workers.folder / "model" / "model.safetensors")
     check_merged(together / "exports" / "step_6", start, scaling=32.0 / 4)
-
-
-def test_a_learned_over_sampling_factor_starts_at_one_and_reports_its_changes(
-    two_workers, together
-):
-    """Fails when it learns nothing from a step, never asks for a simulation, or changes without a
-    message. Whether a result comes within six short steps depends on the machine (test_runs_soak.py
-    waits for one).
-    """
-    factors = [row["rollout/over_sampling_factor"] for row in steps_of(together)]
-    assert factors[0] == 1
-    state = read_state(together / "checkpoints" / "step_6", STATE)
-    assert state["collector"]["over_sampling"]["num_comparisons"] >= 1
-    changes = sum(before != after for before, after in pairwise(factors))
-    told = re.findall(r"rollout.over_sampling_factor [\d.]+ →", two_workers.done["together"].stdout)
-    assert len(told) == changes
 
 
 def test_a_sweep_over_alpha_starts_from_an_export_on_a_mixture(

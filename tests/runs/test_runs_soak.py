@@ -17,7 +17,7 @@ SWEEPS = {
         "rollout.refill=false",
         "rollout.over_sampling_factor=1,2",
     ),
-    "refill and auto": (ALGORITHMS, "rollout.over_sampling_factor=1.5,auto"),
+    "refill": (ALGORITHMS, "rollout.over_sampling_factor=1.5"),
     "two minibatches with a reference": (
         ALGORITHMS,
         "trainer.num_minibatches=2",

@@ -121,12 +121,6 @@ def description_of(config: TrainConfig, tokenizer: Tokenizer) -> Description:
     if found.tools:
         tokenizer.check_tool_calls()
     played = {name: each for name, each in _prompt_sets(config).items() if each.environment}
-    for name, each in played.items() if found.is_agent else ():
-        if each.system_prompt:
-            raise EnvironmentFailedError(
-                f"{config.environment.setting} is an agent, which writes the messages itself, so "
-                f"system_prompt of {name or 'data'} has no effect; empty it"
-            )
     if not found.has_reward and any(map(config.reward.environment_weight, played)):
         raise EnvironmentFailedError(
             f"{config.environment.setting} has tools that are functions, which give no reward, and "

@@ -45,25 +45,18 @@ def main(arguments: Sequence[str]) -> int:
         key for key, is_set, _ in given if is_set and key.isidentifier() and key not in _KEEP
     ]
     if unknown:
-        takes = ", ".join(_KEEP)
-        print(f"error: {unknown[0]} is not an option; prune takes {takes}", file=sys.stderr)
-        return 2
+        return _refuse(f"{unknown[0]} is not an option; prune takes {', '.join(_KEEP)}")
     if wanted not in (names := (*actions, "prune")):
         near = get_close_matches(wanted, names, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(names)}"
-        print(f"error: checkpoint has no {wanted}; {hint}", file=sys.stderr)
-        return 2
+        return _refuse(f"checkpoint has no {wanted}; {hint}")
     if len(paths) != 1 or (kept and wanted != "prune"):
-        print(
-            f"error: {wanted} takes one PATH, got {' '.join(arguments[1:]) or 'none'}\n{_USAGE}",
-            file=sys.stderr,
-        )
-        return 2
+        given_words = " ".join(arguments[1:]) or "none"
+        return _refuse(f"{wanted} takes one PATH, got {given_words}\n{_USAGE}")
     for key, value in kept.items():
         fewest = 1 if key == "keep_last" else 0
         if not (value.isdecimal() and int(value) >= fewest):
-            print(f"error: {key} must be a number >= {fewest}, got {value}", file=sys.stderr)
-            return 2
+            return _refuse(f"{key} must be a number >= {fewest}, got {value}")
     try:
         if wanted == "prune":
             _prune(Path(paths[0]), {key: int(value) for key, value in kept.items()})
@@ -72,6 +65,11 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         raise RunError(str(error)) from error
     return 0
+
+
+def _refuse(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
 
 
 def _show(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Number and device of the workers and their engines; decided once, before anything starts."""
+"""Decides the number and the device of the workers once, before anything starts."""
 
 from __future__ import annotations
 

@@ -129,6 +129,11 @@ def load_prompts(
     """
     has_agent &= chosen.environment
     if has_agent:
+        if chosen.system_prompt:
+            raise DataError(
+                f"{key}={chosen.path}: system_prompt has no effect on an agent, which writes the "
+                "messages itself: empty it"
+            )
         chosen = replace(chosen, template="plain", chat_template_kwargs={})
     is_procedural = chosen.path.startswith(PREFIX)
     tokenized = TableMaker(

@@ -103,9 +103,9 @@ def load(config: EnvironmentConfig) -> Any:  # noqa: ANN401 (the user's class or
     """
     function, args = config.function, config.args
     found = import_object(function) if function else None
-    if found is None or inspect.iscoroutinefunction(found):
+    if not function or inspect.iscoroutinefunction(found):
         check_address(config.address)
-        if found is not None:
+        if inspect.iscoroutinefunction(found):
             check_function(found, args)
         return found
     if not inspect.isclass(found):

@@ -1,4 +1,4 @@
-"""The record of one step's rollout, for metrics, the timeline and what `auto` learns from."""
+"""The record of one step's rollout, for metrics and the timeline."""
 
 from __future__ import annotations
 

@@ -71,7 +71,12 @@ def make_plan(*overrides: str, machine: Machine, model: str) -> Plan:
     [
         ((), CPU, Resume.keep, "engines stay awake"),
         (("deterministic=true",), CPU, Resume.reprefill, "deterministic=true"),
-        (("engine.args.speculative_config={method:ngram}",), CPU, Resume.reprefill, "with specul"),
+        (
+            ("engine.args.speculative_config={method:ngram,num_speculative_tokens:4}",),
+            CPU,
+            Resume.reprefill,
+            "with specul",
+        ),
         (("rollout.resume=reprefill",), CPU, Resume.reprefill, None),
         (("engine.sleep=never",), GPUS, Resume.keep, "engines stay awake"),
         (("engine.sleep=always",), GPUS, Resume.reprefill, "engines sleep"),
@@ -132,10 +137,10 @@ def test_a_profile_of_a_recipe_counts_the_critic_of_its_training(
 
 
 @pytest.mark.parametrize("machine", [CPU, GPUS])
-def test_only_the_over_sampling_factor_may_still_be_auto_in_a_plan(machine, model) -> None:
+def test_nothing_is_auto_in_a_plan(machine, model) -> None:
     """Fails when a setting is decided where a part is built. kv_cache_dtype=auto is a choice."""
     autos = [
-        *("rollout.over_sampling_factor", "rollout.resume", "rollout.tick_steps", "engine.sleep"),
+        *("rollout.resume", "rollout.tick_steps", "engine.sleep"),
         *("engine.gpu_memory_utilization", "engine.dtype"),
         *("learner.activation_checkpointing", "learner.keep_attention", "learner.compute_dtype"),
     ]
@@ -145,7 +150,7 @@ def test_only_the_over_sampling_factor_may_still_be_auto_in_a_plan(machine, mode
     values = {key: value for each in sections for key, value in asdict(each).items()}
     left = {key for key, value in values.items() if getattr(value, "value", value) == "auto"}
     on_cpu = set() if machine.num_gpus else {"sleep"}
-    assert left == {"over_sampling_factor", "kv_cache_dtype"} | on_cpu
+    assert left == {"kv_cache_dtype"} | on_cpu
     assert config.runtime.threads >= 1
 
 

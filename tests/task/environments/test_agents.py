@@ -15,11 +15,11 @@ from agent_episodes import agents, encode, play, question, say, tokenizer
 from episodes import answer
 from own_process import is_running, wait_until
 
-from april_rl.config import TrainConfig
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.config.runtime import UserCodeConfig
 from april_rl.config.task import DataConfig
-from april_rl.start.assembly.environments import description_of
+from april_rl.task.data.errors import DataError
+from april_rl.task.data.prompts import load_prompts
 from april_rl.task.environments.loading import describe
 from april_rl.task.environments.protocol import EnvironmentFailedError
 
@@ -322,9 +322,6 @@ def test_a_function_that_is_not_an_agent_is_refused_before_training(settings, co
 
 
 def test_a_system_prompt_is_refused_where_an_agent_writes_the_messages():
-    config = TrainConfig(
-        data=DataConfig(path="x", environment=True, system_prompt="hello"),
-        environment=EnvironmentConfig(function="agent_programs:run"),
-    )
-    with pytest.raises(EnvironmentFailedError, match=r"run is an agent, .*system_prompt of data"):
-        description_of(config, tokenizer())
+    chosen = DataConfig(path="x", environment=True, system_prompt="hello")
+    with pytest.raises(DataError, match=r"data.path=x: system_prompt has no effect on an agent"):
+        load_prompts(chosen, tokenizer(), key="data.path", max_prompt_tokens=9, has_agent=True)

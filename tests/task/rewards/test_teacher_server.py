@@ -55,7 +55,7 @@ def test_each_response_token_gets_the_value_at_its_position_in_its_own_context()
 
 
 def test_a_busy_server_gets_the_request_again_with_the_key(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sesame")
+    monkeypatch.setenv("TEACHER_API_KEY", "sesame")
     busy = (503, "busy")
     with (
         serving(lambda n, request: busy if n == 1 else echo(request)) as server,

@@ -62,7 +62,14 @@ def test_auto_is_every_gpu_or_one_engine_on_cpu() -> None:
     [
         (("runtime.device=auto",), 1, True),
         (("runtime.device=auto",), 0, False),
-        (("runtime.device=auto", "engine.args.speculative_config={method:ngram}"), 1, False),
+        (
+            (
+                "runtime.device=auto",
+                "engine.args.speculative_config={method:ngram,num_speculative_tokens:4}",
+            ),
+            1,
+            False,
+        ),
         (("runtime.device=auto", "engine.args.async_scheduling=false"), 1, False),
         (("engine.args.async_scheduling=true",), 0, True),
     ],
