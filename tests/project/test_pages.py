@@ -90,6 +90,11 @@ def command_lines(path: Path) -> list[str]:
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
 
 
+def test_no_row_of_a_table_is_longer_than_a_screen() -> None:
+    lines = [(page.name, line) for page in PAGES for line in page.read_text("utf-8").splitlines()]
+    assert [(page, line) for page, line in lines if line[:1] == "|" and len(line) > 200] == []
+
+
 def test_the_code_of_every_page_imports_from_the_api_alone() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     code = "".join(re.findall(r"^```python\n(.*?)^```", text, re.M | re.S))
