@@ -27,7 +27,7 @@ from april_rl.training.runtime.layout import Layout
 
 _FREE_FRAC = 0.98  # free share of a GPU when nothing else runs on it
 _FACTORS = (1.0, 1.5, 2.0)
-_CORRELATION = 0.3  # correlation of the lengths in a group; docs/simulator.md
+_CORRELATION = 0.3  # correlation of the lengths in a group; docs/experiments.md
 _NO_SIGNAL_FRAC = 0.4  # share of the groups, under dynamic sampling
 _PROMPT_TOKENS = 256  # assumed length of a prompt; at most data.max_prompt_tokens
 _STEPS, _WARMUP_STEPS, _TICKS_PER_RESPONSE = 4, 3, 64
