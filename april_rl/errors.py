@@ -14,3 +14,15 @@ class ExportError(RunError):
 
 class EngineStalledError(RunError):
     """An engine did not return within the deadline."""
+
+
+class DataError(RunError, ValueError):
+    """Data that cannot be used; the message names the key, the file and, if known, the line."""
+
+
+class PreflightError(RunError):
+    """The run cannot start on this machine with these settings."""
+
+
+class LayoutError(RunError):
+    """More workers than fit here are asked for, or ones that do not form whole engines."""

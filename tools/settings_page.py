@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import tokenize
 from collections.abc import Iterator
 from enum import Enum
@@ -28,9 +29,10 @@ Give a setting on the command line as `SECTION.KEY=VALUE`, or in a recipe
 ([usage.md](usage.md#configuration)). NAME stands for a name that you choose. A value of another
 type or out of its range is refused with one message, and so is a setting without effect.
 `python -m april_rl.train +recipe=NAME --cfg job` prints the settings of a recipe; the defaults here
-are those without a recipe.
+are those without a recipe. A row that ends with … continues below its table.
 """
 _WIDTH_OF_INDENT = 4
+_LONGEST_ROW = 195
 _TABLE = "| key | default | what it is |\n|---|---|---|"
 _FIRST = (  # settings that a person sets first
     *("model.path", "data.path", "reward.function", "trainer.num_groups", "rollout.group_size"),
@@ -43,12 +45,15 @@ def page() -> str:
     """Return the text of the page: a table of the settings that matter most, then one for each
     section.
     """
-    rows = {key: row for section, of in sections() for key, row in _rows(section, of)}
+    rows = {key: row for section, of in sections() for key, row, _ in _rows(section, of)}
     parts = [_HEAD, "## The ten that matter\n", _TABLE, *(rows[key] for key in _FIRST), ""]
     for section, of in sections():
         parts += [f"## {section}\n", _plain(inspect.getdoc(of) or "") + "\n"]
-        own = [row for _, row in _rows(section, of)]
-        parts += [*_inherited_lines(section, of), *([_TABLE, *own, ""] if own else [])]
+        own = list(_rows(section, of))
+        parts += _inherited_lines(section, of)
+        parts += [_TABLE, *(row for _, row, _ in own), ""] if own else []
+        more = [f"- **`{key}`**: {rest}" for key, _, rest in own if rest]
+        parts += [*more, ""] if more else []
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -96,9 +101,9 @@ def _inherited_lines(section: str, of: type) -> Iterator[str]:
         left = [name for name in left if name not in above]
 
 
-def _rows(section: str, of: type) -> Iterator[tuple[str, str]]:
-    """Yield the key of each setting of a section, and its row of the table: key, default, meaning
-    with choices, and type.
+def _rows(section: str, of: type) -> Iterator[tuple[str, str, str]]:
+    """Yield the key of each setting of a section; its row of the table: key, default, meaning
+    with choices, and type; and the part of its meaning that is too long for a row.
     """
     for field in own_settings(of):
         hint, text = get_type_hints(of)[field.name], comments(of)[field.name]
@@ -107,8 +112,25 @@ def _rows(section: str, of: type) -> Iterator[tuple[str, str]]:
             text = text or (inspect.getdoc(kind) or "").removesuffix(".")
             text = f"{text}. {'; '.join(_values(kind))}"
         key = field.name if of is TrainConfig else f"{section}.{field.name}"
-        meaning = f"{_plain(text)} ({_type(hint)}{_bounds(field)})".replace("|", r"\|")
-        yield key, f"| `{key}` | {_default(field)} | {meaning} |"
+        start, end = f"| `{key}` | {_default(field)} |", f"({_type(hint)}{_bounds(field)}) |"
+        room = _LONGEST_ROW - len(start) - len(end)
+        first, rest = _split(_plain(text).replace("|", r"\|"), room)
+        yield key, f"{start} {first} {end}", rest
+
+
+def _split(text: str, room: int) -> tuple[str, str]:
+    """Return the first sentence of a text that is longer than `room`, or as many of its parts as
+    fit, and the rest.
+    """
+    if len(text) <= room:
+        return text, ""
+    for mark in (". ", "; ", ", "):
+        ends = [each.start() for each in re.finditer(re.escape(mark), text[:room])]
+        ends = [end for end in ends if text.count("(", 0, end) == text.count(")", 0, end)]
+        if ends:
+            end = ends[0] if mark == ". " else ends[-1]
+            return f"{text[:end]} …", text[end + len(mark) :]
+    raise ValueError(f"no part of this meaning fits into a row: {text}")
 
 
 @cache

@@ -50,8 +50,8 @@ class EngineConfig:
     # distribution than the learner's, so algorithm.correction or algorithm.ratio=behaviour has to
     # correct for it; mismatch/ shows the difference, learner.max_mismatch may have to be higher
     kv_cache_dtype: KvCacheDtype = KvCacheDtype.auto
-    # vLLM's own options, handed on as they are: max_num_batched_tokens (of one engine step; 8192),
-    # async_scheduling (on GPUs), speculative_config of method ngram, and others
+    # vLLM's own options, such as max_num_batched_tokens (of one engine step; 8192),
+    # async_scheduling (on GPUs) and speculative_config of method ngram
     args: dict[str, Any] = field(default_factory=dict)
 
     @property

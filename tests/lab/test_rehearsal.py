@@ -255,11 +255,11 @@ def test_every_recipe_has_a_stand_in_for_its_model_and_its_data():
 
 
 @pytest.mark.slow
-def test_the_command_of_the_first_page_flags_nothing_in_the_recipe_of_that_page(
+def test_the_command_of_the_page_of_recipes_flags_nothing_in_its_recipe(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    page = (ROOT / "docs" / "first_run.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"python -m april_rl rehearse (.*)", page)
+    page = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"python -m april_rl rehearse (--config-dir .*)", page)
     for name, language in (("conf/recipe/mine.yaml", "yaml"), ("my_rewards.py", "python")):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (text,) = re.findall(rf"```{language}\n(.*?)```", page, flags=re.S)

@@ -90,6 +90,11 @@ def command_lines(path: Path) -> list[str]:
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
 
 
+def test_no_row_of_a_table_is_longer_than_a_screen() -> None:
+    lines = [(page.name, line) for page in PAGES for line in page.read_text("utf-8").splitlines()]
+    assert [(page, line) for page, line in lines if line[:1] == "|" and len(line) > 200] == []
+
+
 def test_the_code_of_every_page_imports_from_the_api_alone() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     code = "".join(re.findall(r"^```python\n(.*?)^```", text, re.M | re.S))
@@ -113,11 +118,11 @@ def test_the_settings_of_every_command_on_every_page_are_accepted() -> None:
         to_config(compose_overrides(settings))
 
 
-def test_the_recipe_and_the_reward_of_the_first_page_are_right(tmp_path: Path) -> None:
+def test_the_recipe_and_the_reward_of_the_page_of_recipes_are_right(tmp_path: Path) -> None:
     """Fails when the recipe names a setting that no longer exists, or keeps a data set of its
     parent.
     """
-    page = (ROOT / "docs" / "first_run.md").read_text(encoding="utf-8")
+    page = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
     (recipe,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.S)
     (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
     (tmp_path / "recipe").mkdir()

@@ -43,11 +43,12 @@ def test_every_setting_has_a_row_and_a_meaning() -> None:
         "| `rollout.max_staleness` | `8` | most policy versions between a token's sampling and its "
         "training (int, >= 0) |\n",
         "| `data.path` | required | .jsonl, .json or .parquet file, Hugging Face data set id ",
-        "builtin:arithmetic; leave unset with `sources` (text) |\n",  # from class and base class
+        "builtin:arithmetic; leave unset with `sources`\n",  # from class and base class
         "| `rollout.on_stale` | `finish` | ",
         "`finish`: the step waits for it; `mask`: its tokens",
         "(list of choice) |\n",
         r"mean \|logprob - behaviour_logprob\| of age-0 tokens",
+        "- **`rollout.resume`**: `auto`: keep if engines stay awake",
         "As in `evaluation`, unless given: `num_samples`, ",
     ],
 )

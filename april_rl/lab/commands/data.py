@@ -80,7 +80,7 @@ def _show(arguments: Sequence[str]) -> int:
 
 
 def _write(page: DataPage, path: Path) -> None:
-    from april_rl.task.data.errors import DataError
+    from april_rl.errors import DataError
 
     try:
         page.write(path)

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Arguments(
         prog="python -m april_rl simulate",
         description="Step time, gain over synchronous, ages and memory at several over-sampling "
-        "factors, without a GPU. See docs/simulator.md.",
+        "factors, without a GPU. See docs/usage.md.",
     )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument(

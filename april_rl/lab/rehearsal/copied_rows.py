@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from april_rl.config.task import PromptSetConfig
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 from april_rl.task.data.json_rows import to_public_types
 from april_rl.task.data.procedural import PREFIX
 from april_rl.task.data.sources import open_source, quiet

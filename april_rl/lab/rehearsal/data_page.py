@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.task import PromptSetConfig
+from april_rl.errors import DataError
 from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.copied_rows import UnwritableError, copy_rows
 from april_rl.lab.rehearsal.decontamination import Overlap, Passages
 from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, rate, shorten, try_forms
-from april_rl.task.data.errors import DataError
 from april_rl.task.data.prompts import PromptTable, load_prompts
 from april_rl.task.environments.loading import describe
 from april_rl.task.rewards.check import check_tests, reads_answers

@@ -10,7 +10,7 @@ from april_rl.config import TrainConfig
 from april_rl.config.choices import Ratio
 from april_rl.lab.simulator.length_distributions import median_for
 
-# Assumptions about lengths; docs/simulator.md says where they come from.
+# Assumptions about lengths; docs/experiments.md says where they come from.
 SIGMA = 0.6  # deviation of the logarithm of a response's length
 _MAX_OVERLONG_FRAC = 0.25  # share of the responses in the zone of the overlong penalty
 _MAX_LEFT_OUT_FRAC = 0.05  # share of the prompts that are longer than data.max_prompt_tokens

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Device, Sleep
+from april_rl.errors import PreflightError
 from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.findings import SIGMA, Finding
 from april_rl.lab.simulator.calibration import Calibration
@@ -16,7 +17,6 @@ from april_rl.lab.simulator.scenarios import scenario_of
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.run.supervision.host_memory import host_memory
 from april_rl.start.planning.engine_sleep import decide_sleep_and_resume, with_resume
-from april_rl.start.planning.errors import PreflightError
 from april_rl.start.planning.kv_room import kv_demand, kv_warning, planned_kv_tokens
 from april_rl.start.planning.layout import settle
 from april_rl.start.planning.memory_check import Room, check_plan
@@ -27,7 +27,7 @@ from april_rl.training.runtime.layout import Layout
 
 _FREE_FRAC = 0.98  # free share of a GPU when nothing else runs on it
 _FACTORS = (1.0, 1.5, 2.0)
-_CORRELATION = 0.3  # correlation of the lengths in a group; docs/simulator.md
+_CORRELATION = 0.3  # correlation of the lengths in a group; docs/experiments.md
 _NO_SIGNAL_FRAC = 0.4  # share of the groups, under dynamic sampling
 _PROMPT_TOKENS = 256  # assumed length of a prompt; at most data.max_prompt_tokens
 _STEPS, _WARMUP_STEPS, _TICKS_PER_RESPONSE = 4, 3, 64

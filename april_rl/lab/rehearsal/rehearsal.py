@@ -22,7 +22,7 @@ from april_rl.config.choices import Advantage
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.store import plain_config
 from april_rl.config.task import PromptSetConfig
-from april_rl.errors import RunError
+from april_rl.errors import PreflightError, RunError
 from april_rl.lab.rehearsal import findings as find
 from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.assumptions import Assumptions
@@ -35,7 +35,6 @@ from april_rl.lab.rehearsal.tiny_model import write_tiny_model
 from april_rl.run.supervision.interrupts import Interrupts
 from april_rl.start.assembly.run import assemble
 from april_rl.start.planning.beside import beside_sizes
-from april_rl.start.planning.errors import PreflightError
 from april_rl.start.planning.memory_inputs import Beside
 from april_rl.start.planning.model import read_model, without_network_go_offline
 from april_rl.start.planning.notes import inert_settings

@@ -12,8 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from april_rl.config.task import PromptSetConfig
-from april_rl.errors import RunError
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError, RunError
 from april_rl.task.data.prompts import PromptTable
 from april_rl.task.data.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 

@@ -19,7 +19,7 @@ from april_rl.training.rollout.ticks import TickWork
 
 Row = dict[str, float | None]
 # For runs with refill at α > 1: their batches have nearly equal sizes, which does not show what a
-# small batch costs (docs/simulator.md).
+# small batch costs (docs/usage.md).
 NO_SMALL_BATCHES = (
     "What small batches cost is a guess there, because this run had none; python -m april_rl "
     "compare measures the gain over a synchronous run."

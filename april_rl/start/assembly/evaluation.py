@@ -8,7 +8,7 @@ from april_rl.answers.extraction import extract_answer, normalise, with_thinking
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set
 from april_rl.config.task import PromptSetConfig
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 from april_rl.task.data.files import of_held_out
 from april_rl.task.data.prompts import PromptTable
 from april_rl.task.evaluation.evaluator import CountingOutside, Evaluator

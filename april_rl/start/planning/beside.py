@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedConfig
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Advantage
 from april_rl.config.lora import LoraConfig
-from april_rl.start.planning.errors import PreflightError
+from april_rl.errors import PreflightError
 from april_rl.start.planning.memory_inputs import Beside
 from april_rl.start.planning.model import max_context_tokens, read_model
 from april_rl.start.planning.sizes import context_length

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Resume, Sleep
+from april_rl.errors import PreflightError
 from april_rl.start.planning.engine_share import MARGIN_FRAC, settle_share, use_rest
-from april_rl.start.planning.errors import PreflightError
 from april_rl.start.planning.kv_room import kv_demand
 from april_rl.start.planning.memory_check import Room, remedies
 from april_rl.start.planning.memory_inputs import MemoryInputs

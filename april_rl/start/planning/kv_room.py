@@ -19,7 +19,7 @@ from april_rl.training.learner.model.sizes import ModelSizes
 from april_rl.training.runtime.layout import Layout
 
 # Lengths are unknown before the first step. With the simulator's lognormal lengths for long
-# reasoning (docs/simulator.md: mean 10,500 tokens, budget 16,384 or 20,480) a slot holds 0.35 of
+# reasoning (docs/experiments.md: mean 10,500 tokens, budget 16,384 or 20,480) a slot holds 0.35 of
 # the budget on average, and 0.5 to 0.65 at the peak of a step.
 _EXPECTED_SHARE = 0.5
 

@@ -10,7 +10,7 @@ from april_rl.config.choices import ComputeDtype, Device, Offload
 from april_rl.config.consistency import check_layout
 from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import LearnerConfig
-from april_rl.start.planning.errors import LayoutError
+from april_rl.errors import LayoutError
 from april_rl.start.planning.machine import Machine, num_gpus
 from april_rl.training.runtime.layout import Layout
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from april_rl.config.choices import Offload, Sleep
+from april_rl.errors import PreflightError
 from april_rl.run.supervision.host_memory import WorkerMemory
-from april_rl.start.planning.errors import PreflightError
 from april_rl.start.planning.memory_inputs import MemoryInputs
 from april_rl.start.planning.memory_plan import GIB, MemoryPlan, Phase, plan_memory
 from april_rl.training.learner.model.sizes import ModelSizes

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from huggingface_hub import constants
 from transformers import AutoConfig, PreTrainedConfig
 
-from april_rl.start.planning.errors import PreflightError
+from april_rl.errors import PreflightError
 from april_rl.start.planning.model_folder import check_model_folder
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from april_rl.errors import PreflightError
 from april_rl.run.checkpointing.exports import INDEX, SINGLE_FILE, newest_export
-from april_rl.start.planning.errors import PreflightError
 
 _CONFIG = "config.json"
 

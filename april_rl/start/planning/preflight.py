@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import RouterReplay
-from april_rl.start.planning.errors import PreflightError
+from april_rl.errors import PreflightError
 from april_rl.start.planning.machine import Machine, wrong_engine, wrong_tools
 from april_rl.start.planning.model import max_context_tokens, num_heads, read_model
 from april_rl.start.planning.sizes import batch_tokens, context_length

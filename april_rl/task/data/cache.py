@@ -13,7 +13,7 @@ import datasets
 import xxhash
 
 from april_rl.config.task import PromptSetConfig
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 from april_rl.task.data.files import is_file
 from april_rl.task.data.procedural import PREFIX
 from april_rl.task.data.sources import load_id

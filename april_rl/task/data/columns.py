@@ -11,7 +11,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 from april_rl.task.data.files import no_column
 from april_rl.task.data.json_faults import describe
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.task import TASK_PREFIX, PromptSetConfig
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 from april_rl.task.data.json_faults import check_text, is_json, json_fault
 
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}

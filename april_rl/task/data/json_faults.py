@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 
 _DECODER, _NOT_SPACE = json.JSONDecoder(), re.compile(r"\S")
 

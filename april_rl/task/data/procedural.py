@@ -13,7 +13,7 @@ from typing import Any
 import xxhash
 
 from april_rl.config.task import TASK_PREFIX
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 
 PREFIX = TASK_PREFIX
 _NUM_ROWS = {"train": 2000, "test": 200}  # used unless `args` has a size

@@ -12,7 +12,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from april_rl.config.task import PromptSetConfig
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 from april_rl.task.data.procedural import PREFIX
 from april_rl.task.data.rendering import EXTRA
 from april_rl.task.data.tokenized import TableMaker, TokenizedTable

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from april_rl.config.task import PromptSetConfig
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 from april_rl.task.data.json_rows import to_storage
 from april_rl.task.data.messages import place_of_question
 from april_rl.task.data.rows import Row, RowReader

@@ -14,8 +14,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from april_rl.config.task import PromptSetConfig
+from april_rl.errors import DataError
 from april_rl.task.data.columns import PathError, column_of, list_of_json, unsaved_type
-from april_rl.task.data.errors import DataError
 from april_rl.task.data.json_faults import describe
 from april_rl.task.data.messages import conversation, has_role, place_of_question
 from april_rl.task.data.sources import RawTable, RowNames, map_again

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from april_rl.config.task import PromptSetConfig
+from april_rl.errors import DataError
 from april_rl.task.data import procedural
-from april_rl.task.data.errors import DataError
 from april_rl.task.data.files import FORMATS, check_file, is_file
 from april_rl.task.data.json_faults import check_text, json_fault
 from april_rl.task.data.json_rows import read_json

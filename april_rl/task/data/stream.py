@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from april_rl.config.user_code import Caught
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 from april_rl.task.data.prompts import PromptTable
 from april_rl.task.data.samplers import Learns, NewSampler, Shuffled
 from april_rl.types import Prompt

@@ -13,8 +13,8 @@ from transformers import AutoConfig
 
 from april_rl.config.choices import Offload
 from april_rl.config.critic import CriticConfig
+from april_rl.errors import PreflightError
 from april_rl.start.planning.beside import beside_sizes, read_beside
-from april_rl.start.planning.errors import PreflightError
 from april_rl.start.planning.memory_inputs import Beside
 from april_rl.start.planning.memory_plan import plan_memory
 from april_rl.task.tiny.builtins import resolve_builtins

@@ -15,12 +15,10 @@ from source_tree import ROOT
 
 from april_rl.config import TrainConfig
 from april_rl.config.user_code import check_named
-from april_rl.errors import RunError
+from april_rl.errors import DataError, PreflightError, RunError
 from april_rl.start.commands.early_checks import check_early
-from april_rl.start.planning.errors import PreflightError
 from april_rl.start.planning.model_folder import check_model_folder
 from april_rl.start.planning.versions import check_installed, check_versions
-from april_rl.task.data.errors import DataError
 from april_rl.task.data.files import check_files
 
 # Runs each command that it reads in a fork of itself, so that all of them import Hydra once.

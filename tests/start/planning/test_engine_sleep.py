@@ -6,8 +6,8 @@ from planned_models import GPU, INPUTS, change, sizes_of
 
 from april_rl.config.choices import Sleep
 from april_rl.config.engine import EngineConfig
+from april_rl.errors import LayoutError, PreflightError
 from april_rl.start.planning.engine_sleep import EngineSleep, settle_sleep
-from april_rl.start.planning.errors import LayoutError, PreflightError
 from april_rl.start.planning.layout import settle
 from april_rl.start.planning.memory_check import Room, check_plan
 from april_rl.start.planning.memory_inputs import Beside, MemoryInputs, memory_inputs

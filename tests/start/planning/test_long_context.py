@@ -7,7 +7,7 @@ from planned_models import GPU, INPUTS, change, sizes_of
 from source_tree import ROOT
 
 from april_rl.config.choices import Offload
-from april_rl.start.planning.errors import PreflightError
+from april_rl.errors import PreflightError
 from april_rl.start.planning.memory_check import Room, check_plan
 from april_rl.start.planning.memory_inputs import MemoryInputs
 

@@ -6,7 +6,7 @@ import pytest
 from planned_models import GPU, INPUTS, change, sizes_of, worker
 
 from april_rl.config.choices import Offload
-from april_rl.start.planning.errors import PreflightError
+from april_rl.errors import PreflightError
 from april_rl.start.planning.memory_check import check_memory
 from april_rl.start.planning.memory_plan import GIB, plan_memory
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from april_rl.config.choices import Offload, Sleep
-from april_rl.start.planning.errors import PreflightError
+from april_rl.errors import PreflightError
 from april_rl.start.planning.layout import settle
 from april_rl.start.planning.memory_check import Room, check_memory, check_plan
 from april_rl.start.planning.memory_inputs import Beside, memory_inputs

@@ -10,7 +10,7 @@ from transformers import Qwen3Config
 
 from april_rl.config.choices import ComputeDtype, Resume, Sleep
 from april_rl.config.engine import EngineConfig
-from april_rl.start.planning.errors import LayoutError, PreflightError
+from april_rl.errors import LayoutError, PreflightError
 from april_rl.start.planning.machine import Machine
 from april_rl.start.planning.plan import (
     Draft,

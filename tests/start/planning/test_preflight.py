@@ -16,7 +16,7 @@ from transformers import (
     T5Config,
 )
 
-from april_rl.start.planning.errors import PreflightError
+from april_rl.errors import PreflightError
 from april_rl.start.planning.layout import settle
 from april_rl.start.planning.machine import num_gpus, this_machine, wrong_tools
 from april_rl.start.planning.model import read_model

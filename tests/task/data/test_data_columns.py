@@ -6,7 +6,7 @@ import pytest
 from word_tokenizer import hf_tokenizer
 
 from april_rl.config.task import PromptSetConfig
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 from april_rl.task.data.prompts import load_prompts
 from april_rl.task.data.tokenizer import Tokenizer
 

@@ -14,8 +14,8 @@ import pytest
 from word_tokenizer import hf_tokenizer
 
 from april_rl.config.task import DataConfig, PromptSetConfig, SourceConfig
+from april_rl.errors import DataError
 from april_rl.task.data import cache, tokenized
-from april_rl.task.data.errors import DataError
 from april_rl.task.data.prompts import load_prompts
 from april_rl.task.data.sets import PromptSets
 from april_rl.task.data.stream import MixedStream, PromptStream, stream_of

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 from april_rl.task.data.procedural import check_verifier, draw_rows
 
 

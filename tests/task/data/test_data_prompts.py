@@ -7,8 +7,8 @@ import pytest
 from word_tokenizer import CHAT, hf_tokenizer, words
 
 from april_rl.config.task import PromptSetConfig
+from april_rl.errors import DataError
 from april_rl.task.data import cache
-from april_rl.task.data.errors import DataError
 from april_rl.task.data.prompts import load_prompts
 from april_rl.task.data.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 

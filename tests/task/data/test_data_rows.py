@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from april_rl.config.task import PromptSetConfig
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 from april_rl.task.data.rows import RowReader, check_rows
 from april_rl.task.data.sources import hub_name, open_source
 
@@ -266,7 +266,7 @@ def test_another_kind_of_file_is_refused_with_the_supported_kinds(tmp_path):
 @pytest.mark.slow
 def test_a_data_set_id_without_network_gives_one_message(tmp_path):
     program = (
-        "from april_rl.task.data.errors import DataError\n"
+        "from april_rl.errors import DataError\n"
         "from april_rl.task.data.sources import load_id\n"
         "try: load_id('nobody/nothing', key='data.path', split='train')\n"
         "except DataError as error: print(error)\n"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 from april_rl.task.data.stream import MixedStream, Origin, PromptStream
 from april_rl.training.rollout.measures.reward_metrics import source_metrics
 from april_rl.types import Group, Prompt, ScoredGroup

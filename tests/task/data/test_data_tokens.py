@@ -11,10 +11,10 @@ from april_rl.config import to_config
 from april_rl.config.prompt_sets import has_chat
 from april_rl.config.store import compose_overrides
 from april_rl.config.task import DataConfig, EvaluationSetConfig, PromptSetConfig, SourceConfig
+from april_rl.errors import DataError
 from april_rl.start.assembly import workers
 from april_rl.start.planning.layout import settle
 from april_rl.start.planning.sizes import EngineSizes
-from april_rl.task.data.errors import DataError
 from april_rl.task.data.prompts import load_prompts
 from april_rl.task.data.stop_tokens import stop_token_ids
 from april_rl.task.data.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from april_rl.config.task import DataConfig
 from april_rl.config.user_code import OwnFunctionError
+from april_rl.errors import DataError
 from april_rl.start.assembly.sampler import sampler_maker
-from april_rl.task.data.errors import DataError
 from april_rl.task.data.samplers import ByPassRate
 from april_rl.task.data.stream import MixedStream, PromptStream
 from april_rl.types import Prompt

@@ -18,7 +18,7 @@ from own_process import is_running, wait_until
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.config.runtime import UserCodeConfig
 from april_rl.config.task import DataConfig
-from april_rl.task.data.errors import DataError
+from april_rl.errors import DataError
 from april_rl.task.data.prompts import load_prompts
 from april_rl.task.environments.loading import describe
 from april_rl.task.environments.protocol import EnvironmentFailedError

@@ -10,8 +10,7 @@ from composed_config import load, refusal
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype
-from april_rl.errors import RunError
-from april_rl.start.planning.errors import LayoutError
+from april_rl.errors import LayoutError, RunError
 from april_rl.start.planning.layout import settle
 from april_rl.start.planning.machine import num_visible
 from april_rl.training.runtime.cluster import Node, WorkerLocation, rank_order, spread

@@ -14,11 +14,10 @@ from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Advantage
 from april_rl.config.task import RewardConfig
 from april_rl.config.user_code import OwnFunctionError
-from april_rl.errors import RunError
+from april_rl.errors import DataError, RunError
 from april_rl.metrics import Metrics
 from april_rl.run.checkpointing.resume import load
 from april_rl.run.supervision.failures import WorkerDiedError
-from april_rl.task.data.errors import DataError
 from april_rl.task.data.samplers import Shuffled
 from april_rl.task.rewards.jobs import RewardError
 from april_rl.training.algorithm.advantages import advantages_of

@@ -22,7 +22,7 @@ from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.config.choices import Advantage
 from april_rl.config.schema import RolloutConfig, TrainerConfig
 from april_rl.config.task import EvaluationConfig
-from april_rl.errors import RunError
+from april_rl.errors import DataError, RunError
 from april_rl.metrics import Mean, Metrics, Sum
 from april_rl.run.checkpointing.checkpointer import Checkpointer
 from april_rl.run.checkpointing.resume import CHECKPOINTS, Resumed, load
@@ -30,7 +30,6 @@ from april_rl.run.tracking.terminal import View
 from april_rl.run.tracking.tracker import config_text
 from april_rl.start.assembly.collector import build_collector
 from april_rl.start.assembly.run_directory import RunDirectory
-from april_rl.task.data.errors import DataError
 from april_rl.task.data.samplers import NewSampler, Shuffled
 from april_rl.task.data.stream import PromptStream
 from april_rl.task.evaluation.evaluate import evaluate_all
