@@ -250,7 +250,7 @@ def print_sum(value: str) -> str:
         ({"functions": [len]}, "functions is a dict of functions by setting"),
         ({"data": [{"prompt": {1, 2}}]}, "set is not JSON"),
         ({"data": {"prompt": ["1"]}}, r"a dict as data holds settings .* rows are a list of dicts"),
-        ({"data": {"template": "odd"}}, "data.template must be chat or plain, got odd"),
+        ({"data": {"template": "odd"}}, "data.template must be chat, plain or a text with {pr"),
         (
             {"reward": {"functoin": "exact"}},
             r"dict as reward holds settings .* reward=FUNCTION",

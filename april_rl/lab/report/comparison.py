@@ -243,9 +243,10 @@ def _name(settings: Mapping[str, object], differing: Sequence[str]) -> str:
 def _schedule(settings: Mapping[str, object]) -> str:
     """Describe how many samples a run starts; only α = 1 without refill is synchronous."""
     factor, refill = (settings.get(key) for key in _SCHEDULE)
+    alpha = f"α = {factor:g}" if isinstance(factor, float) else f"α = {factor}"
     if factor == 1:
-        return f"α = {factor} with refill" if refill else SYNCHRONOUS
-    return f"α = {factor}" if refill else f"α = {factor} one-shot"
+        return f"{alpha} with refill" if refill else SYNCHRONOUS
+    return alpha if refill else f"{alpha} one-shot"
 
 
 def _flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
