@@ -45,7 +45,7 @@ def test_runs_are_grouped_by_the_settings_in_which_they_differ(
     comparison: RunComparison, tmp_path: Path
 ) -> None:
     """Seeds do not create a variant, and the synchronous loop is the baseline."""
-    assert list(comparison.variants) == [SYNCHRONOUS, "α = 2.0"]
+    assert list(comparison.variants) == [SYNCHRONOUS, "α = 2"]
     assert [len(runs) for runs in comparison.variants.values()] == [3, 3]
     for name, rate in (("slow", 1e-6), ("fast", 1e-5)):
         config = make_run(tmp_path / name, num_steps=2) / "config.yaml"
@@ -104,7 +104,7 @@ def test_accuracy_after_equal_time_differs_from_that_after_equal_samples(
     comparison: RunComparison,
 ) -> None:
     """Fails when a faster run is compared at the time of the slower one."""
-    april = comparison.variants["α = 2.0"][1]
+    april = comparison.variants["α = 2"][1]
     budget = replace(comparison.budget, seconds=april.total("time/step_s") / 2)
     times = evaluations(april, "held_out")
     after = figure("accuracy after equal time").value(april, budget)
@@ -119,13 +119,13 @@ def test_ratios_are_paired_by_seed_and_have_students_t_interval(comparison: RunC
     for mine, base in zip(*reversed(comparison.variants.values()), strict=True):
         assert mine.setting("seed") == base.setting("seed")
         ratios.append(math.log(base.total("time/step_s") / mine.total("time/step_s")))
-    found = comparison.pair(rate, "α = 2.0")
+    found = comparison.pair(rate, "α = 2")
     assert found is not None
     mean = fmean(ratios)
     deviation = math.sqrt(sum((ratio - mean) ** 2 for ratio in ratios) / 2)
     assert found == pytest.approx((mean, 4.303 * deviation / math.sqrt(3)))
     assert mean > 0, "over-sampling is faster"
-    text = comparison.versus(rate, "α = 2.0")
+    text = comparison.versus(rate, "α = 2")
     assert re.fullmatch(r"× \d\.\d\d \[\d\.\d\d, \d\.\d\d\]", text)
     assert comparison.versus(rate, SYNCHRONOUS) == ""
 
@@ -134,10 +134,10 @@ def test_seeds_without_a_partner_are_not_paired_and_one_pair_has_no_ratio(folder
     paths = [folder / name for name in ("a0", "b0", "b1")]
     found = compare(paths, accuracy=None, evaluation_set=None)
     rate = figure("trained samples/s")
-    paired = found.pair(rate, "α = 2.0")
+    paired = found.pair(rate, "α = 2")
     assert paired is not None
     assert math.isinf(paired[1])
-    assert not found.versus(rate, "α = 2.0")
+    assert not found.versus(rate, "α = 2")
 
 
 NO_RATIO = "Ratios to {} are left out where chance alone may explain them: {}. Compare"
@@ -147,13 +147,13 @@ NO_RATIO = "Ratios to {} are left out where chance alone may explain them: {}. C
     ("seeds", "num_steps", "end", "reason", "num_ratios"),
     [
         ((0, 1), 10, 0.7, "", 9),
-        ((0,), 10, 0.7, "fewer than 2 seeds in common (α = 2.0)", 0),
-        ((0, 1), 9, 0.7, "a run of fewer than 10 steps (α = 2.0)", 0),
+        ((0,), 10, 0.7, "fewer than 2 seeds in common (α = 2)", 0),
+        ((0, 1), 9, 0.7, "a run of fewer than 10 steps (α = 2)", 0),
         (
             (0, 1),
             10,
             0.54,
-            "an accuracy to reach that is inside the 95 % interval of a first evaluation (α = 2.0)",
+            "an accuracy to reach that is inside the 95 % interval of a first evaluation (α = 2)",
             7,
         ),
     ],
@@ -191,10 +191,10 @@ def test_only_a_factor_of_one_without_refill_is_called_synchronous(tmp_path: Pat
         config.write_text(yaml.safe_dump(settings))
     make_run(tmp_path / "two", factor=2.0, num_steps=2)
     names = [*compare([tmp_path], accuracy=None, evaluation_set=None).variants]
-    assert names == [SYNCHRONOUS, "α = 1.0 with refill", "α = 2.0"]
+    assert names == [SYNCHRONOUS, "α = 1 with refill", "α = 2"]
     paths = [tmp_path / "with", tmp_path / "two"]
     page = comparison_page(compare(paths, accuracy=None, evaluation_set=None))
-    assert "<h1>α = 1.0 with refill against α = 2.0</h1>" in page
+    assert "<h1>α = 1 with refill against α = 2</h1>" in page
     assert SYNCHRONOUS not in page
 
 
@@ -209,13 +209,13 @@ def test_runs_of_one_seed_are_averaged(comparison: RunComparison) -> None:
     alone = median.value(runs[0], comparison.budget)
     assert twice.mean(median, SYNCHRONOUS) == pytest.approx(2 * alone)
     assert twice.missing(median, SYNCHRONOUS) == 0
-    [april, _, _] = comparison.variants["α = 2.0"]
+    [april, _, _] = comparison.variants["α = 2"]
     ratio = math.log(median.value(april, comparison.budget) / (2 * alone))
-    assert twice.pair(median, "α = 2.0") == (pytest.approx(ratio), math.inf)
+    assert twice.pair(median, "α = 2") == (pytest.approx(ratio), math.inf)
 
 
 def test_memory_is_the_largest_of_a_run(comparison: RunComparison) -> None:
-    run = comparison.variants["α = 2.0"][0]
+    run = comparison.variants["α = 2"][0]
     rows = [
         {**row, "memory/worker_rss_bytes": (3 - n % 2) * 2**30, "memory/gpu_used_frac": 0.1 * n}
         for n, row in enumerate(run.rows[:4])
@@ -229,20 +229,20 @@ def test_memory_is_the_largest_of_a_run(comparison: RunComparison) -> None:
 def test_shares_are_compared_by_difference(comparison: RunComparison) -> None:
     off_policy = figure("off-policy tokens")
     assert comparison.mean(off_policy, SYNCHRONOUS) == 0.0
-    share = comparison.mean(off_policy, "α = 2.0")
+    share = comparison.mean(off_policy, "α = 2")
     assert share is not None
-    assert comparison.pair(off_policy, "α = 2.0")[0] == pytest.approx(share)
-    points = comparison.versus(off_policy, "α = 2.0")
+    assert comparison.pair(off_policy, "α = 2")[0] == pytest.approx(share)
+    points = comparison.versus(off_policy, "α = 2")
     assert re.fullmatch(r"\+\d\d\.\d ± \d+\.\d points", points)
     waiting = figure("slots that wait during a rollout")
-    assert comparison.mean(waiting, SYNCHRONOUS) > 2 * comparison.mean(waiting, "α = 2.0") > 0
+    assert comparison.mean(waiting, SYNCHRONOUS) > 2 * comparison.mean(waiting, "α = 2") > 0
 
 
 def test_a_slow_reward_shows_as_idle_slots(comparison: RunComparison) -> None:
     """The engines of a run compute for half of each rollout, which then waits for rewards. Fails
     when only the time in which engines compute is compared.
     """
-    run = comparison.variants["α = 2.0"][0]
+    run = comparison.variants["α = 2"][0]
     rows = [
         {
             **row,
@@ -266,7 +266,7 @@ def test_a_slow_reward_shows_as_idle_slots(comparison: RunComparison) -> None:
 def test_runs_that_never_reach_the_accuracy_are_counted(folder: Path) -> None:
     found = compare([folder], accuracy=0.75, evaluation_set="held_out")
     seconds = figure("seconds to the accuracy")
-    assert (found.missing(seconds, SYNCHRONOUS), found.missing(seconds, "α = 2.0")) == (3, 2)
+    assert (found.missing(seconds, SYNCHRONOUS), found.missing(seconds, "α = 2")) == (3, 2)
     table = comparison_table(found)
     assert "not reached" in table
     assert "(2 without)" in table
@@ -274,7 +274,7 @@ def test_runs_that_never_reach_the_accuracy_are_counted(folder: Path) -> None:
 
 def test_the_page_has_the_table_and_its_charts_are_valid(comparison: RunComparison) -> None:
     page = Page(comparison_page(comparison))
-    assert "<h1>synchronous against α = 2.0</h1>" in comparison_page(comparison)
+    assert "<h1>synchronous against α = 2</h1>" in comparison_page(comparison)
     assert page.specs.keys() == {"accuracy-seconds", "accuracy-samples", "step-seconds"}
     for spec in page.specs.values():
         assert vl_convert.vegalite_to_vega(spec)["marks"]
@@ -294,7 +294,7 @@ def test_the_command_prints_the_table_and_writes_the_page(
     path = tmp_path / "page.html"
     assert main([str(folder), "--html", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert printed.splitlines()[0].split() == [SYNCHRONOUS, "α", "=", "2.0"]
+    assert printed.splitlines()[0].split() == [SYNCHRONOUS, "α", "=", "2"]
     assert str(path) in printed
     page = path.read_text()
     assert "<title>Comparison of runs</title>" in page
