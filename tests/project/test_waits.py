@@ -28,7 +28,7 @@ WAITS = {
     "task/environments/child.py kill": "the process was sent SIGKILL",
     "task/rewards/pool.py _stop": "the pool was told to end its processes",
     "task/rewards/pool.py _on_ended": "the future is done",
-    "task/rewards/pool.py _on_broken": "half a second, three times at most",
+    "task/rewards/pool.py _on_broken": "one, two and four seconds at most",
     "task/rewards/pool.py _wait_for": AT_THE_START,
     "run/checkpointing/checkpointer.py finish": "the last checkpoint, for which the signal waits",
     "run/checkpointing/run_lock.py _acquire": AT_THE_START,

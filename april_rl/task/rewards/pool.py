@@ -281,7 +281,8 @@ class RewardPool:
         taken = taken[: self._reward.num_processes]
         if not taken:
             self._count_restart(f"they cannot start: {reason}")
-            time.sleep(_PAUSE_S)  # the server that forks them may be ending, too
+            # The server that forks them may be ending, too, which takes seconds on a busy machine.
+            time.sleep(_PAUSE_S * 2**self._restarts)
         self._restart()
         self._suspects = self._suspects or taken
         if len(taken) == 1:
