@@ -1,4 +1,4 @@
-"""What a script, or a module of yours, imports: `from april_rl.api import train, StepResult`.
+"""Names for scripts and modules of yours: `from april_rl.api import train, StepResult`.
 
 A name is imported from its module when it is first asked for, so that a reward or an environment,
 which every one of its processes imports, loads nothing that it does not use.

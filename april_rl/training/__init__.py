@@ -1,1 +1,1 @@
-"""What trains: samples are rolled out, packed and learned, and the weights are synced."""
+"""Training: samples are rolled out, packed and learned, and the weights are synced."""

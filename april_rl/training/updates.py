@@ -20,7 +20,7 @@ from april_rl.training.learner.update_errors import (
 )
 
 BAD_STEP = "loss/bad_step"
-_MAX_BAD_STEPS = 3  # the last of so many consecutive non-finite steps ends the run
+_MAX_BAD_STEPS = 3  # consecutive steps that are not finite; the last one ends the run
 
 
 class Learners(Protocol):
