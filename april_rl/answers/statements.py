@@ -1,5 +1,5 @@
-"""What equations and lists say in addition to their values: the names, their order, "and" or "or",
-and the middle of a chain.
+"""Read what equations and lists say beside their values: the names, their order, "and" or "or", and
+the middle of a chain.
 """
 
 from __future__ import annotations
