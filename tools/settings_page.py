@@ -112,7 +112,8 @@ def _rows(section: str, of: type) -> Iterator[tuple[str, str, str]]:
             text = text or (inspect.getdoc(kind) or "").removesuffix(".")
             text = f"{text}. {'; '.join(_values(kind))}"
         key = field.name if of is TrainConfig else f"{section}.{field.name}"
-        start, end = f"| `{key}` | {_default(field)} |", f"({_type(hint)}{_bounds(field)}) |"
+        kinds = _type(hint).removesuffix(" or null") if field.default is None else _type(hint)
+        start, end = f"| `{key}` | {_default(field)} |", f"({kinds}{_bounds(field)}) |"
         room = _LONGEST_ROW - len(start) - len(end)
         first, rest = _split(_plain(text).replace("|", r"\|"), room)
         yield key, f"{start} {first} {end}", rest

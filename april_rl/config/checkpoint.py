@@ -18,8 +18,8 @@ class CheckpointConfig:
     every_minutes: float = within(">= 0", 30.0)  # minutes between checkpoints; 0: by steps only
     keep_last: int = within(">= 1", 2)  # newest checkpoints to keep; older ones are removed
     # eval/NAME/avg_at_k, pass_at_k or maj_at_k, with NAME of evaluation.sets: the checkpoint with
-    # the highest value is kept, too
-    best_metric: str = ""
+    # the highest value is kept, too; null: none
+    best_metric: str | None = None
     # steps between Hugging Face exports; 0: only at the end
     export_every_steps: int = within(">= 0", 0)
     # seconds that a run has to write a checkpoint and end after Ctrl-C or another signal

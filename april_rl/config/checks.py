@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import field, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -74,12 +73,3 @@ def _is_within(value: float | str, bounds: str) -> bool:
             is_above = value >= lowest if low[0] == "[" else value > lowest
             return is_above and (value <= highest if high[-1] == "]" else value < highest)
     raise AssertionError(bounds)
-
-
-def finite(values: Iterable[tuple[str, object]]) -> None:
-    """Raise ValueError naming the first key whose value is infinite or not a number."""
-    for key, value in values:
-        require(
-            not isinstance(value, float) or math.isfinite(value),
-            f"{key} must be a finite number, got {value}",
-        )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import fields, is_dataclass
 
-from april_rl.config.checks import finite, require
+from april_rl.config.checks import require
 from april_rl.config.choices import (
     SAMPLE_BY_SAMPLE,
     Advantage,
@@ -23,8 +23,8 @@ from april_rl.config.schema import TrainConfig
 
 
 def check_consistency(config: TrainConfig) -> None:
-    """Raise ValueError naming the first key that contradicts another or is not a finite number."""
-    finite(_settings(config))
+    """Raise ValueError naming the first key that contradicts another or has no valid value."""
+    _check_values(config)
     require(0 <= config.seed < 2**32, f"seed must be in [0, 2**32), got {config.seed}")
     _check_names(config)
     _check_groups(config)
@@ -41,14 +41,17 @@ def check_consistency(config: TrainConfig) -> None:
     _check_reference(config)
 
 
-def _settings(section: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+def _check_values(section: object, prefix: str = "") -> None:
+    """Check that numbers are finite, and that a text is not empty where null means "not set"."""
     assert is_dataclass(section), section
     for entry in fields(section):
-        value = getattr(section, entry.name)
+        key, value = f"{prefix}{entry.name}", getattr(section, entry.name)
         if is_dataclass(value):
-            yield from _settings(value, f"{prefix}{entry.name}.")
-        else:
-            yield f"{prefix}{entry.name}", value
+            _check_values(value, f"{key}.")
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        require(is_finite, f"{key} must be a finite number, got {value}")
+        is_empty = value == "" and "None" in str(entry.type)
+        require(not is_empty, f"{key} is empty: write {key}=null, or remove it")
 
 
 def _check_names(config: TrainConfig) -> None:

@@ -13,7 +13,7 @@ class CriticConfig:
     `optimizer` except for the learning rate.
     """
 
-    path: str = ""  # model whose backbone the critic starts from; empty: model.path
+    path: str | None = None  # model whose backbone the critic starts from; null: model.path
     lr: float = within("> 0", 1e-5)  # learning rate, in place of optimizer.lr
     warmup_steps: int = within(">= 0", 0)  # first steps, which train only the critic
     policy_lambda: float = within("in [0, 1]", 0.95)  # λ of the policy's advantages

@@ -16,10 +16,10 @@ class EnvironmentConfig:
     # module:Class, with an instance for each sample; or module:NAME of a function, or of a list of
     # functions, that the policy may call as tools; or of a coroutine function (client, row, seed)
     # -> reward or None: an agent that talks to the policy through a client of the package openai
-    function: str = ""
+    function: str | None = None
     # in place of function: the command of a program that is an agent; it finds OPENAI_BASE_URL and
     # the row in its environment variables
-    command: str = ""
+    command: str | None = None
     # address of this machine where agents reach the policy; the default serves only agents on this
     # machine, another address also containers and machines that can reach it
     address: str = "127.0.0.1"

@@ -209,7 +209,6 @@ class TrainConfig:
     profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
 
     def __post_init__(self) -> None:
-        require(self.resume != "", "resume must be auto, a path or null, got nothing")
         require(
             self.resume not in ("true", "True", "false", "False"),
             f"resume must be auto, a path or null, got {self.resume}; write "

@@ -169,28 +169,24 @@ def _open_schema() -> DictConfig:
 
     Hydra refuses `+evaluation.sets.test={path: ...}` when the entries have a type; `to_config`
     adds the type. New names can also be set without a plus, like any other setting. Null empties
-    the settings of `_empty_values`.
+    any mapping.
     """
     schema: DictConfig = OmegaConf.structured(TrainConfig)
     for key in NAMED_BY_USERS:
         OmegaConf.select(schema, key)._metadata.element_type = Any
-    for key, empty in _empty_values().items():
+    for key in _mappings():
         section, _, name = key.rpartition(".")
         node = OmegaConf.select(schema, section)._get_node(name)
         node._metadata.optional = True
-        if empty == {}:
-            node._metadata.ref_type = Any  # entries can then be set after null has removed others
-            OmegaConf.set_struct(node, False)
+        node._metadata.ref_type = Any  # entries can then be set after null has removed others
+        OmegaConf.set_struct(node, False)
     return schema
 
 
 @cache
-def _empty_values() -> Mapping[str, str | dict[str, object]]:
-    """Return the empty value of every mapping, and of every text whose default is empty. Values of
-    mappings are merged, so only null can remove inherited ones.
-    """
-    defaults = {key: OmegaConf.select(_schema(), key) for key in keys(TrainConfig) if "." in key}
-    return {key: "" if value == "" else {} for key, value in defaults.items() if value in ("", {})}
+def _mappings() -> Sequence[str]:
+    """Return every mapping. Their values are merged, so only null can remove inherited ones."""
+    return [key for key in keys(TrainConfig) if OmegaConf.select(_schema(), key) == {}]
 
 
 def as_hydra_takes(overrides: Iterable[str]) -> list[str]:
@@ -204,9 +200,7 @@ def as_hydra_takes(overrides: Iterable[str]) -> list[str]:
         key = bare.partition("=")[0].partition("@")[0]
         if key in _OPTIONAL_GROUPS:
             found.append(f"+{bare}")
-        elif any(
-            key.startswith(f"{one}.") for one, empty in _empty_values().items() if empty == {}
-        ):
+        elif any(key.startswith(f"{one}.") for one in _mappings()):
             found.append(f"++{bare}")
         elif key.partition(".")[0] in TrainConfig.__dataclass_fields__:
             found.append(bare)
@@ -318,17 +312,17 @@ def _plain(composed: DictConfig) -> DictConfig:
 
 
 def _without_nulls(settings: DictConfig | ListConfig) -> DictConfig | ListConfig:
-    """Empty the texts and mappings that are null, and remove the entries `KEY.NAME=null` from the
-    mappings whose names the user chooses. In an entry that stays, `args: null` is the default.
-    Raise ConfigError for a mapping that is something else.
+    """Empty the mappings that are null, and remove the entries `KEY.NAME=null` from the ones whose
+    names the user chooses. In an entry that stays, `args: null` is the default. Raise ConfigError
+    for a mapping that is something else.
     """
-    for key, empty in _empty_values().items():
+    for key in _mappings():
         section, _, name = key.rpartition(".")
         found = OmegaConf.select(settings, section)
         if isinstance(found, DictConfig) and name in found and found[name] is None:
-            found[name] = empty
-        value = OmegaConf.select(settings, key, default=empty)
-        if empty == {} and not isinstance(value, Mapping):
+            found[name] = {}
+        value = OmegaConf.select(settings, key, default={})
+        if not isinstance(value, Mapping):
             wanted = expected_value(key, TrainConfig)
             raise ConfigError(f"{key} must be {wanted}, got {value}")
     for key in NAMED_BY_USERS:

@@ -56,11 +56,11 @@ class PromptSetConfig:
     # regular expression with one group: the answer within the text of the answer column; of several
     # matches the last one counts. GSM8K's is '####\s*(.+)'
     answer_pattern: str | None = None
-    instruction: str = ""  # appended to the question as a paragraph of its own; empty: none
+    instruction: str | None = None  # appended to the question as a paragraph of its own
     # chat: the tokenizer's chat template around one user message (or a list of messages); plain:
     # the prompt alone; or a text with {prompt}, such as 'Q: {prompt} A:'
     template: str = "chat"
-    system_prompt: str = ""  # chat only: system message before the question; empty: none
+    system_prompt: str | None = None  # chat only: system message before the question
     # variables of the tokenizer's chat template, such as {enable_thinking: false} for Qwen3
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     # settings of a reasoning_gym task, such as {max_digits: 1}; size is the number of rows; another
@@ -75,7 +75,9 @@ class PromptSetConfig:
 
 @dataclass(slots=True, kw_only=True)
 class PromptSetOverrides:
-    """The same settings for a source or an evaluation set; null: the value in `data`."""
+    """The same settings for a source or an evaluation set; null: the value in `data`. An empty
+    `instruction` or `system_prompt` takes away the one in `data`.
+    """
 
     path: str = MISSING
     split: str | None = None

@@ -11,14 +11,14 @@ from april_rl.config.checks import check_bounds, require, within
 class TeacherConfig:
     """On-policy distillation: the policy samples, the teacher scores the tokens."""
 
-    path: str = ""  # Hugging Face folder or hub id, with the policy's tokenizer; empty: no teacher
+    path: str | None = None  # Hugging Face folder or hub id, with the policy's tokenizer
     # weight of log(teacher / policy), which is added to the advantage of each token
     weight: float = within("> 0", 1.0)
     # in place of path: the address of a server with OpenAI's API that has the teacher, such as
     # http://host:8000/v1; it must return the log-probabilities of prompts (echo), as vLLM's does;
     # a key that it needs is in the environment variable TEACHER_API_KEY
-    base_url: str = ""
-    model: str = ""  # the teacher's name on that server
+    base_url: str | None = None
+    model: str | None = None  # the teacher's name on that server
 
     @property
     def is_set(self) -> bool:

@@ -16,7 +16,7 @@ def test_a_teacher_works_with_or_without_a_reward():
     assert load("+recipe=tiny_cpu", TEACHER).algorithm.advantage == "grpo"
     alone = load("+recipe=tiny_cpu", TEACHER, "algorithm.advantage=none", "rollout.group_size=1")
     assert alone.rollout.group_size == 1
-    assert load("+recipe=tiny_cpu", "algorithm=ppo", "rollout.group_size=1").critic.path == ""
+    assert load("+recipe=tiny_cpu", "algorithm=ppo", "rollout.group_size=1").critic.path is None
 
 
 @pytest.mark.parametrize(

@@ -149,20 +149,20 @@ def test_rows_that_take_no_inherited_args_are_refused_with_the_way_out(
 
 
 @pytest.mark.parametrize(
-    ("recipe", "key", "value"),
+    ("recipe", "key"),
     [
-        ("tiny_tools_cpu", "environment.function", ""),
-        ("tiny_cpu", "data.instruction", ""),
-        ("tiny_cpu", "data.answer_pattern", None),  # here null is a value itself
+        ("tiny_tools_cpu", "environment.function"),
+        ("tiny_cpu", "data.instruction"),
+        ("tiny_cpu", "data.answer_pattern"),
     ],
 )
-def test_null_clears_a_text_of_the_recipe(tmp_path: Path, recipe, key, value) -> None:
+def test_null_clears_a_text_of_the_recipe(tmp_path: Path, recipe, key) -> None:
     """Also in the settings that the run saves."""
     others = ["environment.command=play"] if key.startswith("environment") else []
     composed = compose_overrides([f"recipe={recipe}", f"{key}=null", *others])
     config = to_config(composed)
     section, _, name = key.rpartition(".")
-    assert getattr(getattr(config, section), name) == value
+    assert getattr(getattr(config, section), name) is None
     (tmp_path / "config.yaml").write_text(config_text(as_plain(composed)))
     assert run_config(tmp_path / "config.yaml") == config
 

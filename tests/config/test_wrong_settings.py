@@ -137,7 +137,10 @@ WRONG = [
     ("algorithm.loss=ppo_clp", "algorithm.loss must be module:function or one of ppo_clip, gspo, "
      "cispo, sapo, dppo_tv, dppo_kl, policy_gradient, got ppo_clp; did you mean "
      "ppo_clip?"),
-    ("resume=", "resume must be auto, a path or null, got nothing"),
+    ("resume=", "resume is empty: write resume=null, or remove it"),
+    ("teacher.path=", "teacher.path is empty: write teacher.path=null, or remove it"),
+    ("data.system_prompt=''", "data.system_prompt is empty: write data.system_prompt=null, or "
+     "remove it"),
     ("resume=true", "resume must be auto, a path or null, got True; write resume=auto"),
 ]  # fmt: skip
 

@@ -225,7 +225,7 @@ def answers_read(chosen: PromptSetConfig, path: Path) -> list[str]:
         chosen,
         path=str(path),
         template="{prompt}",
-        system_prompt="",
+        system_prompt=None,
         chat_template_kwargs={},
         args={},
     )

@@ -41,7 +41,7 @@ def small_run(
         name=f"rehearsal of {config.name}",
         model=replace(config.model, path=model),
         teacher=_teacher(config.teacher, model),
-        critic=replace(config.critic, path="", warmup_steps=min(1, config.critic.warmup_steps)),
+        critic=replace(config.critic, path=None, warmup_steps=min(1, config.critic.warmup_steps)),
         data=_data(config.data, rows),
         reward=_reward(config.reward),
         evaluation=_evaluation(config.evaluation, held_out),

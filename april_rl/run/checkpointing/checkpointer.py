@@ -90,8 +90,9 @@ class Checkpointer:
 
     def note_evaluation(self, step: int, metrics: Metrics) -> None:
         """Remember the value of `checkpoint.best_metric` at `step` if `metrics` has it."""
-        if self._config.best_metric in metrics:
-            self._scored_step, self._score = step, metrics.number(self._config.best_metric)
+        metric = self._config.best_metric
+        if metric is not None and metric in metrics:
+            self._scored_step, self._score = step, metrics.number(metric)
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint should be written after `step`."""

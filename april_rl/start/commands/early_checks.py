@@ -75,7 +75,7 @@ def _columns_of(function: RewardFunction) -> tuple[str, ...]:
 def _functions(config: TrainConfig, *, trains: bool) -> Iterator[tuple[str, str]]:
     for each in reward_functions(config.reward):
         yield each.key, each.function
-    yield "environment.function", config.environment.function
+    yield "environment.function", config.environment.function or ""
     if trains:
         algorithm = config.algorithm
         yield "algorithm.loss", algorithm.loss

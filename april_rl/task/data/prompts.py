@@ -132,7 +132,7 @@ def load_prompts(
         if chosen.system_prompt:
             raise DataError(
                 f"{key}={chosen.path}: system_prompt has no effect on an agent, which writes the "
-                "messages itself: empty it"
+                "messages itself: remove it"
             )
         chosen = replace(chosen, template="plain", chat_template_kwargs={})
     is_procedural = chosen.path.startswith(PREFIX)

@@ -149,9 +149,9 @@ def _new_agent(
     context: Context,
 ) -> Agent:
     program = (
-        of_function(function, config.args, context)
-        if function is not None
-        else of_command(config.command, context)
+        of_command(config.command, context)
+        if config.command is not None
+        else of_function(cast("Callable[..., Any]", function), config.args, context)
     )
     prompt_id, index = context.sample_id
     name, patience_s = f"{prompt_id}-{index}", config.step_timeout_s / 2

@@ -44,7 +44,7 @@ def resolve_builtins(config: TrainConfig) -> TrainConfig:
     config = copy.deepcopy(config)
     config.model.path = _model(config.model.path, key="model.path")
     for key, section in (("teacher.path", config.teacher), ("critic.path", config.critic)):
-        section.path = _model(section.path, key=key) if section.path else ""
+        section.path = _model(section.path, key=key) if section.path else None
     config.data.path = resolve(config.data.path, key="data.path")
     for name, source in config.data.sources.items():
         source.path = resolve(source.path, key=f"data.sources.{name}.path")

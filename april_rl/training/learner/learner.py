@@ -66,7 +66,7 @@ class Learner:
         lora: LoraConfig,
         objective: Objective,
         model_path: str,
-        teacher_path: str = "",
+        teacher_path: str | None = None,
         critic: CriticConfig | None = None,
         device: str,
         temperature: float,
