@@ -14,14 +14,15 @@ class CheckpointConfig:
     The last step always writes both.
     """
 
-    every_steps: int = within(">= 0", 0)  # steps between checkpoints; 0: by time only
-    every_minutes: float = within(">= 0", 30.0)  # minutes between checkpoints; 0: by steps only
+    every_steps: int | None = within(">= 1", None)  # steps between checkpoints; null: by time only
+    # minutes between checkpoints; null: by steps only
+    every_minutes: float | None = within("> 0", 30.0)
     keep_last: int = within(">= 1", 2)  # newest checkpoints to keep; older ones are removed
     # eval/NAME/avg_at_k, pass_at_k or maj_at_k, with NAME of evaluation.sets: the checkpoint with
     # the highest value is kept, too; null: none
     best_metric: str | None = None
-    # steps between Hugging Face exports; 0: only at the end
-    export_every_steps: int = within(">= 0", 0)
+    # steps between Hugging Face exports; null: only at the end
+    export_every_steps: int | None = within(">= 1", None)
     # seconds that a run has to write a checkpoint and end after Ctrl-C or another signal
     stop_deadline_s: float = within("> 0", 120.0)
 

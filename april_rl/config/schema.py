@@ -61,8 +61,8 @@ class TrainerConfig:
     num_minibatches: int = within(">= 1", 1)  # optimizer steps of a pass over a batch
     # passes over each batch, GRPO's μ; ratios compare with the policy before the first pass
     num_passes: int = within(">= 1", 1)
-    # hours after which the run writes a checkpoint and ends, counted from each start; 0: no limit
-    max_hours: float = within(">= 0", 0.0)
+    # hours after which the run writes a checkpoint and ends, from each start; null: no limit
+    max_hours: float | None = within("> 0", None)
 
     def __post_init__(self) -> None:
         check_bounds("trainer", self)

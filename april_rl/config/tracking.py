@@ -18,8 +18,8 @@ class TrackingConfig:
     project: str = "april_rl"  # project in W&B and trackio
     # steps between two writes of all samples, to samples/ and as a table to the trackers;
     # samples of the first and the last step and of evaluations are always written, and every 20
-    # steps a few are shown; 0: none at all
-    save_samples_every: int = within(">= 0", 10)
+    # steps a few are shown; null: none at all
+    save_samples_every: int | None = within(">= 1", 10)
 
     def __post_init__(self) -> None:
         check_bounds("tracking", self)

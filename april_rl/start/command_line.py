@@ -179,7 +179,8 @@ def run(
         from april_rl.training.trainer import Trainer
 
     without_network_go_offline()
-    interrupts.end_after(hours=config.trainer.max_hours)
+    if config.trainer.max_hours is not None:
+        interrupts.end_after(hours=config.trainer.max_hours)
     restarts = Restarts(config.runtime.max_restarts, resume=config.resume)
     for resume in restarts.lives():
         with (

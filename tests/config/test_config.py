@@ -62,7 +62,7 @@ OUT_OF_RANGE = """
     rollout.over_sampling_factor=nan rollout.group_size=0
     rollout.group_size=1 rollout.max_staleness=-1 rollout.tick_steps=0 rollout.tick_steps=often
     rollout.temperature=0 rollout.temperature=inf rollout.drain_steps=100 runtime.num_workers=0
-    seed=-1 seed=4294967296 tracking.save_samples_every=-1 trainer.num_steps=0
+    seed=-1 seed=4294967296 tracking.save_samples_every=0 trainer.num_steps=0
     trainer.num_minibatches=1000 trainer.num_passes=0
 """
 

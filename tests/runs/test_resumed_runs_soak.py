@@ -42,7 +42,7 @@ def test_a_killed_and_resumed_run_equals_the_undisturbed_one(task, tmp_path, own
     few = (task / "sums.jsonl").read_text().splitlines(keepends=True)[:12]
     (tmp_path / "few.jsonl").write_text("".join(few))
     own = [setting.format(folder=tmp_path) for setting in own]
-    every = ("checkpoint.every_steps=2", "checkpoint.every_minutes=0", *own)
+    every = ("checkpoint.every_steps=2", "checkpoint.every_minutes=null", *own)
     first, second = (
         command(task, tmp_path / name, *SETTINGS, *every) for name in ("first", "second")
     )

@@ -96,10 +96,10 @@ class Checkpointer:
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint should be written after `step`."""
-        config = self._config
-        by_steps = config.every_steps > 0 and step % config.every_steps == 0
-        passed_s = self._clock() - self._last_s
-        return by_steps or 0 < 60 * config.every_minutes <= passed_s
+        steps, minutes = self._config.every_steps, self._config.every_minutes
+        if steps is not None and step % steps == 0:
+            return True
+        return minutes is not None and self._clock() - self._last_s >= 60 * minutes
 
     def start(self, step: int, state: Plain, *, about: Mapping[str, Any]) -> float:
         """Start writing the checkpoint of `step` once the previous one is written; return the

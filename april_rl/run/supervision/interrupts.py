@@ -74,9 +74,8 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def end_after(self, *, hours: float) -> None:
-        """Have `check` raise once `hours` have passed from now; 0 means no limit."""
-        self._hours = hours
-        self._ends_s = time.monotonic() + 3600 * hours if hours else math.inf
+        """Have `check` raise once `hours` have passed from now."""
+        self._hours, self._ends_s = hours, time.monotonic() + 3600 * hours
 
     @contextmanager
     def hold(self, *, deadline_s: float) -> Iterator[None]:

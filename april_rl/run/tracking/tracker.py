@@ -161,12 +161,12 @@ class Tracker:
         return self._saves_samples(step) or self._shows_samples(step)
 
     def _shows_samples(self, step: int) -> bool:
-        return self._save_samples_every > 0 and _is_due(step, _SHOW_SAMPLES_EVERY)
+        return self._save_samples_every is not None and step % _SHOW_SAMPLES_EVERY == 0
 
     def _saves_samples(self, step: int) -> bool:
         """Return whether the samples of `step` are saved; if any are, the first and last."""
         every = self._save_samples_every
-        return _is_due(step, every) or (every > 0 and step in (1, self._num_steps))
+        return every is not None and (step % every == 0 or step in (1, self._num_steps))
 
     def samples(
         self,
@@ -187,7 +187,7 @@ class Tracker:
 
     def evaluation(self, step: int, name: str, records: Iterable[EvaluationRecord]) -> None:
         """Write every sample of a held-out set, unless samples are never saved."""
-        if self._save_samples_every:
+        if self._save_samples_every is not None:
             with self._writing():
                 path = self._run_dir / "samples" / f"eval_{name}_step_{step}.jsonl"
                 write_evaluation(path, records)
@@ -254,10 +254,6 @@ def forget_steps(run_dir: Path, first_step: int) -> None:
         for path in (run_dir / folder).glob("*step_*.json*"):
             if int(path.name.rpartition("step_")[2].partition(".")[0]) >= first_step:
                 path.unlink()
-
-
-def _is_due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
 
 
 def open_view(*, title: str, num_steps: int, has_panel: bool | None = None) -> View:

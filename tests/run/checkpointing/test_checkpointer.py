@@ -89,10 +89,10 @@ def test_every_file_of_a_checkpoint_is_written_and_hashed(setup, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "due"),
     [
-        ({"every_steps": 3, "every_minutes": 0}, {3, 6, 9}),
-        ({"every_steps": 0, "every_minutes": 4}, {4, 8}),
+        ({"every_steps": 3, "every_minutes": None}, {3, 6, 9}),
+        ({"every_steps": None, "every_minutes": 4}, {4, 8}),
         ({"every_steps": 3, "every_minutes": 2}, {2, 3, 5, 6, 8, 9}),
-        ({"every_steps": 0, "every_minutes": 0}, set()),
+        ({"every_steps": None, "every_minutes": None}, set()),
     ],
 )
 def test_checkpoints_are_due_by_steps_and_by_time(setup, changes, due):

@@ -15,7 +15,7 @@ def make_tracker(run_dir: Path, **changes: object) -> Tracker:
     the tracker.
     """
     names = {field.name for field in fields(TrackingConfig)}
-    quiet = {"backends": [], "save_samples_every": 0}
+    quiet = {"backends": [], "save_samples_every": None}
     section = quiet | {name: changes[name] for name in names & changes.keys()}
     settings = {
         "config": {"name": "trial", "rollout": {"group_size": 8}},

@@ -94,7 +94,9 @@ class CountingScorer(FakeScorer):
         return Metrics({"reward/errors": Sum(self.counts.pop("errors", 0))})
 
 
-def settings(*, num_steps: int, drain_steps: int = 0, every: int = 100, export_every: int = 0):
+def settings(
+    *, num_steps: int, drain_steps: int = 0, every: int = 100, export_every: int | None = None
+):
     return TrainConfig(
         trainer=TrainerConfig(num_steps=num_steps, num_groups=2),
         checkpoint=CheckpointConfig(export_every_steps=export_every),

@@ -39,6 +39,6 @@ def test_the_samples_of_every_evaluation_are_saved(tmp_path: Path) -> None:
         for place, record in enumerate(records):
             assert record["reward"] == reward(SampleId(-1 - place, 0))
             assert record["num_tokens"] == len(record["response"].split())
-    never = replace(config, tracking=TrackingConfig(save_samples_every=0))
+    never = replace(config, tracking=TrackingConfig(save_samples_every=None))
     run(never, tmp_path / "never")
     assert not list((tmp_path / "never").glob("samples/eval_*"))

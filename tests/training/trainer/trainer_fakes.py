@@ -64,9 +64,6 @@ class NoInterrupts:
     arm = disarm = check
     reason, is_person = "", False
 
-    def end_after(self, *, hours: float) -> None:
-        assert hours == 0
-
     def hold(self, *, deadline_s: float) -> nullcontext[None]:  # noqa: ARG002
         """Return a context without effect: there is no signal to hold."""
         return nullcontext()
