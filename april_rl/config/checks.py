@@ -53,9 +53,10 @@ def check_bounds(section: str, chosen: DataclassInstance) -> None:
     """Raise ValueError naming the first setting of `section` that is out of its bounds."""
     for entry in fields(chosen):
         bounds, value = entry.metadata.get("bounds"), getattr(chosen, entry.name)
+        null = " or null" if str(entry.type).endswith("None") else ""
         require(
             bounds is None or value is None or _is_within(value, bounds),
-            f"{section}.{entry.name} must be {bounds}, got {value}",
+            f"{section}.{entry.name} must be {bounds}{null}, got {value}",
         )
 
 

@@ -222,10 +222,10 @@ def check_layout(config: TrainConfig) -> None:
         f"workers that compute one engine together, got {workers}",
     )
     require(
-        size == 0 or workers % size == 0,
+        size is None or workers % size == 0,
         f"runtime.num_workers must be a multiple of learner.shard_size={size}, the workers that "
-        f"share one copy of the weights, got {workers}: give learner.shard_size=0 to share it "
-        "among all",
+        f"share one copy of the weights, got {workers}: give learner.shard_size=null to share "
+        "it among all",
     )
 
 

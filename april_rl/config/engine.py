@@ -28,9 +28,10 @@ class EngineConfig:
     """The inference side: vLLM."""
 
     dtype: ComputeDtype = ComputeDtype.auto
-    # limit of prompt and response tokens; 0: data.max_prompt_tokens + rollout.max_response_tokens
-    max_model_len: int = within(">= 0", 0)
-    max_num_seqs: int = within(">= 0", 0)  # requests computed together; 0: as many as it has slots
+    # limit of prompt and response tokens; auto: the longest of training and evaluations
+    max_model_len: int | str = within(">= 1 or auto", "auto")
+    # requests computed together; auto: as many as it has slots
+    max_num_seqs: int | str = within(">= 1 or auto", "auto")
     kv_cache_gib: float = within("> 0", 1.0)  # size of the KV cache on CPU
     # on GPU: the engine's share of GPU memory; auto: the largest share that leaves room for the
     # learner's update, if the KV cache then holds the samples in flight; otherwise 0.85, or less if

@@ -24,8 +24,8 @@ class RuntimeConfig:
     # Ray on this machine alone
     ray_address: str | None = None
     device: Device = Device.auto
-    # threads of each worker; 0: cores of the machine / its workers, at most 16 with a GPU
-    threads: int = within(">= 0", 0)
+    # threads of each worker; auto: cores of the machine / its workers, at most 16 with a GPU
+    threads: int | str = within(">= 1 or auto", "auto")
     # seconds without progress (tick, micro-batch, tensor) after which a worker counts as hung; six
     # times as long in calls that report no progress: starting model and engine, a checkpoint
     stall_timeout_s: float = within("> 0", 600.0)

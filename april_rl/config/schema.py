@@ -137,8 +137,8 @@ class LearnerConfig:
     # computed once; auto: if the memory plan fits with it
     keep_attention: bool | str = "auto"
     # consecutive workers that share one copy of weights, gradients and optimizer state;
-    # runtime.num_workers is a multiple of it (hybrid sharding); 0: all workers
-    shard_size: int = within(">= 0", 0)
+    # runtime.num_workers is a multiple of it (hybrid sharding); null: all workers
+    shard_size: int | None = within(">= 1", None)
     # on GPU: what moves to the host while the engine generates; a checkpoint reads it there
     offload: Offload = Offload.none
     # mixtures of experts: the pass whose experts an update repeats for each token, so that a ratio

@@ -63,14 +63,14 @@ def small_run(
         learner=replace(
             config.learner,
             max_tokens=2 * (config.data.max_prompt_tokens + budget + config.observation_tokens),
-            shard_size=0,
+            shard_size=None,
             offload=Offload.none,
             router_replay=_router_replay(config.learner.router_replay),
         ),
         engine=replace(
             config.engine,
-            max_model_len=0,
-            max_num_seqs=0,
+            max_model_len="auto",
+            max_num_seqs="auto",
             kv_cache_gib=0.5,
             gpu_memory_utilization=EngineConfig().gpu_memory_utilization,  # unused on CPU
             sleep=Sleep.auto,

@@ -53,10 +53,12 @@ def build_workers(
 
 def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) -> WorkerSettings:
     is_chat = has_chat(config.data, config.evaluation.sets)
+    threads = config.runtime.threads
+    assert not isinstance(threads, str), "runtime.threads=auto is not decided"
     return WorkerSettings(
         config=config,
         device=layout.device,
-        threads=config.runtime.threads,
+        threads=threads,
         max_model_len=sizes.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
         stop_tokens=tuple(stop_token_ids(config.model.path, is_chat=is_chat)),

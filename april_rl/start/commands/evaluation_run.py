@@ -71,6 +71,7 @@ class EvaluationRun:
         num_responses = max(held_out.num_responses for held_out in self._sets.values())
         config = evaluation_config(drafted, num_responses=num_responses)
         num_seqs = config.engine.max_num_seqs
+        assert not isinstance(num_seqs, str), "engine.max_num_seqs=auto is not decided"
         sizes = EngineSizes(num_seqs, context_length(config, is_training=False)[0])
         workers = build_workers(config, drafted.layout, run_dir=folder, sizes=sizes)
         stack.callback(workers.close)

@@ -61,7 +61,7 @@ def _host_remedies(inputs: MemoryInputs) -> Iterator[str]:
     if inputs.has_reference and not inputs.lora.rank:
         yield "algorithm.kl=none needs no reference model"
     if inputs.shard_size < inputs.layout.num_workers:
-        yield "learner.shard_size=0 needs less"
+        yield "learner.shard_size=null needs less"
     else:
         num_workers = 2 * inputs.layout.num_workers
         yield f"runtime.num_workers={num_workers} on twice as many machines needs less"
@@ -169,11 +169,11 @@ def _changes(
         f"learner.max_tokens={fewer}",
         replace(inputs, learner=replace(learner, max_tokens=fewer)),
     )
+    whole = replace(learner, shard_size=None)
     if inputs.shard_size < layout.num_workers:
-        yield "learner.shard_size=0", replace(inputs, learner=replace(learner, shard_size=0))
+        yield "learner.shard_size=null", replace(inputs, learner=whole)
     elif not inputs.is_on_cpu:
         more = replace(layout, num_workers=2 * layout.num_workers)
-        whole = replace(learner, shard_size=0)
         yield (
             f"runtime.num_workers={more.num_workers}",
             replace(inputs, layout=more, learner=whole),

@@ -60,7 +60,9 @@ def draft(requested: TrainConfig, machine: Machine, *, is_training: bool = True)
     """
     config, layout = settle(requested, gpus=machine.num_gpus, where=machine.name)
     steps = tick_steps(config, num_engines=layout.num_engines)
-    threads = config.runtime.threads or worker_threads(layout, machine)
+    threads = config.runtime.threads
+    if isinstance(threads, str):  # auto
+        threads = worker_threads(layout, machine)
     config = replace(
         config,
         rollout=replace(config.rollout, tick_steps=steps),
@@ -91,15 +93,16 @@ def draft(requested: TrainConfig, machine: Machine, *, is_training: bool = True)
 
 
 def plan(drafted: Draft, memory: Sequence[WorkerMemory]) -> Plan:
-    """Complete the draft with the memory of each worker: engine.sleep and rollout.resume. Raise
-    PreflightError when the memory plan does not fit.
+    """Complete the draft with the memory of each worker: engine.sleep, rollout.resume and the sizes
+    of an engine. Raise PreflightError when the memory plan does not fit.
     """
     config, model, layout = drafted.config, drafted.model, drafted.layout
     inputs = memory_inputs(config, layout, drafted.beside)
     decided = decide_sleep_and_resume(config, inputs, model=model, room=least_room(memory))
     table = str(check_memory(model, decided.inputs, memory))
+    engine = replace(decided.config.engine, **training_sizes(config, layout)._asdict())
     return Plan(
-        config=decided.config,
+        config=replace(decided.config, engine=engine),
         layout=layout,
         engines_sleep=decided.inputs.engine_sleeps,
         lines=(table, *decided.reasons),
@@ -121,7 +124,9 @@ def evaluation_config(drafted: Draft, *, num_responses: int) -> TrainConfig:
     most responses decides, and the engine's share of a GPU, which nothing else needs.
     """
     engine, num_engines = alone(drafted.config.engine), drafted.layout.num_engines
-    num_seqs = engine.max_num_seqs or min(_MOST_SEQS, math.ceil(num_responses / num_engines))
+    num_seqs = engine.max_num_seqs
+    if isinstance(num_seqs, str):  # auto
+        num_seqs = min(_MOST_SEQS, math.ceil(num_responses / num_engines))
     return replace(drafted.config, engine=replace(engine, max_num_seqs=num_seqs))
 
 

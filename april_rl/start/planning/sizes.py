@@ -50,9 +50,11 @@ def context_length(config: TrainConfig, *, is_training: bool = True) -> tuple[in
         longest += config.observation_tokens
         key += " + environment.max_observation_tokens"
     given = config.engine.max_model_len
-    if 0 < given < longest:
-        raise RunError(f"engine.max_model_len must be 0 or >= {key} = {longest}, got {given}")
-    return (given, "engine.max_model_len") if given else (longest, key)
+    if isinstance(given, str):  # auto
+        return longest, key
+    if given < longest:
+        raise RunError(f"engine.max_model_len must be auto or >= {key} = {longest}, got {given}")
+    return given, "engine.max_model_len"
 
 
 def training_sizes(config: TrainConfig, layout: Layout) -> EngineSizes:
@@ -60,14 +62,16 @@ def training_sizes(config: TrainConfig, layout: Layout) -> EngineSizes:
 
     Raise RunError when engine.max_num_seqs is less than training has in flight.
     """
-    slots = math.ceil(num_slots(config) / layout.num_engines)
-    if 0 < config.engine.max_num_seqs < slots:
+    slots, num_seqs = math.ceil(num_slots(config) / layout.num_engines), config.engine.max_num_seqs
+    if isinstance(num_seqs, str):  # auto
+        num_seqs = slots
+    if num_seqs < slots:
         raise RunError(
-            f"engine.max_num_seqs={config.engine.max_num_seqs} is less than the {slots} samples "
+            f"engine.max_num_seqs={num_seqs} is less than the {slots} samples "
             "that rollout.over_sampling_factor · trainer.num_groups · rollout.group_size puts in "
-            "flight on each engine: set it to 0 (automatic), or lower one of these"
+            "flight on each engine: set it to auto, or lower one of these"
         )
-    return EngineSizes(config.engine.max_num_seqs or slots, context_length(config)[0])
+    return EngineSizes(num_seqs, context_length(config)[0])
 
 
 def batch_tokens(config: TrainConfig, max_model_len: int) -> int:

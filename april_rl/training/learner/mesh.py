@@ -13,11 +13,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
-def build_mesh(device_type: str, *, shard_size: int) -> DeviceMesh:
+def build_mesh(device_type: str, *, shard_size: int | None) -> DeviceMesh:
     """Return the mesh [shard] for one copy of the weights, [replicate, shard] for several.
 
-    `shard_size` is the number of consecutive ranks that share a copy; it must divide the number of
-    ranks, and 0 means all. With several copies, gradients are summed over all ranks and weights are
+    `shard_size` is the number of consecutive ranks that share a copy, None for all; it must divide
+    the number of ranks. With several copies, gradients are summed over all ranks and weights are
     gathered within a copy (hybrid sharding; Zhao et al. 2023, section 3.2.2).
     """
     num_ranks = dist.get_world_size()

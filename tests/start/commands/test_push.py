@@ -30,7 +30,6 @@ def make_export(run: Path, *, step: int = 20, model: str = "Qwen/Qwen3-4B") -> P
     config.name, config.model.path, config.data.path = "math", model, "openai/gsm8k:main"
     config.evaluation.num_samples = 4
     config.evaluation.sets["aime"] = EvaluationSetConfig(path="aime.jsonl")
-    config.engine.max_model_len = 0
     run.mkdir()
     OmegaConf.save(OmegaConf.structured(config), run / "config.yaml")
     with closing(MetricsFile(run / "metrics.jsonl")) as file:

@@ -43,7 +43,7 @@ def measure(folder: str, *, num_ranks: int, num_tokens: int, share: float) -> di
     optimizer state after an optimizer step.
     """
     dist.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
-    mesh = build_mesh("cpu", shard_size=0)
+    mesh = build_mesh("cpu", shard_size=None)
     policy = policy_of(folder, share=share)
     with FakeTensorMode(allow_non_fake_inputs=True):
         policy.shard(mesh, compute_dtype=torch.bfloat16)

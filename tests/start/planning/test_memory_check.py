@@ -33,9 +33,9 @@ def test_the_copy_of_a_checkpoint_is_in_host_memory_while_it_is_written():
     """
     model = sizes_of("8B")
     sizes = {
-        (8, 0): 12 * model.num_parameters / 8,
+        (8, None): 12 * model.num_parameters / 8,
         (8, 2): 12 * model.num_parameters / 2,
-        (1, 0): 12 * model.num_parameters,
+        (1, None): 12 * model.num_parameters,
     }
     for (num_workers, shard_size), expected in sizes.items():
         settings = change(INPUTS, num_workers=num_workers, shard_size=shard_size)
@@ -63,7 +63,7 @@ def test_the_file_of_an_export_is_in_host_memory_once_per_node():
     [
         ({"offload": Offload.optimizer}, f"; learner.offload=none needs less, {MORE}"),
         ({"has_reference": True}, f"; algorithm.kl=none needs no reference model, {MORE}"),
-        ({"shard_size": 4}, "; learner.shard_size=0 needs less"),
+        ({"shard_size": 4}, "; learner.shard_size=null needs less"),
         ({}, f"; {MORE}"),
     ],
 )

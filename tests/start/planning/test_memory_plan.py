@@ -113,7 +113,7 @@ def test_copies_of_the_weights_on_fewer_workers_are_larger():
     for name in ("master weights", "gradients", "optimizer state"):
         assert half.items[name] == 2 * whole.items[name]
     message = refusal(sizes_of("32B"), shard_size=4, num_workers=8)
-    assert "learner.shard_size=0 lowers it to" in message
+    assert "learner.shard_size=null lowers it to" in message
 
 
 def test_adapters_are_trained_and_the_model_is_stored_in_the_compute_precision():
@@ -140,7 +140,7 @@ def test_adapters_are_trained_and_the_model_is_stored_in_the_compute_precision()
         ({"activation_checkpointing": False}, "backward", "learner.activation_checkpointing=true"),
         ({"activation_checkpointing": False}, "backward", "learner.max_tokens=10000"),
         ({"num_workers": 1}, "optimizer", "runtime.num_workers=2"),
-        ({"num_workers": 2, "shard_size": 1}, "optimizer", "learner.shard_size=0"),
+        ({"num_workers": 2, "shard_size": 1}, "optimizer", "learner.shard_size=null"),
     ],
 )
 def test_a_full_phase_names_the_settings_that_make_it_smaller(changes, phase_name, key):

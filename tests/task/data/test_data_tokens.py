@@ -112,9 +112,8 @@ def test_the_engines_of_a_run_with_chat_get_the_token_that_ends_a_turn(
 ):
     path, ids = write(tmp_path, named=["<|endoftext|>"])
     set_to = [f"model.path={path}", f"data.template={template}", "evaluation.sets.held_out=null"]
-    config, layout = settle(
-        to_config(compose_overrides(["+recipe=tiny_cpu", *set_to])), gpus=0, where="this machine"
-    )
+    composed = compose_overrides(["+recipe=tiny_cpu", "runtime.threads=1", *set_to])
+    config, layout = settle(to_config(composed), gpus=0, where="this machine")
     given = {}
     monkeypatch.setattr(workers, "Workers", lambda _, **settings: given.update(settings))
     workers.build_workers(config, layout, run_dir=tmp_path, sizes=EngineSizes(1, 1))

@@ -276,7 +276,7 @@ def plain_update(
     return norms
 
 
-def build_policy(path: str | Path, *, shard_size: int = 0, **options: Any) -> Policy:
+def build_policy(path: str | Path, *, shard_size: int | None = None, **options: Any) -> Policy:
     settings = {"compute_dtype": torch.float32, "activation_checkpointing": 0.0}
     settings |= {"device": CPU, "temperature": TEMPERATURE} | options
     return Policy.build(Path(path), mesh=build_mesh("cpu", shard_size=shard_size), **settings)

@@ -202,7 +202,7 @@ def test_a_model_is_refused_before_its_weights_are_read(tmp_path):
     with pytest.raises(UnsupportedModelError, match="model_type llama4_text"):
         Policy.build(
             tmp_path,
-            mesh=build_mesh("cpu", shard_size=0),
+            mesh=build_mesh("cpu", shard_size=None),
             device=CPU,
             compute_dtype=torch.float32,
             activation_checkpointing=False,
