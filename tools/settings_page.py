@@ -26,8 +26,9 @@ _HEAD = """# Settings
 `python tools/settings_page.py` writes this page from `april_rl/config/`: change meanings there.
 
 Give a setting on the command line as `SECTION.KEY=VALUE`, or in a recipe
-([usage.md](usage.md#configuration)). NAME stands for a name that you choose. A value of another
-type or out of its range is refused with one message, and so is a setting without effect.
+([usage.md](usage.md#configuration)). NAME stands for a name that you choose. `null` means not set,
+`auto` that the plan decides. A value of another type or out of its range is refused, and so is a
+setting without effect.
 `python -m april_rl.train +recipe=NAME --cfg job` prints the settings of a recipe; the defaults here
 are those without a recipe. A row that ends with … continues below its table.
 """

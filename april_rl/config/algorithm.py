@@ -44,15 +44,15 @@ class AlgorithmConfig:
     # dppo_tv, dppo_kl: largest divergence for A < 0 (clip_low) and A > 0 (clip_high); 0.15, 0.05
     clip_low: float = within("> 0", 0.2)
     clip_high: float = within("> 0", 0.28)  # see clip_low; 0.28 is DAPO's clip-higher
-    # ppo_clip: tokens with A < 0 and a ratio above this get no gradient; null: off
+    # ppo_clip: tokens with A < 0 and a ratio above this get no gradient
     dual_clip: float | None = within("> 1", None)
     aggregation: Aggregation = Aggregation.token_mean
     kl: Kl = Kl.none  # estimator of the KL divergence to the initial, frozen policy
     # weight of the KL term in the loss or, with k1, in the reward; > 0 unless kl=none
     kl_coefficient: float = within(">= 0", 0.0)
     # steps between two replacements of the reference by the current policy (Liu et al. 2025, ProRL,
-    # section 3.1.2, do it by hand); 0: never
-    reference_every: int = within(">= 0", 0)
+    # section 3.1.2, do it by hand)
+    reference_every: int | None = within(">= 1", None)
     entropy_coefficient: float = within(">= 0", 0.0)  # weight of the entropy bonus; 0: off
     # nats, Skywork-OR1's adaptive entropy control: after a step whose mean entropy is below this,
     # entropy_coefficient grows by 0.005; after any other step it falls by 0.005, but not below 0;
@@ -62,11 +62,10 @@ class AlgorithmConfig:
     # [low, high] of an importance weight; low is 0 unless correction=mask; null: [0, 2], and with
     # mask [0.5, 5]
     weight_bounds: list[float] | None = None
-    # [low, high]: a response gets no gradient if the geometric mean of its weights is outside;
-    # null: off
+    # [low, high]: a response gets no gradient if the geometric mean of its weights is outside
     geometric_mask: list[float] | None = None
     # a response with A < 0 gets no gradient if the mean of log(engine / learner) over its tokens is
-    # above this, in nats: off-policy sequence masking of DeepSeek-V3.2; null: off
+    # above this, in nats: off-policy sequence masking of DeepSeek-V3.2
     opsm_threshold: float | None = within("> 0", None)
     # reject groups whose rewards are all equal and refill their slots; as in DAPO (Yu et al. 2025,
     # eq. 11: between 0 and G right answers, both excluded) it looks at the raw rewards, before the

@@ -19,7 +19,7 @@ class CheckpointConfig:
     every_minutes: float | None = within("> 0", 30.0)
     keep_last: int = within(">= 1", 2)  # newest checkpoints to keep; older ones are removed
     # eval/NAME/avg_at_k, pass_at_k or maj_at_k, with NAME of evaluation.sets: the checkpoint with
-    # the highest value is kept, too; null: none
+    # the highest value is kept, too
     best_metric: str | None = None
     # steps between Hugging Face exports; null: only at the end
     export_every_steps: int | None = within(">= 1", None)

@@ -309,9 +309,9 @@ def _check_reference(config: TrainConfig) -> None:
     """Check that a reference that moves is a model of its own."""
     every = config.algorithm.reference_every
     require(
-        every == 0 or config.lora.rank == 0,
+        every is None or config.lora.rank is None,
         f"algorithm.reference_every={every}: with lora.rank={config.lora.rank} the reference is "
-        "the policy without its adapters, which does not move; set one of the two to 0",
+        "the policy without its adapters, which does not move; set one of the two to null",
     )
 
 

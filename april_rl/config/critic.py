@@ -20,7 +20,7 @@ class CriticConfig:
     # λ of the critic's targets: with 1 a target is the reward itself and does not depend on the
     # critic (Yuan et al. 2025, VC-PPO, decoupled GAE)
     value_lambda: float = within("in [0, 1]", 1.0)
-    # a value gains nothing from moving further than this in an update; null: no clip
+    # a value gains nothing from moving further than this in an update
     value_clip: float | None = within("> 0", None)
 
     def __post_init__(self) -> None:

@@ -16,9 +16,8 @@ _LARGEST_RANK = 512  # the largest that vLLM's LoRA layers support
 class LoraConfig:
     """W + (alpha / rank) · B · A with W frozen (Hu et al. 2022, eq. 3)."""
 
-    rank: int = within(
-        ">= 0", 0
-    )  # r, rows of A and columns of B; 0: no adapters, the whole model is trained
+    # r, rows of A and columns of B; null: no adapters, the whole model is trained
+    rank: int | None = within(">= 1", None)
     alpha: float = within("> 0", 32.0)  # B · A is multiplied by alpha / rank
     # what a weight sync sends: merged, the whole weights, in which rounding to engine.dtype loses
     # small changes; adapter, only A and B (and W if the engine sleeps)
@@ -35,18 +34,14 @@ class LoraConfig:
             f"[q_proj,v_proj], got {names}",
         )
         require(
-            self.sync is LoraSync.merged or self.rank <= _LARGEST_RANK,
+            self.sync is LoraSync.merged or (self.rank or 0) <= _LARGEST_RANK,
             f"lora.rank={self.rank}: vLLM's LoRA layers have at most rank {_LARGEST_RANK}; lower "
             "it, or set lora.sync=merged",
         )
-        if self.rank == 0:
-            self._check_nothing_is_ignored()
-
-    def _check_nothing_is_ignored(self) -> None:
-        for entry in fields(self):
+        for entry in fields(self) if self.rank is None else ():
             value = getattr(self, entry.name)
             require(
                 value == entry.default,
-                f"lora.{entry.name}={value} has no effect with lora.rank=0; set lora.rank, or "
+                f"lora.{entry.name}={value} has no effect without lora.rank; set lora.rank, or "
                 "remove it",
             )

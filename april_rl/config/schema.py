@@ -61,7 +61,7 @@ class TrainerConfig:
     num_minibatches: int = within(">= 1", 1)  # optimizer steps of a pass over a batch
     # passes over each batch, GRPO's μ; ratios compare with the policy before the first pass
     num_passes: int = within(">= 1", 1)
-    # hours after which the run writes a checkpoint and ends, from each start; null: no limit
+    # hours after which the run writes a checkpoint and ends, counted from each start
     max_hours: float | None = within("> 0", None)
 
     def __post_init__(self) -> None:

@@ -211,8 +211,8 @@ class EvaluationSetConfig(PromptSetOverrides):
     num_samples: int | None = within(">= 1", None)
     temperature: float | None = within("> 0", None)
     top_p: float | None = within("in (0, 1]", None)
-    max_response_tokens: int | None = within(">= 0", None)
-    max_prompts: int | None = within(">= 0", None)
+    max_response_tokens: int | None = within(">= 1", None)
+    max_prompts: int | str | None = within(">= 1 or all", None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -225,8 +225,9 @@ class EvaluationConfig:
     num_samples: int = within(">= 1", 1)  # k of avg@k, pass@k and maj@k
     temperature: float | None = within("> 0", None)  # null: rollout.temperature
     top_p: float = within("in (0, 1]", 1.0)  # total probability of the tokens to sample from
-    max_response_tokens: int = within(">= 0", 0)  # 0: rollout.max_response_tokens
-    max_prompts: int = within(">= 0", 0)  # prompts of each set; 0: all
+    max_response_tokens: int | None = within(">= 1", None)  # null: rollout.max_response_tokens
+    # prompts of each set; null: all, which a set writes as `max_prompts: all`
+    max_prompts: int | None = within(">= 1", None)
 
     def __post_init__(self) -> None:
         require(

@@ -55,7 +55,10 @@ OUT_OF_RANGE = """
     algorithm.geometric_mask=[nan,2] data.path= data.template=nothing
     engine.gpu_memory_utilization=1 engine.tensor_parallel_size=0 evaluation.every=0
     learner.age_decay=0 learner.shard_size=-1 learner.max_mismatch=0 learner.age_weight=nothing
-    lora.rank=-1 model.path= optimizer.lr=0 optimizer.betas=[0.9,1] optimizer.betas=[0.9]
+    lora.rank=0 learner.shard_size=0 algorithm.reference_every=0 checkpoint.every_steps=0
+    checkpoint.every_minutes=0 checkpoint.export_every_steps=0 trainer.max_hours=0
+    evaluation.max_prompts=0 evaluation.max_response_tokens=0
+    model.path= optimizer.lr=0 optimizer.betas=[0.9,1] optimizer.betas=[0.9]
     optimizer.lr=inf optimizer.weight_decay=nan optimizer.warmup_steps=100 reward.hard_timeout_s=1
     user_code.memory_gib=0.5 reward.hard_timeout_s=inf user_code.start_timeout_s=0
     rollout.over_sampling_factor=0.5 rollout.over_sampling_factor=inf

@@ -174,13 +174,13 @@ SOURCES = (
             ["lora.rank=513", "lora.sync=adapter"],
             "lora.rank=513: vLLM's LoRA layers have at most rank 512",
         ),
-        (["lora.sync=adapter"], "has no effect with lora.rank=0; set lora.rank"),
+        (["lora.sync=adapter"], "has no effect without lora.rank; set lora.rank"),
         (
             ["learner.router_replay=engine", "engine.prefix_caching=false"],
             "learner.router_replay=engine needs engine.prefix_caching=true",
         ),
-        (["lora.alpha=16"], "lora.alpha=16.0 has no effect with lora.rank=0"),
-        (["lora.target_modules=[q_proj]"], "lora.target_modules=['q_proj'] has no effect with"),
+        (["lora.alpha=16"], "lora.alpha=16.0 has no effect without lora.rank"),
+        (["lora.target_modules=[q_proj]"], "lora.target_modules=['q_proj'] has no effect without"),
     ],
 )
 def test_settings_that_do_not_work_together_are_refused_in_one_line(overrides, message) -> None:

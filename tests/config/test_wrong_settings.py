@@ -140,6 +140,7 @@ WRONG = [
     ("resume=", "resume is empty: write resume=null, or remove it"),
     ("engine.max_model_len=0", "engine.max_model_len must be >= 1 or auto, got 0"),
     ("learner.shard_size=0", "learner.shard_size must be >= 1 or null, got 0"),
+    ("lora.rank=0", "lora.rank must be >= 1 or null, got 0"),
     ("teacher.path=", "teacher.path is empty: write teacher.path=null, or remove it"),
     ("data.system_prompt=''", "data.system_prompt is empty: write data.system_prompt=null, or "
      "remove it"),

@@ -154,7 +154,7 @@ def test_a_lost_worker_restarts_the_run_and_ctrl_c_saves_it_and_leaves_no_proces
     before = content_of(run.run_dir)
     for wrong, message in (
         ("seed=7", "seed=7 is not the seed of the saved prompt stream"),
-        ("lora.rank=2", "lora.rank=2, but the saved run had 0"),
+        ("lora.rank=2", "lora.rank=2, but the saved run had null"),
         (
             "engine.kv_cache_gib=9999",
             "this run does not fit into memory",

@@ -31,7 +31,7 @@ SWEEPS = {
         "algorithm.kl_coefficient=0.05",
     ),
     "adapters, stale tokens, parked samples": (
-        "lora.rank=0,4",
+        "lora.rank=null,4",
         "rollout.on_stale=finish,mask",
         "rollout.resume=keep,reprefill",
         "rollout.max_staleness=1",

@@ -101,8 +101,8 @@ def _configure(overrides: Sequence[str]) -> TrainConfig:
         name or _ALL: EvaluationSetConfig(path=chosen.path)
         for name, chosen in training_sets(config.data).items()
     }
-    # A limit of 0 is that of training.
-    return replace(config, evaluation=replace(config.evaluation, max_response_tokens=0, sets=sets))
+    evaluation = replace(config.evaluation, max_response_tokens=None, sets=sets)
+    return replace(config, evaluation=evaluation)
 
 
 def _profile(

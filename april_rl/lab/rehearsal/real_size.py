@@ -131,7 +131,7 @@ def _rest_line(
     tokens = assumed.response_tokens(config) + min(_PROMPT_TOKENS, config.data.max_prompt_tokens)
     tokens *= config.trainer.num_groups * config.rollout.group_size
     # A forward pass takes 2 FLOPs per parameter and token, a backward pass 4, or 2 for frozen ones.
-    flops = 4 if config.lora.rank else 6
+    flops = 6 if config.lora.rank is None else 4
     if config.trainer.num_minibatches * config.trainer.num_passes > 1:
         flops += 2  # log-probabilities before the first of several updates
     update_s = flops * model.num_parameters * tokens

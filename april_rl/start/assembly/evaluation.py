@@ -41,7 +41,7 @@ def held_out_sets(config: TrainConfig, load: Load) -> dict[str, HeldOut]:
             )
         except DataError as error:
             raise of_held_out(error, name) from error
-        prompts = table[: sampling.max_prompts or None]
+        prompts = table[: sampling.max_prompts]
         function = _deciding(config, name)
         found[name] = HeldOut(
             name=name,

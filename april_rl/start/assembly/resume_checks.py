@@ -29,7 +29,7 @@ def model_identity(config: TrainConfig, sizes: ModelSizes) -> dict[str, Any]:
     and the KL reference are frozen. The fingerprint is None if every weight is trained.
     """
     lora = config.lora
-    has_frozen = lora.rank > 0 or config.algorithm.kl is not Kl.none
+    has_frozen = lora.rank is not None or config.algorithm.kl is not Kl.none
     return {
         **{name: getattr(sizes, name) for name in _SIZES},
         "lora_rank": lora.rank,
@@ -64,10 +64,11 @@ def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str,
                 f"checkpoint has {saved[name]}: resume with that model"
             )
     for name in ("lora_rank", "lora_target_modules", "lora_alpha"):
-        if saved[name] != model[name]:
+        before = saved[name] or None  # earlier versions wrote a rank of 0 for no adapters
+        if before != model[name]:
             key = name.replace("_", ".", 1)
             raise OtherModelError(
-                f"{key}={_format(model[name])}, but the saved run had {_format(saved[name])}, and "
+                f"{key}={_format(model[name])}, but the saved run had {_format(before)}, and "
                 "its weights fit only that: resume with the same value"
             )
     if None not in (weights := (model["weights"], saved["weights"])) and len({*weights}) > 1:

@@ -58,7 +58,7 @@ def _host_remedies(inputs: MemoryInputs) -> Iterator[str]:
     if offload is not Offload.none:
         less = "optimizer or none" if offload is Offload.all else "none"
         yield f"learner.offload={less} needs less"
-    if inputs.has_reference and not inputs.lora.rank:
+    if inputs.has_reference and inputs.lora.rank is None:
         yield "algorithm.kl=none needs no reference model"
     if inputs.shard_size < inputs.layout.num_workers:
         yield "learner.shard_size=null needs less"

@@ -106,7 +106,7 @@ def memory_inputs(config: TrainConfig, layout: Layout, beside: Beside) -> Memory
         lora=config.lora,
         engine=config.engine,
         has_reference=config.algorithm.kl is not Kl.none,
-        moves_reference=config.algorithm.reference_every > 0,
+        moves_reference=config.algorithm.reference_every is not None,
         beside=beside,
         longest_tokens=longest_sequence(config)[0],
         keeps_parked=config.rollout.resume is Resume.keep,

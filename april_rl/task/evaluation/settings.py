@@ -16,20 +16,21 @@ class SetSampling:
     temperature: float
     top_p: float
     max_response_tokens: int
-    max_prompts: int  # number of the set's first prompts to use; 0: all
+    max_prompts: int | None  # number of the set's first prompts to use; None: all
 
 
 def set_sampling(config: TrainConfig, chosen: EvaluationSetConfig) -> SetSampling:
     """Return a set's settings; missing ones come from `evaluation`, then from `rollout`."""
     general, rollout = config.evaluation, config.rollout
     temperature = _first(chosen.temperature, general.temperature, rollout.temperature)
-    budget = _first(chosen.max_response_tokens, general.max_response_tokens)
+    budgets = (chosen.max_response_tokens, general.max_response_tokens, rollout.max_response_tokens)
+    limit = chosen.max_prompts or general.max_prompts
     return SetSampling(
         num_samples=int(_first(chosen.num_samples, general.num_samples)),
         temperature=temperature,
         top_p=_first(chosen.top_p, general.top_p),
-        max_response_tokens=int(budget) or rollout.max_response_tokens,
-        max_prompts=int(_first(chosen.max_prompts, general.max_prompts)),
+        max_response_tokens=int(_first(*budgets)),
+        max_prompts=None if isinstance(limit, str) else limit,  # all
     )
 
 
@@ -43,7 +44,7 @@ def longest_response(config: TrainConfig, *, is_training: bool) -> tuple[int, st
         if chosen.max_response_tokens:
             key = f"evaluation.sets.{name}.max_response_tokens"
             budgets.append((chosen.max_response_tokens, key))
-        elif config.evaluation.max_response_tokens and chosen.max_response_tokens is None:
+        elif config.evaluation.max_response_tokens:
             key = "evaluation.max_response_tokens"
             budgets.append((config.evaluation.max_response_tokens, key))
         else:

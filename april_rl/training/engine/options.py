@@ -55,7 +55,7 @@ def engine_args(
 
 def _lora_args(lora: LoraConfig | None) -> dict[str, Any]:
     """Return arguments for LoRA layers that hold one adapter; none without `lora`."""
-    if lora is None:
+    if lora is None or lora.rank is None:
         return {}
     targets = lora.target_modules
     return {

@@ -80,13 +80,13 @@ class Learner:
 
         `temperature` is the sampling temperature; `seed` initialises adapters. A run has
         `num_optimizer_steps`; the first `num_critic_only_steps` train the critic alone. With
-        `lora.rank` > 0 only adapters are trained; the model is frozen in `compute_dtype`. With a
+        `lora.rank` set only adapters are trained; the model is frozen in `compute_dtype`. With a
         `critic`, batches have token rewards as advantages. `on_forward` follows each forward pass.
         """
         self._device = torch.device(device)
         self._folder = local_folder(model_path)
         self._compute_dtype = _DTYPES[config.compute_dtype]
-        self._lora = lora if lora.rank else None
+        self._lora = None if lora.rank is None else lora
         mesh = build_mesh(self._device.type, shard_size=config.shard_size)
         site = Site(mesh, self._device, self._compute_dtype, config.fused is True, on_forward)
         self._policy = self._build_policy(config, site, temperature=temperature, lora_seed=seed)
@@ -348,14 +348,15 @@ class Learner:
 
     def _moving_reference(self) -> FrozenModel | None:
         """Return the reference if algorithm.reference_every moves it."""
-        is_own = isinstance(self._reference, FrozenModel) and self._objective.reference_every > 0
+        is_own = isinstance(self._reference, FrozenModel) and self._objective.reference_every
         return cast(FrozenModel, self._reference) if is_own else None
 
     def _move_reference(self) -> None:
         """Replace the reference by the policy after every algorithm.reference_every updates."""
-        if (reference := self._moving_reference()) is not None:
+        every = self._objective.reference_every
+        if every and (reference := self._moving_reference()) is not None:
             reference.age += 1
-            if reference.age >= self._objective.reference_every:
+            if reference.age >= every:
                 reference.become(self._policy)
 
     def _adapt_entropy_bonus(self, statistics: TokenStatistics) -> Metrics:

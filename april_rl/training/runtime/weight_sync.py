@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def sends_adapter(lora: LoraConfig) -> bool:
-    return lora.rank > 0 and lora.sync is LoraSync.adapter
+    return lora.rank is not None and lora.sync is LoraSync.adapter
 
 
 def send_weights(

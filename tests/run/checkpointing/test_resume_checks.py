@@ -68,7 +68,7 @@ def test_adapters_do_not_resume_with_another_scale(tmp_path):
     ("changed", "said"),
     [
         (LoraConfig(rank=4, alpha=8.0), r"lora\.rank=4, but the saved run had 2"),
-        (LoraConfig(), r"lora\.rank=0, but the saved run had 2"),
+        (LoraConfig(), r"lora\.rank=null, but the saved run had 2"),
         (
             LoraConfig(rank=2, alpha=8.0, target_modules=["q_proj", "v_proj"]),
             r"lora\.target_modules=\[q_proj,v_proj\], but the saved run had null",

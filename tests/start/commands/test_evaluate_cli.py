@@ -44,7 +44,7 @@ def set_report(averages: list[float], *, k: int = 4, folder: str = "/data") -> S
     return SetReport(
         path=f"{folder}/aime.jsonl",
         sampling=SetSampling(
-            num_samples=k, temperature=0.6, top_p=0.95, max_response_tokens=100, max_prompts=0
+            num_samples=k, temperature=0.6, top_p=0.95, max_response_tokens=100, max_prompts=None
         ),
         num_prompts=len(averages),
         estimates=found,

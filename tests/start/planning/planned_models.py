@@ -92,7 +92,7 @@ def change(inputs: MemoryInputs, **changes: object) -> MemoryInputs:
 
 
 @cache
-def sizes_of(name: str, *, rank: int = 0) -> ModelSizes:
+def sizes_of(name: str, *, rank: int | None = None) -> ModelSizes:
     """Return the sizes of a model of `HUB` or `MODELS`, with adapters of this rank."""
     published = PUBLISHED / name.replace("/", "--")
     if published.is_dir():

@@ -133,10 +133,15 @@ def test_router_replay_without_a_proximal_pass_is_reported_at_the_start(cause: s
 
 @pytest.mark.parametrize(
     ("model", "rank", "deadline_s", "is_short"),
-    [("32B", 0, 120, True), ("32B", 0, 300, False), ("32B", 16, 120, False), ("8B", 0, 120, False)],
+    [
+        ("32B", None, 120, True),
+        ("32B", None, 300, False),
+        ("32B", 16, 120, False),
+        ("8B", None, 120, False),
+    ],
 )
 def test_a_deadline_too_short_for_any_checkpoint_is_reported_at_the_start(
-    model: str, rank: int, deadline_s: int, is_short: bool
+    model: str, rank: int | None, deadline_s: int, is_short: bool
 ) -> None:
     """12 bytes per trained parameter at 2 GB/s: 32.8 billion parameters take 197 s."""
     config = load("+recipe=tiny_cpu", f"checkpoint.stop_deadline_s={deadline_s}")

@@ -9,7 +9,7 @@ from april_rl.start.planning.plan import policy_line
 @pytest.mark.parametrize(
     ("rank", "said"),
     [
-        (0, "policy: 4022.5 million parameters"),
+        (None, "policy: 4022.5 million parameters"),
         (16, "policy: 4022.5 million parameters, 33 million trained"),
     ],
 )

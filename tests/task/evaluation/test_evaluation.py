@@ -42,7 +42,7 @@ HELD_OUT = HeldOut(
         for i in range(NUM_PROMPTS)
     ],
     sampling=SetSampling(
-        num_samples=K, temperature=1.0, top_p=1.0, max_response_tokens=BUDGET, max_prompts=0
+        num_samples=K, temperature=1.0, top_p=1.0, max_response_tokens=BUDGET, max_prompts=None
     ),
     function="exact",
     answer_of=lambda _, response: response.split()[0],
@@ -224,7 +224,7 @@ def test_an_evaluation_set_inherits_from_evaluation_and_then_from_rollout() -> N
     bare = EvaluationSetConfig(path="aime")
     config = configure(bare)
     assert set_sampling(config, bare) == SetSampling(
-        num_samples=1, temperature=0.8, top_p=1.0, max_response_tokens=300, max_prompts=0
+        num_samples=1, temperature=0.8, top_p=1.0, max_response_tokens=300, max_prompts=None
     )
     config = configure(
         bare, num_samples=4, temperature=0.7, top_p=0.9, max_response_tokens=400, max_prompts=5
@@ -239,11 +239,11 @@ def test_an_evaluation_set_inherits_from_evaluation_and_then_from_rollout() -> N
         temperature=0.6,
         top_p=0.95,
         max_response_tokens=500,
-        max_prompts=0,
+        max_prompts="all",
     )
     config = configure(own, num_samples=4, max_response_tokens=400, max_prompts=5)
     assert set_sampling(config, own) == SetSampling(
-        num_samples=32, temperature=0.6, top_p=0.95, max_response_tokens=500, max_prompts=0
+        num_samples=32, temperature=0.6, top_p=0.95, max_response_tokens=500, max_prompts=None
     )
     assert longest_response(config, is_training=True) == (
         500,

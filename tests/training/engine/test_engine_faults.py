@@ -193,7 +193,7 @@ def test_a_held_out_sample_that_the_engine_fails_does_not_count_as_wrong(engine,
         name="held_out",
         prompts=prompts,
         sampling=SetSampling(
-            num_samples=1, temperature=1.0, top_p=1.0, max_response_tokens=BUDGET, max_prompts=0
+            num_samples=1, temperature=1.0, top_p=1.0, max_response_tokens=BUDGET, max_prompts=None
         ),
         function="a",
         answer_of=None,

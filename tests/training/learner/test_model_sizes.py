@@ -40,7 +40,7 @@ MODELS = {
 }
 
 
-def sizes_of(config: PreTrainedConfig, folder, *, rank: int = 0) -> ModelSizes:
+def sizes_of(config: PreTrainedConfig, folder, *, rank: int | None = None) -> ModelSizes:
     config.save_pretrained(folder)
     lora = LoraConfig(rank=rank, target_modules=["q_proj"] if rank else None)
     return model_sizes(read_model(str(folder)), lora)

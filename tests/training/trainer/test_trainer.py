@@ -51,7 +51,7 @@ HELD_OUT = HeldOut(
     name="held_out",
     prompts=[replace(PROMPT, id=i) for i in range(3)],
     sampling=SetSampling(
-        num_samples=1, temperature=1.0, top_p=1.0, max_response_tokens=BUDGET, max_prompts=0
+        num_samples=1, temperature=1.0, top_p=1.0, max_response_tokens=BUDGET, max_prompts=None
     ),
     function="a",
     answer_of=lambda _, response: response,

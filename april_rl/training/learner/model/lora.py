@@ -47,7 +47,7 @@ def inject(causal_lm: PreTrainedModel, lora: LoraConfig) -> None:
     """
     _check_targets(causal_lm, lora.target_modules)
     config = PeftConfig(
-        r=lora.rank,
+        r=cast(int, lora.rank),
         lora_alpha=cast(int, lora.alpha),  # peft types it as int and also computes with a float
         target_modules=_ALL if lora.target_modules is None else lora.target_modules,
     )
@@ -140,7 +140,7 @@ def _write(config: PeftConfig, tensors: dict[str, Tensor], folder: Path) -> None
 def _peft_config(module: nn.Module, lora: LoraConfig, *, base: str) -> PeftConfig:
     targets = lora.target_modules or {name.rpartition(".")[2] for name in _lora_layers(module)}
     return PeftConfig(
-        r=lora.rank,
+        r=cast(int, lora.rank),
         lora_alpha=cast(int, lora.alpha),
         target_modules=sorted(targets),
         task_type="CAUSAL_LM",
@@ -214,7 +214,7 @@ def _check_targets(causal_lm: PreTrainedModel, wanted: Sequence[str] | None) -> 
         raise LoraError(
             "lora.target_modules: the experts of a mixture-of-experts model cannot have adapters, "
             "and neither can layers that share their names; choose from the attention layers "
-            f"{_ends(attention)}, or train the whole model with lora.rank=0"
+            f"{_ends(attention)}, or train the whole model with lora.rank=null"
         )
 
 

@@ -55,7 +55,7 @@ def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
         recompute_activations(causal_lm)
     inputs = _Kept(causal_lm, layers).num_bytes
     largest = max(parameter.numel() for parameter in causal_lm.parameters())
-    if lora.rank:
+    if lora.rank is not None:
         inject(causal_lm, lora)
     return ModelSizes(
         model_type=causal_lm.config.model_type,
@@ -63,7 +63,7 @@ def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
         has_known_routers=has_known_routers(causal_lm),
         num_parameters=num_parameters,
         num_trained=_count_trained(causal_lm),
-        has_adapters=lora.rank > 0,
+        has_adapters=lora.rank is not None,
         num_layers=len(layers),
         hidden_size=embedding.get_parameter("weight").shape[1],
         num_heads=kept.num_heads,
