@@ -20,7 +20,7 @@ from openai import AsyncOpenAI, OpenAIError
 from april_rl.config.teacher import TeacherConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Metrics, Sum
-from april_rl.training.parts import TeacherReply
+from april_rl.training.batches import TeacherReply
 from april_rl.types import Sample, ScoredGroup
 
 Floats32 = NDArray[np.float32]

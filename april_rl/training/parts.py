@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from april_rl.metrics import Metrics
-from april_rl.types import SampleId, ScoredGroup
 
 if TYPE_CHECKING:
     from april_rl.run.checkpointing.checkpointer import Checkpointer
     from april_rl.run.tracking.terminal import View
     from april_rl.run.tracking.tracker import Tracker
-    from april_rl.training.algorithm.advantages import Advantages
-    from april_rl.training.batch.packing import Floats32, Packer
+    from april_rl.training.batches import Batches
     from april_rl.training.rollout.collector import Collector
     from april_rl.training.runtime.local import LocalWorker
     from april_rl.training.runtime.workers import Workers
-
-
-class TeacherReply(NamedTuple):
-    """The log-probabilities that a teacher gives to the samples of a step."""
-
-    logprobs: Mapping[SampleId, Floats32]  # [R], nats
-    metrics: Metrics
 
 
 class Scoring(Protocol):
@@ -47,8 +38,5 @@ class RunParts:
     model: Mapping[str, Any]  # the facts that must stay the same when the run resumes
     checkpointer: Checkpointer
     collector: Collector
-    packer: Packer
+    batches: Batches
     evaluate: Callable[..., Metrics]  # `evaluate_all` with its held-out sets
-    advantages: Advantages
-    # Asks a teacher that is not in the workers; calls the second argument every second.
-    teacher: Callable[[Sequence[ScoredGroup], Callable[[], None]], TeacherReply] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Advantage
 from april_rl.errors import ExportError, RunError
 from april_rl.metrics import Mean, Metric, Metrics, Sum, merge
 from april_rl.run.checkpointing.checkpointer import LEARNER
@@ -23,7 +22,6 @@ from april_rl.run.supervision.memory_usage import controller_memory
 from april_rl.run.tracking.samples_file import records_of
 from april_rl.run.tracking.terminal import ProgressPhase, View
 from april_rl.run.tracking.tracker import RunDirectoryError
-from april_rl.training.algorithm.advantages import Floats64, penalized_rewards
 from april_rl.training.parts import RunParts
 from april_rl.training.rollout.collector import Collection
 from april_rl.training.rollout.measures.reward_metrics import reward_metrics, source_metrics
@@ -76,7 +74,7 @@ class Trainer:
                 config, run_dir=run_dir, plain=plain_config, stack=stack, resumed=resumed
             )
             self._collector, self._workers = self._parts.collector, self._parts.workers
-            self._packer, self._checkpointer = self._parts.packer, self._parts.checkpointer
+            self._checkpointer = self._parts.checkpointer
             view = self._parts.view
             self._updates = Updates(self._workers, config, run_dir, tell=view.message)
             if resumed is not None:
@@ -123,7 +121,7 @@ class Trainer:
                 raise
 
     def _run(self) -> None:
-        if self._progress.evaluated < 0:  # a checkpoint of step 0 already has its row
+        if self._progress.evaluated is None:  # a checkpoint of step 0 already has its row
             self._log(0, self._evaluate())
         if self._progress.row is not None:
             self._end_step(self._progress.row)
@@ -198,19 +196,13 @@ class Trainer:
             self._tracker.message(note)
         if not collection.groups:
             return None
-        reply = None
         with ExitStack() as on_error:
             on_error.callback(self._collector.take_back, collection)
-            advantages = self._advantages(collection)
-            if self._parts.teacher is not None:
-                with self._tracker.phase("teacher"):
-                    reply = self._parts.teacher(collection.groups, self._interrupts.check)
-            batch = self._packer.pack(
-                collection.groups,
-                advantages,
+            batch, advantages, made = self._parts.batches.make(
+                collection,
                 policy_version=self._progress.version,
-                probes=collection.probes,
-                teacher_logprobs=reply.logprobs if reply else {},
+                phase=self._tracker.phase,
+                look=self._interrupts.check,
             )
             self._checkpointer.poll()
             on_error.pop_all()
@@ -218,7 +210,7 @@ class Trainer:
         records = partial(
             records_of,
             collection.groups,
-            advantages if self._config.algorithm.advantage != Advantage.gae else None,
+            advantages,
             decode=self._parts.decode,
             policy_version=self._progress.version,
         )
@@ -231,19 +223,16 @@ class Trainer:
         if self._tracker.wants_samples(self._progress.version):
             timeline = timeline_of(collection.record).plain()
             self._tracker.samples(self._progress.version, records(), timeline)
-        metrics = Metrics(
-            {
-                **rollout_metrics(collection.record, num_needed=self._num_needed),
-                **batch.metrics,
-                **(reply.metrics if reply else {}),
-                **self._reward_metrics(collection),
-                **update,
-                **collection.metrics,
-                **sync,
-                **controller_memory(),
-            }
-        )
-        return TrainedStep(metrics, batch.num_response_tokens)
+        of_step = [
+            rollout_metrics(collection.record, num_needed=self._num_needed),
+            made,
+            self._reward_metrics(collection),
+            update,
+            collection.metrics,
+            sync,
+            controller_memory(),
+        ]
+        return TrainedStep(merge(of_step), batch.num_response_tokens)
 
     def _collect(self) -> Collection:
         trainer = self._config.trainer
@@ -254,16 +243,6 @@ class Trainer:
                 may_open=self._progress.version < last_opening,
                 on_progress=partial(self._show, phase),
             )
-
-    def _advantages(self, collection: Collection) -> Sequence[Sequence[float | Floats64]]:
-        """Return the advantages of each group [G], from its rewards minus the overlong penalty."""
-        rewards = penalized_rewards(
-            collection.groups,
-            max_response_tokens=self._config.rollout.max_response_tokens,
-            buffer_frac=self._config.algorithm.overlong_buffer_frac,
-            penalty=self._config.algorithm.overlong_penalty,
-        )
-        return self._parts.advantages(collection.groups, rewards)
 
     def _reward_metrics(self, collection: Collection) -> Metrics:
         flat = sum(not group.has_signal for group in collection.groups)

@@ -48,7 +48,7 @@ HOUSE: dict[str, tuple[set[str], ...]] = {
         {"algorithm", "batch", "rollout"},
         {"engine", "learner"},
         {"runtime"},
-        {"parts", "updates"},
+        {"batches", "parts", "updates"},
         {"trainer"},
     ),
     "task": (

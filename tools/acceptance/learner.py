@@ -26,7 +26,7 @@ from april_rl.start.assembly.packer import build_packer
 from april_rl.start.planning.layout import settle
 from april_rl.start.planning.machine import num_gpus
 from april_rl.start.planning.model import read_model
-from april_rl.training.algorithm.advantages import advantages_of
+from april_rl.training.algorithm.advantages import credits_of
 from april_rl.training.batch.packing import MicroBatch
 from april_rl.training.learner.learner import Learner
 from april_rl.training.learner.model.model_sizes import model_sizes
@@ -93,7 +93,7 @@ def open_learner(settings: Sequence[str]) -> Iterator[tuple[TrainConfig, Learner
     backend = "gloo" if device.type == "cpu" else "cuda:nccl,cpu:gloo"
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
-        yield config, build_learner(config, device=device.type)
+        yield config, build_learner(config, device=device.type)[0]
     finally:
         if dist.is_initialized():  # an engine beside the learner has destroyed it
             dist.destroy_process_group()
@@ -113,7 +113,7 @@ def _rows(config: TrainConfig, num_groups: int, median_tokens: float) -> list[Mi
         )
 
     groups = [_group(prompts.take(), tokens) for _ in range(num_groups)]
-    estimator = advantages_of(config.algorithm.advantage, config.reward)
+    estimator = credits_of(config.algorithm.advantage, config.reward)
     advantages = estimator(groups, [group.rewards for group in groups])
     packer = build_packer(config, num_ranks=1, hidden_size=model.hidden_size)
     [rows] = packer.pack(groups, advantages, policy_version=0).of_rank(0)

@@ -14,8 +14,8 @@ class Progress:
     """The versions that were reached, evaluated and exported, and metrics not logged yet."""
 
     version: int = 0  # policy version, counted in steps
-    evaluated: int = -1  # the version that was evaluated last
-    exported: int = -1  # the version that was exported last
+    evaluated: int | None = None  # the version that was evaluated last
+    exported: int | None = None  # the version that was exported last
     counted: Metrics = field(default_factory=Metrics)  # added to the next step's row
     row: Metrics | None = None  # metrics of the last step until they are logged
 

@@ -16,13 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Advantage
 from april_rl.config.user_code import Hook
-from april_rl.training.algorithm.advantages import Advantages, Floats64
+from april_rl.training.algorithm.advantages import Credits, Floats64
 from april_rl.types import Sample, ScoredGroup
 
 GroupFilter = Callable[[ScoredGroup], bool]
 
 
-def load_advantages(config: AlgorithmConfig) -> Advantages | None:
+def load_advantages(config: AlgorithmConfig) -> Credits | None:
     """Return the function of algorithm.advantage, None if built in; raise OwnFunctionError."""
     if config.advantage in Advantage.__members__:
         return None

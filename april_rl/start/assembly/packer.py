@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from april_rl.config import TrainConfig
+from april_rl.config.choices import Advantage
 from april_rl.config.user_code import Hook, OwnFunctionError
 from april_rl.training.algorithm.age import age_weights, decay
 from april_rl.training.algorithm.aggregation import aggregate
@@ -33,6 +34,7 @@ def build_packer(config: TrainConfig, *, num_ranks: int, hidden_size: int) -> Pa
         aggregation=aggregate(config.algorithm.aggregation, max_response_tokens=budget),
         hidden_size=hidden_size,
         mask_truncated=config.algorithm.mask_truncated,
+        has_critic=config.algorithm.advantage == Advantage.gae,
     )
 
 

@@ -34,7 +34,8 @@ from april_rl.task.data.prompts import PromptTable
 from april_rl.task.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.task.evaluation.evaluate import evaluate_all
 from april_rl.task.evaluation.held_out import HeldOut
-from april_rl.training.algorithm.advantages import Advantages, advantages_of
+from april_rl.training.algorithm.advantages import Credits, credits_of
+from april_rl.training.batches import Batches
 from april_rl.training.parts import RunParts
 from april_rl.training.rollout.ports import Engines
 from april_rl.training.runtime.cluster import stop_ray
@@ -94,12 +95,10 @@ def assemble(
             outside,
             prompts=prompts,
         ),
-        packer=packer,
+        batches=Batches(config, packer, _credits(config), teacher.logprobs if teacher else None),
         evaluate=partial(
             evaluate_all, held_out.values(), evaluator, decode=inputs.tokenizer.decode
         ),
-        advantages=_advantages(config),
-        teacher=teacher.logprobs if teacher else None,
     )
 
 
@@ -149,9 +148,9 @@ def _identity(config: TrainConfig, drafted: Draft, resumed: Resumed | None) -> M
     return identity
 
 
-def _advantages(config: TrainConfig) -> Advantages:
+def _credits(config: TrainConfig) -> Credits:
     own = load_advantages(config.algorithm)
-    return own or advantages_of(config.algorithm.advantage, config.reward)
+    return own or credits_of(config.algorithm.advantage, config.reward)
 
 
 def _show(lines: Iterable[str], view: View) -> None:

@@ -24,9 +24,9 @@ GroupAdvantages = Callable[[ArrayLike], Floats64]
 # Maps the rewards and the numbers of response tokens of all groups of a step to advantages, for
 # estimators that need the whole batch.
 BatchAdvantages = Callable[[Sequence[ArrayLike], Sequence[Sequence[int]]], list[Floats64]]
-# Maps all groups of a step and their rewards minus the overlong penalty [G] to the advantage of
-# every sample, or of each of its tokens [R].
-Advantages = Callable[
+# Maps all groups of a step and their rewards minus the overlong penalty [G] to what every sample,
+# or each of its tokens [R], is paid: its advantage, or with a critic its reward.
+Credits = Callable[
     [Sequence[ScoredGroup], Sequence[ArrayLike]], Sequence[Sequence[float | Floats64]]
 ]
 
@@ -234,7 +234,7 @@ ADVANTAGES: dict[Advantage, BatchAdvantages] = {
 }
 
 
-def advantages_of(choice: str, reward: RewardConfig) -> Advantages:
+def credits_of(choice: str, reward: RewardConfig) -> Credits:
     """Return the built-in estimator of that name, for rewards that are made as `reward` says."""
     if choice == Advantage.grpo_by_turn:
         return lambda groups, rewards: [

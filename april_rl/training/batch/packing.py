@@ -49,7 +49,9 @@ class MicroBatch:
     labels: NDArray[np.int64]  # [T], the next token; 0 where there is no response token to predict
     response_mask: NDArray[np.bool_]  # [T], whether this position predicts a response token
     behaviour_logprobs: NDArray[np.float32]  # [T], nats
-    advantages: NDArray[np.float32]  # [T]
+    credits: NDArray[
+        np.float32
+    ]  # [T], what a token is paid: its advantage, or with a critic its reward
     ages: NDArray[np.int32]  # [T], policy versions between sampling and this update; 0 elsewhere
     is_comparable: NDArray[np.bool_]  # [T], whether age is 0 and the KV cache is of this version
     loss_weights: NDArray[np.float32]  # [T], weight of a token in the loss of its minibatch
@@ -81,7 +83,7 @@ class _Row:
     """A sample before it is packed."""
 
     sample: Sample
-    advantage: float | NDArray[np.float64]  # of the sample, or of each response token [R]
+    credit: float | NDArray[np.float64]  # of the sample, or of each response token [R]
     ages: NDArray[np.int32]  # [R]
     comparable: NDArray[np.bool_]  # [R]
     age_weights: Floats32  # [R], 0 above the staleness cap
@@ -114,6 +116,7 @@ class Packer:
         aggregation: Callable[[Sequence[Floats32]], list[Floats32]],
         hidden_size: int,
         mask_truncated: bool = False,
+        has_critic: bool = False,
     ) -> None:
         """Store the settings.
 
@@ -130,11 +133,12 @@ class Packer:
         self._max_staleness, self._age_weights = max_staleness, age_weights
         self._aggregation, self._mask_truncated = aggregation, mask_truncated
         self._hidden_size, self._max_response_tokens = hidden_size, max_response_tokens
+        self._has_critic = has_critic
 
     def pack(
         self,
         groups: Sequence[ScoredGroup],
-        advantages: Sequence[Sequence[float | NDArray[np.float64]]],
+        credits: Sequence[Sequence[float | NDArray[np.float64]]],
         *,
         policy_version: int,
         probes: Sequence[Sample] = (),
@@ -142,11 +146,12 @@ class Packer:
     ) -> Batch:
         """Return the batch that advances the policy from `policy_version`.
 
-        `advantages[i]` is [G] for `groups[i]`: the advantage of a sample, or of each of its tokens
-        [R]. `probes` are samples that are not trained now but have comparable tokens: when no
-        trained token is comparable, they are packed with loss weight 0, so that engine and learner
-        are compared at every version that has sampled anything. A token whose age is above the cap
-        has loss weight 0. `teacher_logprobs` has [R] of each sample, from a teacher on a server.
+        `credits[i]` is [G] for `groups[i]`: what a sample is paid, or each of its tokens [R]: its
+        advantage, or with a critic its reward. `probes` are samples that are not trained now but
+        have comparable tokens: when no trained token is comparable, they are packed with loss
+        weight 0, so that engine and learner are compared at every version that has sampled
+        anything. A token whose age is above the cap has loss weight 0. `teacher_logprobs` has [R]
+        of each sample, from a teacher on a server.
         """
         of_teacher = teacher_logprobs or {}
         num_minibatches = min(self._num_minibatches, len(groups))
@@ -156,11 +161,11 @@ class Packer:
         rows = [
             [
                 replace(
-                    self._row(sample, advantage, policy_version),
+                    self._row(sample, credit, policy_version),
                     teacher_logprobs=of_teacher.get(sample.id),
                 )
                 for i in chunk
-                for sample, advantage in zip(groups[i].group.samples, advantages[i], strict=True)
+                for sample, credit in zip(groups[i].group.samples, credits[i], strict=True)
             ]
             for chunk in chunks
         ]
@@ -177,7 +182,7 @@ class Packer:
                 {
                     **self._metrics(every),
                     "throughput/trained_tokens": Sum(num_tokens),
-                    "histogram/advantage": Histogram.of(np.hstack([r.advantage for r in every])),
+                    **self._histogram(every),
                 }
             ),
         )
@@ -199,14 +204,20 @@ class Packer:
             }
         )
 
+    def _histogram(self, rows: Sequence[_Row]) -> Metrics:
+        if self._has_critic:  # advantages do not exist yet
+            return Metrics()
+        advantages = np.hstack([row.credit for row in rows])
+        return Metrics({"histogram/advantage": Histogram.of(advantages)})
+
     def _row(
-        self, sample: Sample, advantage: float | NDArray[np.float64], policy_version: int
+        self, sample: Sample, credit: float | NDArray[np.float64], policy_version: int
     ) -> _Row:
         ages = sample_ages(sample, policy_version=policy_version)
         age_weights = self._age_weights(np.minimum(ages, self._max_staleness))
         return _Row(
             sample=sample,
-            advantage=advantage,
+            credit=credit,
             ages=ages,
             comparable=comparable(sample, policy_version=policy_version),
             age_weights=np.where(ages > self._max_staleness, np.float32(0), age_weights),
@@ -236,7 +247,7 @@ def _probe(sample: Sample, policy_version: int) -> _Weighed:
     nothing = np.zeros(len(ages), np.float32)
     row = _Row(
         sample=sample,
-        advantage=0.0,
+        credit=0.0,
         ages=ages,
         comparable=comparable(sample, policy_version=policy_version),
         age_weights=nothing,
@@ -254,7 +265,7 @@ def pack_row(weighed: Sequence[_Weighed]) -> MicroBatch:
     token_ids, labels = np.zeros(size, np.int64), np.zeros(size, np.int64)
     mask, is_comparable = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
     ages = np.zeros(size, np.int32)
-    logprobs, advantages, weights, teacher = (np.zeros(size, np.float32) for _ in range(4))
+    logprobs, credits, weights, teacher = (np.zeros(size, np.float32) for _ in range(4))
     has_teacher = any(row.teacher_logprobs is not None for row, _ in weighed)
     start = 0
     for row, loss_weights in weighed:
@@ -266,7 +277,7 @@ def pack_row(weighed: Sequence[_Weighed]) -> MicroBatch:
         ages[predicting] = row.ages
         is_comparable[predicting] = row.comparable
         logprobs[predicting] = row.sample.behaviour_logprobs
-        advantages[predicting] = row.advantage
+        credits[predicting] = row.credit
         if row.teacher_logprobs is not None:
             teacher[predicting] = row.teacher_logprobs
         weights[predicting] = loss_weights
@@ -279,7 +290,7 @@ def pack_row(weighed: Sequence[_Weighed]) -> MicroBatch:
         labels=labels,
         response_mask=mask,
         behaviour_logprobs=logprobs,
-        advantages=advantages,
+        credits=credits,
         ages=ages,
         is_comparable=is_comparable,
         loss_weights=weights,

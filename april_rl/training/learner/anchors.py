@@ -19,8 +19,9 @@ from april_rl.training.learner.row import PackedRow
 
 
 class Anchor(NamedTuple):
-    """Log-probabilities of a row under the weights before the update."""
+    """What stays fixed during an update of a row."""
 
+    advantages: Tensor  # [N]
     proximal: Tensor | None = None  # log-probabilities [N]; None: taken from the row's own pass
     reference: Tensor | None = None  # log-probabilities [N]; None: the loss needs none
     teacher: Tensor | None = None  # log-probabilities [N]; None: there is no teacher
@@ -45,16 +46,24 @@ class Anchors:
         self._reference, self._teacher = reference, teacher
         self._needs_proximal, self._num_passes = needs_proximal, num_passes
 
-    def of(self, rows: Sequence[Sequence[PackedRow]], mismatch: Mismatch) -> list[list[Anchor]]:
+    def of(
+        self,
+        rows: Sequence[Sequence[PackedRow]],
+        advantages: Sequence[Sequence[Tensor]],
+        mismatch: Mismatch,
+    ) -> list[list[Anchor]]:
         """Return the anchor of every row of each minibatch; add log-probabilities to `mismatch`.
 
         The first minibatch gets its proximal log-probabilities from its own forward pass in the
         update, unless there is a second pass over the rows. A collective.
         """
-        anchors = [[Anchor() for _ in part] for part in rows]
+        anchors = [[Anchor(each) for each in part] for part in advantages]
         first = 0 if self._num_passes > 1 else 1
         for number in range(first, len(rows)) if self._needs_proximal else ():
-            anchors[number] = [self._proximal(row, mismatch) for row in rows[number]]
+            anchors[number] = [
+                self._with_proximal(anchor, row, mismatch)
+                for anchor, row in zip(anchors[number], rows[number], strict=True)
+            ]
         by_model = [_logprobs(model, rows) for model in (self._reference, self._teacher)]
         return [
             [
@@ -68,11 +77,11 @@ class Anchors:
         ]
 
     @torch.no_grad()
-    def _proximal(self, row: PackedRow, mismatch: Mismatch) -> Anchor:
+    def _with_proximal(self, anchor: Anchor, row: PackedRow, mismatch: Mismatch) -> Anchor:
         with self._routers.repeating(self._routers.of_engine(row.experts)):
             logprobs = self._policy(row)[0]
         mismatch.add(row, logprobs)
-        return Anchor(proximal=logprobs, choices=self._routers.last_choices())
+        return anchor._replace(proximal=logprobs, choices=self._routers.last_choices())
 
 
 def _logprobs(

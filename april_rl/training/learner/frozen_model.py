@@ -30,7 +30,6 @@ class FrozenModel:
         Weights are stored in the compute dtype: they give the same numbers as the policy before its
         first step, in half the memory of its master weights.
         """
-        self.age = 0  # updates of the policy since it became this model
         self._policy = Policy.build(
             folder,
             mesh=site.mesh,
@@ -45,15 +44,6 @@ class FrozenModel:
         moved = tuple if site.device.type == "cpu" else self._policy.parameters
         self.weights = Offloadable(moved, device=site.device, is_constant=True)
         self.weights.offload()
-
-    @torch.no_grad()
-    def become(self, policy: Policy) -> None:
-        """Copy the current weights of `policy`, which has the same model and mesh."""
-        self.age = 0
-        policy.reshard_all()
-        with self.weights.change():
-            for own, its in zip(self._policy.parameters(), policy.parameters(), strict=True):
-                local_shard(own)[0].copy_(local_shard(its)[0])
 
     def shards(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the name and this rank's shard of every parameter, which `weights` moves."""
@@ -70,6 +60,29 @@ class FrozenModel:
         self._policy.reshard_all()
         self.weights.offload()
         return found
+
+
+class MovingReference(FrozenModel):
+    """A reference that the policy replaces after every `every` updates."""
+
+    def __init__(self, folder: Path, site: Site, *, temperature: float, every: int) -> None:
+        """Load this rank's shard of the model that the run starts from; a collective."""
+        super().__init__(folder, site, temperature=temperature)
+        self._every, self.age = every, 0  # updates of the policy since it became this model
+
+    @torch.no_grad()
+    def follow(self, policy: Policy) -> None:
+        """Count an update of `policy`, which has the same model and mesh; copy its weights when
+        that is due.
+        """
+        self.age += 1
+        if self.age < self._every:
+            return
+        self.age = 0
+        policy.reshard_all()
+        with self.weights.change():
+            for own, its in zip(self._policy.parameters(), policy.parameters(), strict=True):
+                local_shard(own)[0].copy_(local_shard(its)[0])
 
 
 class OwnReference:

@@ -8,27 +8,24 @@ building a Learner, also for a single rank (a group with a `HashStore` needs no 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, cast
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
-from april_rl.config.choices import ComputeDtype
-from april_rl.config.critic import CriticConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.metrics import Metrics, merge
 from april_rl.training.batch.packing import MicroBatch
 from april_rl.training.learner.anchors import Anchor, Anchors
-from april_rl.training.learner.critic import Critic, Targets
-from april_rl.training.learner.frozen_model import FrozenModel, OwnReference
-from april_rl.training.learner.mesh import Site, build_mesh
+from april_rl.training.learner.frozen_model import FrozenModel, MovingReference, OwnReference
+from april_rl.training.learner.mesh import Site
 from april_rl.training.learner.mismatch import Mismatch
 from april_rl.training.learner.model.checkpoint import Checkpoint, local_folder
 from april_rl.training.learner.model.export import export
@@ -43,8 +40,6 @@ from april_rl.training.learner.trained_model import TrainedModel
 from april_rl.training.learner.training_state import Snapshot, TrainingState
 from april_rl.training.learner.update_errors import NonFiniteError
 
-_DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
-
 
 class _Pass(NamedTuple):
     """Loss and log-probabilities of a minibatch whose gradients have been accumulated."""
@@ -56,68 +51,64 @@ class _Pass(NamedTuple):
 class Learner:
     """One rank's shard of policy and optimizer; methods reload what `offload` moved to the host."""
 
-    _critic: Critic | None
-
     def __init__(
         self,
         config: LearnerConfig,
+        site: Site,
         *,
         optimizer: OptimizerConfig,
         lora: LoraConfig,
         objective: Objective,
         model_path: str,
         teacher_path: str | None = None,
-        critic: CriticConfig | None = None,
-        device: str,
+        beside: Mapping[str, TrainedModel] = MappingProxyType({}),
         temperature: float,
         seed: int,
         num_optimizer_steps: int,
-        num_critic_only_steps: int = 0,
         num_passes: int = 1,
-        on_forward: Callable[[], None] | None = None,
     ) -> None:
         """Load this rank's shard; a collective. Raise ModelFolderError if a model cannot be loaded.
 
-        `temperature` is the sampling temperature; `seed` initialises adapters. A run has
-        `num_optimizer_steps`; the first `num_critic_only_steps` train the critic alone. With
-        `lora.rank` set only adapters are trained; the model is frozen in `compute_dtype`. With a
-        `critic`, batches have token rewards as advantages. `on_forward` follows each forward pass.
+        `beside` has models that are trained elsewhere, but saved, restored and offloaded with the
+        policy, by the prefix of their tensors. `temperature` is the sampling temperature; `seed`
+        initialises adapters. A run has `num_optimizer_steps` of the policy. With `lora.rank` set
+        only adapters are trained; the model is frozen in the compute dtype.
         """
-        self._device = torch.device(device)
+        self._device, self._compute_dtype = site.device, site.compute_dtype
         self._folder = local_folder(model_path)
-        self._compute_dtype = _DTYPES[config.compute_dtype]
         self._lora = None if lora.rank is None else lora
-        mesh = build_mesh(self._device.type, shard_size=config.shard_size)
-        site = Site(mesh, self._device, self._compute_dtype, config.fused is True, on_forward)
         self._policy = self._build_policy(config, site, temperature=temperature, lora_seed=seed)
         trained = TrainedModel.of(
             self._policy,
             optimizer,
-            num_steps=num_optimizer_steps - num_critic_only_steps,
+            num_steps=num_optimizer_steps,
             offload=config.offload,
             device=self._device,
         )
         self._optimizer, self._masters = trained.optimizer, trained.masters
-        self._models, self._critic = {"": trained}, None
-        if critic is not None:
-            self._critic = Critic(
-                critic,
-                site,
-                folder=local_folder(critic.path or model_path),
-                learner=config,
-                optimizer=optimizer,
-                num_optimizer_steps=num_optimizer_steps,
-                num_steps_alone=num_critic_only_steps,
-            )
-            self._models["critic."] = self._critic.trained
+        self._models = {"": trained, **beside}
         self._num_updates, self._model_path, self._num_passes = 0, model_path, num_passes
         self._objective, self._max_mismatch = objective, config.max_mismatch
         frozen = partial(FrozenModel, site=site, temperature=temperature)
-        self._reference = self._build_reference(frozen)
-        self._teacher = frozen(local_folder(teacher_path)) if teacher_path else None
+        self._moving: MovingReference | None = None
+        if every := objective.reference_every:
+            self._moving = MovingReference(self._folder, site, temperature=temperature, every=every)
+        self._reference = self._moving or self._build_reference(frozen)
         self._routers = Routers(self._policy if config.router_replay.is_on else None)
-        self._anchors = self._build_anchors()
-        self._state = self._build_state(mesh)
+        self._anchors = Anchors(
+            self._policy,
+            routers=self._routers,
+            reference=self._reference,
+            teacher=frozen(local_folder(teacher_path)) if teacher_path else None,
+            needs_proximal=objective.needs_proximal,
+            num_passes=num_passes,
+        )
+        self._state = TrainingState(
+            self._models,
+            mesh=site.mesh,
+            entropy_bonus=objective.entropy_bonus,
+            reference=self._moving,
+        )
 
     def update(self, minibatches: Sequence[Sequence[MicroBatch]]) -> Metrics:
         """Take one optimizer step per minibatch and pass; return this rank's metrics, to merge over
@@ -128,70 +119,52 @@ class Learner:
         loss fails: then that minibatch and the later ones change nothing, and the earlier optimizer
         steps stay. Gradients are freed before the call returns.
         """
+        rows = self.rows(minibatches)
+        return self.train(rows, [[row.credits for row in part] for part in rows])
+
+    def rows(self, minibatches: Sequence[Sequence[MicroBatch]]) -> list[list[PackedRow]]:
+        """Begin an update: reload the models, and return the rows on this rank's device."""
         self._num_updates += 1
         for model in self._models.values():
             model.masters.reload()
-        rows = [[PackedRow.of(m, device=self._device) for m in part] for part in minibatches]
-        if self._critic is None:
-            return self._update_policy(rows)
-        judged = self._critic.judge(rows)
-        metrics = [judged.metrics]
-        if self._critic.trains_alone:
-            metrics.append(self._compare(rows[0]))
-        else:
-            metrics.append(self._update_policy(judged.rows))
-        metrics.append(self._update_critic(self._critic, rows, judged.targets))
-        return merge(metrics)
+        return [[PackedRow.of(m, device=self._device) for m in part] for part in minibatches]
 
-    def _update_critic(
-        self,
-        critic: Critic,
-        rows: Sequence[Sequence[PackedRow]],
-        targets: Sequence[Sequence[Targets]],
-    ) -> Metrics:
-        steps: list[Metrics] = []
-        parts = self._num_passes * [*zip(rows, targets, strict=True)]
-        try:
-            for part, part_targets in parts:
-                steps.append(critic.step(part, part_targets))
-        except NonFiniteError as error:
-            raise NonFiniteError(
-                f"optimizer step {len(steps) + 1} of {len(parts)} of the critic was not finite; "
-                f"this step and the later ones were skipped; the policy is not affected: {error}"
-            ) from error
-        finally:
-            return_cached_memory(self._device)
-        return merge(steps)
-
-    def _compare(self, rows: Sequence[PackedRow]) -> Metrics:
+    def compare(self, rows: Sequence[PackedRow]) -> Metrics:
         """Compare engine and learner on rows that are not trained; raise MismatchError."""
         mismatch = Mismatch(device=self._device)
-        anchors = [Anchor() for _ in rows]
-        logprobs = []
         for row in rows:
             with self._routers.repeating(self._routers.of_engine(row.experts)):
-                logprobs.append(self._logprobs(row))
-        self._check_mismatch(rows, anchors, logprobs, mismatch)
+                mismatch.add(row, self._logprobs(row))
+        self._check(mismatch)
         return mismatch.metrics()
 
-    def _update_policy(self, rows: Sequence[Sequence[PackedRow]]) -> Metrics:
+    def train(
+        self, rows: Sequence[Sequence[PackedRow]], advantages: Sequence[Sequence[Tensor]]
+    ) -> Metrics:
+        """Take the optimizer steps of an update; `advantages` are [N] of each row."""
         mismatch = Mismatch(device=self._device)
         statistics = TokenStatistics(device=self._device)
-        anchors = self._anchors.of(rows, mismatch)
+        anchors = self._anchors.of(rows, advantages, mismatch)
         steps: list[Metrics] = []
         try:
             for part, part_anchors in self._num_passes * [*zip(rows, anchors, strict=True)]:
                 self._optimizer.zero_grad()
                 accumulated = self._accumulate(part, part_anchors, statistics)
                 if not steps:
-                    self._check_mismatch(part, part_anchors, accumulated.logprobs, mismatch)
+                    for row, anchor, logprobs in zip(
+                        part, part_anchors, accumulated.logprobs, strict=True
+                    ):
+                        if anchor.proximal is None:  # otherwise it was added with its anchor
+                            mismatch.add(row, logprobs)
+                    self._check(mismatch)
                 steps.append(self._step(accumulated.loss))
         except NonFiniteError as error:
             raise error.after(len(steps), num_minibatches=len(rows)) from error
         finally:
             self._optimizer.zero_grad()
             return_cached_memory(self._device)
-        self._move_reference()
+        if self._moving is not None:
+            self._moving.follow(self._policy)
         adapted = self._adapt_entropy_bonus(statistics)
         return merge([*steps, statistics.metrics(), mismatch.metrics(), adapted])
 
@@ -282,24 +255,6 @@ class Learner:
         site.watch(policy)
         return policy
 
-    def _build_state(self, mesh: DeviceMesh) -> TrainingState:
-        return TrainingState(
-            self._models,
-            mesh=mesh,
-            entropy_bonus=self._objective.entropy_bonus,
-            reference=self._moving_reference(),
-        )
-
-    def _build_anchors(self) -> Anchors:
-        return Anchors(
-            self._policy,
-            routers=self._routers,
-            reference=self._reference,
-            teacher=self._teacher,
-            needs_proximal=self._objective.needs_proximal,
-            num_passes=self._num_passes,
-        )
-
     def _build_reference(
         self, frozen: Callable[[Path], FrozenModel]
     ) -> FrozenModel | OwnReference | None:
@@ -328,6 +283,7 @@ class Learner:
                 loss = self._objective.of(
                     row,
                     logprobs,
+                    advantages=anchor.advantages,
                     proximal=anchor.proximal,
                     reference=anchor.reference,
                     teacher=anchor.teacher,
@@ -346,19 +302,6 @@ class Learner:
             )
         return _Pass(loss=torch.stack(losses).sum(), logprobs=seen)
 
-    def _moving_reference(self) -> FrozenModel | None:
-        """Return the reference if algorithm.reference_every moves it."""
-        is_own = isinstance(self._reference, FrozenModel) and self._objective.reference_every
-        return cast(FrozenModel, self._reference) if is_own else None
-
-    def _move_reference(self) -> None:
-        """Replace the reference by the policy after every algorithm.reference_every updates."""
-        every = self._objective.reference_every
-        if every and (reference := self._moving_reference()) is not None:
-            reference.age += 1
-            if reference.age >= every:
-                reference.become(self._policy)
-
     def _adapt_entropy_bonus(self, statistics: TokenStatistics) -> Metrics:
         """Set the weight of the entropy bonus in the next update; return its weight in this one."""
         bonus = self._objective.entropy_bonus
@@ -369,19 +312,7 @@ class Learner:
             bonus.adapt(entropy)
         return Metrics({"loss/entropy_coefficient": weight})
 
-    def _check_mismatch(
-        self,
-        rows: Sequence[PackedRow],
-        anchors: Sequence[Anchor],
-        own: Sequence[Tensor],
-        mismatch: Mismatch,
-    ) -> None:
-        """Compare the first minibatch with the engine, by the learner's `own` log-probabilities,
-        unless its anchors were compared already; raise MismatchError.
-        """
-        for row, anchor, logprobs in zip(rows, anchors, own, strict=True):
-            if anchor.proximal is None:
-                mismatch.add(row, logprobs)
+    def _check(self, mismatch: Mismatch) -> None:
         model_type, has_synced = self._policy.model_type, self._num_updates > 1
         mismatch.check(self._max_mismatch, model_type=model_type, has_synced=has_synced)
 

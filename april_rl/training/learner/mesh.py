@@ -12,6 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from april_rl.config.choices import ComputeDtype
+from april_rl.config.schema import LearnerConfig
+
+_DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
+
 
 def build_mesh(device_type: str, *, shard_size: int | None) -> DeviceMesh:
     """Return the mesh [shard] for one copy of the weights, [replicate, shard] for several.
@@ -37,6 +42,19 @@ class Site(NamedTuple):
     compute_dtype: torch.dtype
     is_fused: bool
     on_forward: Callable[[], None] | None  # called after each forward pass, as a sign of progress
+
+    @classmethod
+    def of(
+        cls, config: LearnerConfig, *, device: str, on_forward: Callable[[], None] | None = None
+    ) -> Site:
+        """Return the settings of this rank; a collective."""
+        return cls(
+            mesh=build_mesh(device, shard_size=config.shard_size),
+            device=torch.device(device),
+            compute_dtype=_DTYPES[config.compute_dtype],
+            is_fused=config.fused is True,
+            on_forward=on_forward,
+        )
 
     def watch(self, model: nn.Module) -> None:
         """Call `on_forward` after each forward pass of `model`."""

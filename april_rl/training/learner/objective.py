@@ -128,19 +128,19 @@ class Objective:
         row: PackedRow,
         logprobs: Tensor,
         *,
+        advantages: Tensor,
         proximal: Tensor | None,
         reference: Tensor | None,
         teacher: Tensor | None = None,
     ) -> RowLoss:
         """Return the loss of a row.
 
-        All arguments but `row` are log-probabilities [N]; only `logprobs` has a gradient.
+        `advantages` and log-probabilities are [N]; only `logprobs` has a gradient.
         `proximal` None means the values of `logprobs`; `reference` None means no divergence term,
         `teacher` None no teacher.
         """
         learner = logprobs.detach() if proximal is None else proximal
         behaviour, responses = row.behaviour_logprobs, row.responses
-        advantages = row.advantages
         if teacher is not None:
             advantages = advantages + self._teacher_weight * (teacher - learner)
         if self._is_kl_in_reward and reference is not None:

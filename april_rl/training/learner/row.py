@@ -30,7 +30,7 @@ class PackedRow:
     positions: Tensor  # [N], positions in the row that predict a response token
     labels: Tensor  # [N], the response tokens
     behaviour_logprobs: Tensor  # [N], nats
-    advantages: Tensor  # [N]; with a critic, rewards until it has judged them
+    credits: Tensor  # [N], what a token is paid: its advantage, or its reward for a critic
     ages: Tensor  # [N], policy versions between sampling and this update
     is_comparable: Tensor  # [N], bool: engine and learner should agree on this token
     loss_weights: Tensor  # [N]
@@ -56,7 +56,7 @@ class PackedRow:
             positions=torch.from_numpy(positions).to(device),
             labels=select(micro_batch.labels),
             behaviour_logprobs=select(micro_batch.behaviour_logprobs),
-            advantages=select(micro_batch.advantages),
+            credits=select(micro_batch.credits),
             ages=select(micro_batch.ages),
             is_comparable=select(micro_batch.is_comparable),
             loss_weights=select(micro_batch.loss_weights),

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from april_rl.errors import RunError
 from april_rl.run.checkpointing.file_mode import mode_of_new_files
-from april_rl.training.learner.frozen_model import FrozenModel
+from april_rl.training.learner.frozen_model import MovingReference
 from april_rl.training.learner.model.names import Box
 from april_rl.training.learner.model.shards import local_shard, overlap, within
 from april_rl.training.learner.objective import EntropyBonus
@@ -85,7 +85,7 @@ class TrainingState:
         *,
         mesh: DeviceMesh,
         entropy_bonus: EntropyBonus,
-        reference: FrozenModel | None = None,
+        reference: MovingReference | None = None,
     ) -> None:
         """Save and load `models`, which are keyed by the prefix of their tensor names; the policy
         has the prefix "". `reference` is given if the reference moves during the run.

@@ -116,7 +116,7 @@ class Worker:
         """Load this rank's shard, write its first adapter, which is still zero, and offload it, so
         that the engine finds the memory free.
         """
-        self._learner = build_learner(
+        self._learner, self._update = build_learner(
             replace(self._settings.config, learner=learner),
             device=self._settings.device,
             on_forward=self.heartbeat.beat,
@@ -169,7 +169,7 @@ class Worker:
         with self._profiler.call("update"):
             self.engine.sleep()
             started = time.perf_counter()
-            metrics = self._learner.update(minibatches)
+            metrics = self._update(minibatches)
         return Metrics({**metrics, "time/update_s": Max(time.perf_counter() - started)})
 
     @records_activity

@@ -6,17 +6,19 @@ learner by itself needs no vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Advantage, RouterReplay
 from april_rl.config.engine import EngineConfig
+from april_rl.metrics import Metrics
 from april_rl.training.rollout.garbage_collection import imports_frozen
 from april_rl.training.runtime.weight_sync import sends_adapter
 
 if TYPE_CHECKING:
+    from april_rl.training.batch.packing import MicroBatch
     from april_rl.training.engine.vllm_engine import VllmEngine
     from april_rl.training.learner.learner import Learner
 
@@ -33,17 +35,38 @@ class WorkerSettings:
     stop_tokens: tuple[int, ...]  # tokens that end a turn
 
 
+Update = Callable[[Sequence[Sequence["MicroBatch"]]], Metrics]
+
+
 def build_learner(
     config: TrainConfig, *, device: str, on_forward: Callable[[], None] | None = None
-) -> Learner:
-    """Load this rank's shard; a collective. `on_forward` is called after each forward pass."""
+) -> tuple[Learner, Update]:
+    """Load this rank's shard, and a critic's if there is one; a collective. Return the learner, and
+    the function that makes an update. `on_forward` is called after each forward pass.
+    """
     with imports_frozen():
+        from april_rl.training.learner.critic import ActorCritic, Critic
         from april_rl.training.learner.learner import Learner
+        from april_rl.training.learner.mesh import Site
         from april_rl.training.learner.objective import Objective
         from april_rl.training.learner.own_loss import load_loss
 
-    return Learner(
+    site = Site.of(config.learner, device=device, on_forward=on_forward)
+    trainer, critic = config.trainer, None
+    num_steps_alone = config.critic.warmup_steps * trainer.optimizer_steps_per_step
+    if config.algorithm.advantage == Advantage.gae:
+        critic = Critic(
+            config.critic,
+            site,
+            model_path=config.model.path,
+            learner=config.learner,
+            optimizer=config.optimizer,
+            num_optimizer_steps=trainer.num_optimizer_steps,
+            num_steps_alone=num_steps_alone,
+        )
+    learner = Learner(
         config.learner,
+        site,
         optimizer=config.optimizer,
         lora=config.lora,
         objective=Objective(
@@ -53,15 +76,15 @@ def build_learner(
         ),
         model_path=config.model.path,
         teacher_path=config.teacher.path,
-        critic=config.critic if config.algorithm.advantage == Advantage.gae else None,
-        device=device,
+        beside={"critic.": critic.trained} if critic else {},
         temperature=config.rollout.temperature,
         seed=config.seed,
-        num_optimizer_steps=config.trainer.num_optimizer_steps,
-        num_critic_only_steps=config.critic.warmup_steps * config.trainer.optimizer_steps_per_step,
-        num_passes=config.trainer.num_passes,
-        on_forward=on_forward,
+        num_optimizer_steps=trainer.num_optimizer_steps - (num_steps_alone if critic else 0),
+        num_passes=trainer.num_passes,
     )
+    if critic is None:
+        return learner, learner.update
+    return learner, ActorCritic(learner, critic, num_passes=trainer.num_passes).update
 
 
 def build_engine(

@@ -13,8 +13,8 @@ from april_rl.config.choices import Advantage
 from april_rl.config.task import RewardConfig, RewardFunctionConfig
 from april_rl.task.rewards.loading import LARGEST
 from april_rl.training.algorithm.advantages import (
-    advantages_of,
     by_group,
+    credits_of,
     dr_grpo,
     gdpo,
     grpo,
@@ -98,7 +98,7 @@ def test_the_tokens_of_a_batch_match_its_samples():
     """Observation tokens do not count. Planted bug: the length includes observations."""
     samples = [episode((2, "stop"), 0.0), episode((5, "stop"), 0.0, index=1)]
     expected = over_tokens([1.0, 0.0], [2, 5])
-    estimator = advantages_of(Advantage.reinforce_pp, RewardConfig())
+    estimator = credits_of(Advantage.reinforce_pp, RewardConfig())
     [found] = estimator([scored(samples)], [[1.0, 0.0]])
     assert found == pytest.approx(expected)
 
@@ -193,7 +193,7 @@ def test_gdpo_scales_each_function_by_group_and_their_weighted_sum_over_the_batc
         [episode((2 + 3 * number, "stop"), 0.0, index=number) for number in range(len(group))]
         for group in groups
     ]
-    found = advantages_of(Advantage.gdpo, reward)(
+    found = credits_of(Advantage.gdpo, reward)(
         [scored(samples, group) for samples, group in zip(built, groups, strict=True)],
         [[0.0] * len(group) for group in groups],
     )
@@ -276,7 +276,7 @@ def test_a_critic_gets_each_turns_reward_at_its_last_token():
             "exact": RewardFunctionConfig(function="exact"),
         }
     )
-    [[first, second]] = advantages_of(Advantage.gae, reward)([scored(samples)], [[3.5, 2.0]])
+    [[first, second]] = credits_of(Advantage.gae, reward)([scored(samples)], [[3.5, 2.0]])
     assert first.tolist() == [0, 0, 1.0, 0, 2.5]
     assert second.tolist() == [0, 2.0]
 
@@ -293,7 +293,7 @@ def test_equal_rewards_in_later_turns_give_equal_advantages_there_with_any_weigh
     rewards = [weight * sample.environment_reward for sample in samples]
     function = RewardFunctionConfig(function="environment", weight=weight)
     reward = RewardConfig(functions={"game": function})
-    [[one, other]] = advantages_of(Advantage.grpo_by_turn, reward)([scored(samples)], [rewards])
+    [[one, other]] = credits_of(Advantage.grpo_by_turn, reward)([scored(samples)], [rewards])
     assert one[2:] == pytest.approx(other[2:], abs=1e-9)
     scale = statistics.stdev([1.0, 0.25, 0.5, 0.0, 0.25, 0.5])
     assert one[0] - other[0] == pytest.approx(math.copysign(1 / scale, weight), rel=1e-3)
@@ -307,7 +307,7 @@ def test_samples_of_one_turn_have_the_advantages_of_grpo(samples):
         for number, (tokens, reward) in enumerate(samples)
     ]
     rewards = [reward for _, reward in samples]
-    by_turn = advantages_of(Advantage.grpo_by_turn, RewardConfig(function="environment"))
+    by_turn = credits_of(Advantage.grpo_by_turn, RewardConfig(function="environment"))
     [found] = by_turn([scored(built)], [rewards])
     for sample, of_tokens, expected in zip(built, found, grpo(rewards), strict=True):
         assert of_tokens == pytest.approx([expected] * sample.num_tokens)

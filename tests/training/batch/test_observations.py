@@ -44,7 +44,7 @@ def test_contexts_are_separate_sequences_of_one_response():
     predicting = [1, 2, 6, 8]
     assert np.flatnonzero(row.response_mask).tolist() == predicting
     assert row.labels[predicting].tolist() == [3, 4, 5, 6]
-    assert row.advantages[predicting].tolist() == [3, 3, -2, -2]
+    assert row.credits[predicting].tolist() == [3, 3, -2, -2]
 
 
 def test_each_token_has_its_own_experts_and_the_last_of_a_context_has_none():
@@ -80,7 +80,7 @@ def test_observations_are_read_and_never_trained():
     predicting = [2, 3, 4, 7, 8]
     assert np.flatnonzero(row.response_mask).tolist() == predicting
     assert np.flatnonzero(row.loss_weights).tolist() == predicting
-    assert row.advantages[predicting].tolist() == [3, 3, 3, -2, -2]
+    assert row.credits[predicting].tolist() == [3, 3, 3, -2, -2]
     assert row.labels[predicting].tolist() == [3, 4, 5, 6, 7]
     assert row.ages[predicting].tolist() == [2, 2, 2, 0, 0]
     assert row.behaviour_logprobs[predicting].tolist() == [-3 / 8, -4 / 8, -5 / 8, -6 / 8, -7 / 8]

@@ -151,7 +151,7 @@ def test_every_sequence_is_in_one_row_with_each_token_labelled_where_it_is_predi
             assert np.allclose(row.teacher_logprobs[part], 2 * row.behaviour_logprobs[part])
             ages = [VERSION - version for version in sample.policy_versions]
             assert row.ages[part][where].tolist() == ages
-            assert set(row.advantages[part][where].tolist()) == {advantage(sample.id)}
+            assert set(row.credits[part][where].tolist()) == {advantage(sample.id)}
             for values in (row.labels, row.behaviour_logprobs, row.ages, row.loss_weights):
                 assert not values[part][~where].any()
     assert sorted(seen) == sorted(sample.id for sample in expected.values())
@@ -227,7 +227,7 @@ def test_masked_truncated_responses_count_neither_in_loss_nor_denominator(name, 
     for sample, weight in zip(samples, masked if mask_truncated else plain, strict=True):
         expected = [weight] * sample.num_tokens
         assert found[tuple(sample.token_ids)] == pytest.approx(expected)
-    assert {1.0, 2.0, 3.0} <= set(np.concatenate([r.advantages for r in rows_of(batch)]).tolist())
+    assert {1.0, 2.0, 3.0} <= set(np.concatenate([r.credits for r in rows_of(batch)]).tolist())
 
 
 @quick

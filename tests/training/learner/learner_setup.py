@@ -1,10 +1,11 @@
 """Set-up of the learner's tests: examples, packed rows, a process group, a reference."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,13 @@ from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.config.teacher import TeacherConfig
 from april_rl.training.algorithm.losses import LossFunction
 from april_rl.training.batch.packing import MicroBatch
+from april_rl.training.learner.critic import ActorCritic, Critic
 from april_rl.training.learner.learner import Learner
-from april_rl.training.learner.mesh import build_mesh
+from april_rl.training.learner.mesh import Site, build_mesh
 from april_rl.training.learner.objective import Objective
 from april_rl.training.learner.policy import Policy
 from april_rl.training.learner.row import PackedRow
+from april_rl.training.learner.trained_model import TrainedModel
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.8
@@ -106,44 +109,80 @@ def make_learner(
     *,
     algorithm: AlgorithmConfig = ALGORITHM,
     teacher: TeacherConfig | None = None,
-    critic: CriticConfig | None = None,
     lora: LoraConfig = NO_ADAPTERS,
     seed: int = 0,
     device: str = "cpu",
     num_steps: int = 10,
-    num_critic_only_steps: int = 0,
     num_passes: int = 1,
     eps: float = EPS,
     loss: LossFunction | None = None,
     on_forward: Callable[[], None] | None = None,
+    beside: Mapping[str, TrainedModel] = MappingProxyType({}),
     **changes: Any,
 ) -> Learner:
     """Return a float32 learner with the settings of the reference below; `changes` are other
     settings of `learner` and `optimizer`.
     """
-    settings = {"compute_dtype": ComputeDtype.float32, "max_grad_norm": MAX_GRAD_NORM, **OPTIMIZER}
-    settings |= changes
-    of_optimizer = {entry.name for entry in fields(OptimizerConfig)} & settings.keys()
-    optimizer = OptimizerConfig(**{key: settings.pop(key) for key in of_optimizer})
+    config, optimizer = sections(**changes)
     teacher = teacher or TeacherConfig()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("april_rl.training.learner.optimizer.EPS", eps)
         return Learner(
-            LearnerConfig(**settings),
+            config,
+            Site.of(config, device=device, on_forward=on_forward),
             optimizer=optimizer,
             lora=lora,
             objective=Objective(algorithm, loss=loss, teacher_weight=teacher.weight),
             model_path=path,
             teacher_path=teacher.path,
-            critic=critic,
-            device=device,
+            beside=beside,
             temperature=TEMPERATURE,
             seed=seed,
             num_optimizer_steps=num_steps,
-            num_critic_only_steps=num_critic_only_steps,
             num_passes=num_passes,
-            on_forward=on_forward,
         )
+
+
+def make_actor_critic(
+    path: str,
+    *,
+    critic: CriticConfig,
+    num_critic_only_steps: int = 0,
+    num_steps: int = 10,
+    num_passes: int = 1,
+    **changes: Any,
+) -> ActorCritic:
+    """Return a learner as `make_learner` does, with a critic that starts as the same model."""
+    own = {key: changes[key] for key in changes if key not in ("algorithm", "teacher", "lora")}
+    config, optimizer = sections(**own)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("april_rl.training.learner.optimizer.EPS", EPS)
+        beside = Critic(
+            critic,
+            Site.of(config, device="cpu"),
+            model_path=path,
+            learner=config,
+            optimizer=optimizer,
+            num_optimizer_steps=num_steps,
+            num_steps_alone=num_critic_only_steps,
+        )
+    policy = make_learner(
+        path,
+        num_steps=num_steps - num_critic_only_steps,
+        num_passes=num_passes,
+        beside={"critic.": beside.trained},
+        **changes,
+    )
+    return ActorCritic(policy, beside, num_passes=num_passes)
+
+
+def sections(**changes: Any) -> tuple[LearnerConfig, OptimizerConfig]:
+    """Return the two sections of the reference's settings, changed."""
+    settings = {"compute_dtype": ComputeDtype.float32, "max_grad_norm": MAX_GRAD_NORM, **OPTIMIZER}
+    settings |= changes
+    of_optimizer = {entry.name for entry in fields(OptimizerConfig)} & settings.keys()
+    optimizer = OptimizerConfig(**{key: settings.pop(key) for key in of_optimizer})
+    return LearnerConfig(**settings), optimizer
 
 
 def plain_model(path: str) -> PreTrainedModel:
@@ -203,7 +242,7 @@ def pack(examples: Sequence[Example], *, total: int) -> MicroBatch:
         "labels": np.zeros(size, np.int64),
         "response_mask": np.zeros(size, np.bool_),
         "behaviour_logprobs": np.zeros(size, np.float32),
-        "advantages": np.zeros(size, np.float32),
+        "credits": np.zeros(size, np.float32),
         "ages": np.zeros(size, np.int32),
         "is_comparable": np.zeros(size, np.bool_),
         "loss_weights": np.zeros(size, np.float32),
@@ -215,7 +254,7 @@ def pack(examples: Sequence[Example], *, total: int) -> MicroBatch:
         row["labels"][predicting] = example.token_ids[example.num_prompt :]
         row["response_mask"][predicting] = True
         row["behaviour_logprobs"][predicting] = example.behaviour_logprobs
-        row["advantages"][predicting] = example.advantage
+        row["credits"][predicting] = example.advantage
         row["ages"][predicting] = example.age
         row["is_comparable"][predicting] = example.age == 0
         row["loss_weights"][predicting] = 1 / total
@@ -288,7 +327,7 @@ def check_gradients(policy: Policy, path: str) -> None:
     for example in examples:
         (plain_logprobs(model, example).sum() * example.advantage).backward()
     row = PackedRow.of(pack(examples, total=1), device=CPU)
-    (policy(row)[0] * row.advantages).sum().backward()
+    (policy(row)[0] * row.credits).sum().backward()
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
     found = {name: p.grad.full_tensor() for name, p in policy.named_parameters()}
     assert found.keys() == expected.keys()

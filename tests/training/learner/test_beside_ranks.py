@@ -11,7 +11,7 @@ from forked_ranks import results_of_ranks
 from learner_setup import (
     group_of_one,
     learner_logprobs,
-    make_learner,
+    make_actor_critic,
     num_tokens,
     pack,
     plain_model,
@@ -45,7 +45,7 @@ def minibatches(path: str, *, rank: int, num_ranks: int) -> list[list[MicroBatch
 def train(folder: str, *, rank: int, num_ranks: int, **settings: Any) -> dict[str, Any]:
     """Train three updates; the first one trains only the critic."""
     path = f"{folder}/model"
-    learner = make_learner(
+    trained = make_actor_critic(
         path,
         critic=replace(CRITIC, warmup_steps=1),
         teacher=TeacherConfig(path=f"{folder}/teacher", weight=0.5),
@@ -54,10 +54,10 @@ def train(folder: str, *, rank: int, num_ranks: int, **settings: Any) -> dict[st
     )
     metrics: list[Metrics] = []
     for _ in range(3):
-        metrics.append(learner.update(minibatches(path, rank=rank, num_ranks=num_ranks)))
-        learner.offload()
-    logprobs = learner_logprobs(learner, rewarded(path))
-    critic = learner._models["critic."]
+        metrics.append(trained.update(minibatches(path, rank=rank, num_ranks=num_ranks)))
+        trained.policy.offload()
+    logprobs = learner_logprobs(trained.policy, rewarded(path))
+    critic = trained.critic.trained
     critic.reload()
     critic.model.reshard_all()
     values = {name: p.full_tensor() for name, p in critic.model.named_parameters()}

@@ -12,6 +12,7 @@ from learner_setup import (
     Example,
     all_plain_logprobs,
     learner_logprobs,
+    make_actor_critic,
     make_examples,
     make_learner,
     num_tokens,
@@ -118,15 +119,15 @@ def test_updates_with_a_critic_equal_plain_torch(path):
     """
     examples = rewarded(path)
     minibatches = [examples[:3], examples[3:]]
-    learner = make_learner(path, critic=CRITIC)
+    learner = make_actor_critic(path, critic=CRITIC)
     batch = [pack_minibatch([part]) for part in minibatches]
     metrics = [learner.update(batch).read() for _ in range(2)]
     policy, critic = plain_run(path, minibatches, num_updates=2)
     expected = all_plain_logprobs(policy, examples)
-    torch.testing.assert_close(learner_logprobs(learner, examples), expected, rtol=0, atol=2e-5)
+    found = learner_logprobs(learner.policy, examples)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
     trained = dict(critic.named_parameters())
-    assert learner._critic is not None
-    for name, parameter in learner._critic.trained.model.named_parameters():
+    for name, parameter in learner.critic.trained.model.named_parameters():
         plain = trained["head.weight" if name == "lm_head.weight" else name]
         torch.testing.assert_close(parameter.full_tensor(), plain, rtol=0, atol=2e-5)
     assert metrics[0]["critic/explained_variance"] == pytest.approx(0.0, abs=1e-9)
@@ -140,8 +141,7 @@ def test_weights_masks_and_the_clip_of_values_act_as_in_plain_torch(path):
     """
     examples = rewarded(path)
     config = replace(CRITIC, value_clip=0.02)
-    learner = make_learner(path, critic=config, num_critic_only_steps=99, num_passes=2)
-    assert learner._critic is not None
+    learner = make_actor_critic(path, critic=config, num_critic_only_steps=99, num_passes=2)
     [row] = pack_minibatch([examples])
     weights = [torch.arange(e.num_response) % 3 * 0.5 for e in examples]
     scaled = row.loss_weights.copy()
@@ -160,9 +160,9 @@ def test_weights_masks_and_the_clip_of_values_act_as_in_plain_torch(path):
         error = (torch.cat(returns) - torch.cat(old))[is_trained]
         explained = 1 - error.var() / torch.cat(returns)[is_trained].var()
         spread = raw[is_trained].std(correction=0)
-        judged = learner._critic.judge([[PackedRow.of(row, device=torch.device("cpu"))]])
+        judged = learner.critic.judge([[PackedRow.of(row, device=torch.device("cpu"))]])
         torch.testing.assert_close(
-            judged.rows[0][0].advantages, (raw - raw[is_trained].mean()) / spread, atol=1e-3, rtol=0
+            judged.advantages[0][0], (raw - raw[is_trained].mean()) / spread, atol=1e-3, rtol=0
         )
         metrics = learner.update([[row]]).read()
         assert metrics["critic/explained_variance"] == pytest.approx(explained.item(), abs=1e-4)
@@ -180,7 +180,7 @@ def test_weights_masks_and_the_clip_of_values_act_as_in_plain_torch(path):
             optimizer.step()
         assert moved > 0.02, update
     trained = dict(critic.named_parameters())
-    for name, parameter in learner._critic.trained.model.named_parameters():
+    for name, parameter in learner.critic.trained.model.named_parameters():
         plain = trained["head.weight" if name == "lm_head.weight" else name]
         torch.testing.assert_close(parameter.full_tensor(), plain, rtol=0, atol=2e-5)
 
@@ -191,7 +191,7 @@ def test_a_critic_learns_to_explain_the_returns_and_is_measured_by_age(path):
     """
     examples = rewarded(path, noise=0.0)
     examples = [replace(e, age=number % 2) for number, e in enumerate(examples)]
-    learner = make_learner(path, critic=replace(CRITIC, value_clip=None), lr=1e-5)
+    learner = make_actor_critic(path, critic=replace(CRITIC, value_clip=None), lr=1e-5)
     batch = [pack_minibatch([examples])]
     metrics = [learner.update(batch).read() for _ in range(12)]
     first, last = metrics[0], metrics[-1]
@@ -211,30 +211,29 @@ def test_the_policy_does_not_change_while_the_critic_warms_up(path):
     the policy's learning rate falls over the other six steps. Fails when the schedule counts the
     warm-up.
     """
-    learner = make_learner(
+    learner = make_actor_critic(
         path, critic=CRITIC, num_critic_only_steps=4, num_steps=10, schedule=Schedule.linear
     )
     examples = rewarded(path)
     batch = [pack_minibatch([part]) for part in (examples[:3], examples[3:])]
-    start = learner_logprobs(learner, examples)
+    start = learner_logprobs(learner.policy, examples)
     for _ in range(2):
         metrics = learner.update(batch)
         assert "loss/total" not in metrics
-        assert torch.equal(learner_logprobs(learner, examples), start)
+        assert torch.equal(learner_logprobs(learner.policy, examples), start)
     metrics = learner.update(batch)
     assert metrics.read()["loss/lr"] == pytest.approx(OPTIMIZER["lr"] * (1 + 5 / 6) / 2)
-    assert not torch.equal(learner_logprobs(learner, examples), start)
+    assert not torch.equal(learner_logprobs(learner.policy, examples), start)
 
 
 def test_a_bad_step_of_the_critic_names_its_learning_rate_and_leaves_it_unchanged(
     path, monkeypatch
 ):
     """Fails when the message blames the policy, or the critic takes the step anyway."""
-    learner = make_learner(path, critic=CRITIC)
+    learner = make_actor_critic(path, critic=CRITIC)
     examples = rewarded(path)
     batch = [pack_minibatch([part]) for part in (examples[:3], examples[3:])]
-    assert learner._critic is not None
-    parameters = [*learner._critic.trained.model.parameters()]
+    parameters = [*learner.critic.trained.model.parameters()]
     start = [parameter.full_tensor().clone() for parameter in parameters]
     monkeypatch.setattr(
         "april_rl.training.learner.critic.value_loss", lambda values, *_, **__: values * torch.inf
@@ -249,6 +248,5 @@ def test_a_bad_step_of_the_critic_names_its_learning_rate_and_leaves_it_unchange
 
 def test_without_a_critic_no_second_model_is_loaded(path):
     learner = make_learner(path)
-    assert learner._critic is None
     metrics = learner.update([pack_minibatch([make_examples(path, noise=0.0, age=0)])])
     assert not [key for key in metrics.read() if key.startswith("critic/")]

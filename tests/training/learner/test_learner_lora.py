@@ -70,7 +70,7 @@ def in_peft(path: str, folder: Path) -> PeftModel:
 def gradients(learner: Learner, examples: list[Example]) -> dict[str, torch.Tensor]:
     row = PackedRow.of(pack(examples, total=1), device=CPU)
     logprobs, _ = learner._policy(row)
-    (logprobs * row.advantages).sum().backward()
+    (logprobs * row.credits).sum().backward()
     named = learner._policy.named_parameters()
     return {name: p.grad.full_tensor() for name, p in named if p.grad is not None}
 
@@ -178,7 +178,7 @@ def test_a_run_trains_the_adapters_of_its_settings_and_seed(path):
     settings = ("lora.rank=2", "lora.alpha=6", "lora.target_modules=[k_proj]", "seed=9")
     precision = "learner.compute_dtype=float32"
     config = load("+recipe=tiny_cpu", f"model.path={path}", precision, *settings)
-    learner = build_learner(config, device="cpu")
+    learner, _ = build_learner(config, device="cpu")
     lora = LoraConfig(rank=2, alpha=6.0, target_modules=["k_proj"])
     found, expected = matrices(learner), matrices(make_learner(path, lora=lora, seed=9))
     assert found.keys() == expected.keys()

@@ -69,7 +69,7 @@ def test_a_share_of_the_layers_is_recomputed_and_gradients_are_the_same(
             attention = layer.self_attn
             attention.register_forward_hook(lambda *_, number=number: passes.append(number))
         passes.clear()
-        (policy(row)[0] * row.advantages).sum().backward()
+        (policy(row)[0] * row.credits).sum().backward()
         gradients.append({name: p.grad.full_tensor() for name, p in policy.named_parameters()})
     assert sorted(passes) == sorted([0, 1, 2, *recomputed])
     plain, found = gradients

@@ -92,7 +92,7 @@ def run_forward(
     policy.zero_grad()
     with routers.repeating(choices):
         logprobs, _ = policy(row)
-        (logprobs * row.advantages).sum().backward()
+        (logprobs * row.credits).sum().backward()
     trained = {n: p for n, p in policy.named_parameters() if p.requires_grad}
     grads = {n: p.grad.full_tensor().clone() for n, p in trained.items()}
     return logprobs.detach(), grads
@@ -160,7 +160,7 @@ def test_other_choices_are_repeated_with_weights_and_gradients_of_their_scores(p
     assert len(names) == len(others)
     assert all(grads[name].any() for name in names)
     slope = sum(grads[name].square().sum() for name in names)
-    advantages = PackedRow.of(pack(examples_of(), total=1), device=CPU).advantages
+    advantages = PackedRow.of(pack(examples_of(), total=1), device=CPU).credits
     size = 1e-3 / slope.sqrt()
     values = []
     for step in (size, -2 * size, size):

@@ -51,7 +51,7 @@ def gradients(learner: Learner, path: str, *, rank: int) -> dict[str, torch.Tens
         learner._policy.set_last_backward(number == len(rows))
         row = PackedRow.of(micro_batch, device=torch.device("cpu"))
         logprobs, _ = learner._policy(row)
-        ((logprobs * row.advantages).sum() * NUM_RANKS).backward()
+        ((logprobs * row.credits).sum() * NUM_RANKS).backward()
     named = learner._policy.named_parameters()
     return {name: p.grad.full_tensor() for name, p in named if p.grad is not None}
 

@@ -5,6 +5,7 @@ import os
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from forked_ranks import one_of, run_ranks
 from learner_setup import (
     ALGORITHM,
     group_of_one,
+    make_actor_critic,
     make_examples,
     make_learner,
     num_tokens,
@@ -26,6 +28,7 @@ from april_rl.config.choices import Kl, Offload, Schedule
 from april_rl.config.critic import CriticConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.run.checkpointing.columns import write_state
+from april_rl.training.learner.critic import ActorCritic
 from april_rl.training.learner.learner import Learner
 from april_rl.training.learner.training_state import TrainingStateError
 
@@ -52,12 +55,20 @@ def path(tmp_path_factory):
     return str(folder / "tied")
 
 
-def update(learner: Learner, path: str, seed: int) -> float:
+def make(path: str, **changes: Any) -> ActorCritic | Learner:
+    return (make_actor_critic if "critic" in changes else make_learner)(path, **changes)
+
+
+def learner_of(trained: ActorCritic | Learner) -> Learner:
+    return trained.policy if isinstance(trained, ActorCritic) else trained
+
+
+def update(trained: ActorCritic | Learner, path: str, seed: int) -> float:
     """Train this rank's half of six examples; return the loss over all ranks."""
     examples = make_examples(path, noise=0.3, age=1, seed=seed)
     mine = examples[dist.get_rank() :: dist.get_world_size()]
-    metrics = learner.update([[pack(mine, total=num_tokens([examples]))]]).read()
-    learner.offload()
+    metrics = trained.update([[pack(mine, total=num_tokens([examples]))]]).read()
+    learner_of(trained).offload()
     return metrics.get("loss/total", 0.0) + metrics.get("critic/loss", 0.0)
 
 
@@ -72,16 +83,16 @@ def test_resumed_training_is_bit_identical(path, tmp_path, changes):
     CPU.
     """
     with group_of_one():
-        learner = make_learner(path, **changes)
+        learner = make(path, **changes)
         for seed in range(3):
             update(learner, path, seed)
-        snapshot = learner.snapshot()
+        snapshot = learner_of(learner).snapshot()
         expected = [update(learner, path, seed) for seed in range(3, 5)]
         snapshot.write(tmp_path)  # after the copy was made: training does not change it
-        again = make_learner(path, **changes)
-        again.load_state(tmp_path)
+        again = make(path, **changes)
+        learner_of(again).load_state(tmp_path)
         assert [update(again, path, seed) for seed in range(3, 5)] == expected
-        found, wanted = whole(again), whole(learner)
+        found, wanted = whole(learner_of(again)), whole(learner_of(learner))
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
@@ -89,10 +100,10 @@ def test_resumed_training_is_bit_identical(path, tmp_path, changes):
 def _run_rank(rank: int, path: str, folder: str) -> None:
     """Run one of two ranks: restore, train an update, write a snapshot."""
     with one_of(2, rank=rank, folder=folder):
-        learner = make_learner(path, algorithm=TARGETED, critic=CRITIC)
-        learner.load_state(Path(folder, "one"))
+        learner = make_actor_critic(path, algorithm=TARGETED, critic=CRITIC)
+        learner.policy.load_state(Path(folder, "one"))
         loss = update(learner, path, 1)
-        snapshot = learner.snapshot()
+        snapshot = learner.policy.snapshot()
         snapshot.write(Path(folder, "two"))
         Path(folder, f"bonus_{rank}").write_text(json.dumps(snapshot.counters["entropy_bonus"]))
         Path(folder, "loss").write_text(str(loss))
@@ -125,11 +136,11 @@ def test_the_number_of_ranks_may_change(path, tmp_path):
     entropy or standardises only its own advantages.
     """
     with group_of_one():
-        learner = make_learner(path, algorithm=TARGETED, critic=CRITIC)
+        learner = make_actor_critic(path, algorithm=TARGETED, critic=CRITIC)
         expected = [update(learner, path, 0)]
-        learner.snapshot().write(tmp_path / "one")
+        learner.policy.snapshot().write(tmp_path / "one")
         expected.append(update(learner, path, 1))
-        bonus = learner.snapshot().counters["entropy_bonus"]
+        bonus = learner.policy.snapshot().counters["entropy_bonus"]
         expected.append(update(learner, path, 2))
     run_ranks(_run_rank, path, str(tmp_path), num_ranks=2)
     assert len(list((tmp_path / "two").glob("rank_*.safetensors"))) == 2
@@ -137,8 +148,8 @@ def test_the_number_of_ranks_may_change(path, tmp_path):
         found = json.loads((tmp_path / f"bonus_{rank}").read_text())
         assert found == pytest.approx(bonus, abs=1e-5)
     with group_of_one():
-        again = make_learner(path, algorithm=TARGETED, critic=CRITIC)
-        again.load_state(tmp_path / "two")
+        again = make_actor_critic(path, algorithm=TARGETED, critic=CRITIC)
+        again.policy.load_state(tmp_path / "two")
         losses = [float((tmp_path / "loss").read_text()), update(again, path, 2)]
     assert losses == pytest.approx(expected[1:], abs=1e-5)
 
@@ -180,7 +191,7 @@ def test_a_missing_file_of_a_rank_is_found(saved):
 def test_a_checkpoint_with_or_without_a_critic_is_not_reported_as_broken(path, tmp_path):
     """Fails when adding or removing a critic is reported as an unreadable file."""
     with group_of_one():
-        with_critic, without = make_learner(path, critic=CRITIC), make_learner(path)
+        with_critic, without = make_actor_critic(path, critic=CRITIC).policy, make_learner(path)
         with_critic.snapshot().write(tmp_path / "with")
         without.snapshot().write(tmp_path / "without")
         with pytest.raises(TrainingStateError, match="has no critic, and these settings train one"):

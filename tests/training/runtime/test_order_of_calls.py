@@ -113,7 +113,8 @@ def test_the_learner_is_away_whenever_the_engine_has_its_cache(
     config = LoraConfig(**{"sync": LoraSync.adapter, **lora}) if lora else LoraConfig()
     has_adapter = bool(lora) and config.sync is LoraSync.adapter
     gpu = Gpu()
-    monkeypatch.setattr(worker_module, "build_learner", lambda *_, **__: StandInLearner(gpu))
+    learner = StandInLearner(gpu)
+    monkeypatch.setattr(worker_module, "build_learner", lambda *_, **__: (learner, learner.update))
     monkeypatch.setattr(
         worker_module,
         "build_engine",

@@ -46,9 +46,9 @@ def test_the_learner_in_one_process_gets_the_planned_settings(
     """Fails when the worker uses the settings from before the plan."""
     built: list[LearnerConfig] = []
 
-    def build(config: Any, **_: Any) -> SimpleNamespace:
+    def build(config: Any, **_: Any) -> tuple[SimpleNamespace, Any]:
         built.append(config.learner)
-        return SimpleNamespace(offload=nothing)
+        return SimpleNamespace(offload=nothing), nothing
 
     monkeypatch.setattr(worker_module, "build_learner", build)
     undecided = load("+recipe=tiny_cpu", "learner.activation_checkpointing=auto")

@@ -20,7 +20,7 @@ from april_rl.run.checkpointing.resume import load
 from april_rl.run.supervision.failures import WorkerDiedError
 from april_rl.task.data.samplers import Shuffled
 from april_rl.task.rewards.jobs import RewardError
-from april_rl.training.algorithm.advantages import advantages_of
+from april_rl.training.algorithm.advantages import credits_of
 
 NUM_STEPS, BEFORE = 6, 3  # the error comes in the step after BEFORE
 
@@ -88,7 +88,7 @@ def fails_after(number: int, error: Exception) -> Callable[[], None]:
 
 
 def broken_advantages() -> Any:
-    good = advantages_of(Advantage.grpo, RewardConfig())
+    good = credits_of(Advantage.grpo, RewardConfig())
     count = fails_after(BEFORE, OwnFunctionError("algorithm.advantage=a:f: it returned None"))
 
     def estimate(groups, rewards):

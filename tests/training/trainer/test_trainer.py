@@ -36,10 +36,11 @@ from april_rl.task.evaluation.evaluate import evaluate_all
 from april_rl.task.evaluation.evaluator import Evaluator
 from april_rl.task.evaluation.held_out import HeldOut
 from april_rl.task.evaluation.settings import SetSampling
-from april_rl.training.algorithm.advantages import Advantages, advantages_of, grpo
+from april_rl.training.algorithm.advantages import Credits, credits_of, grpo
 from april_rl.training.algorithm.age import age_weights, decay
 from april_rl.training.algorithm.aggregation import token_mean
 from april_rl.training.batch.packing import Packer
+from april_rl.training.batches import Batches
 from april_rl.training.parts import RunParts
 from april_rl.training.rollout.measures.timeline import read_timeline
 from april_rl.training.trainer import Trainer
@@ -116,7 +117,7 @@ def run(
     run_dir: Path,
     scorer: CountingScorer | None = None,
     *,
-    advantages: Advantages | None = None,
+    advantages: Credits | None = None,
     held_out: HeldOut | None = HELD_OUT,
     resumed: Resumed | None = None,
     interrupts: NoInterrupts | None = None,
@@ -156,15 +157,20 @@ def run(
             outside=scorer,
             workers=workers,
             collector=build_collector(config, engines, scorer, prompts=prompts),
-            packer=Packer(
-                num_ranks=1,
-                max_tokens=1000,
-                num_minibatches=1,
-                max_staleness=5,
-                max_response_tokens=BUDGET,
-                age_weights=partial(age_weights, weight_of_age=decay(1.0)),
-                aggregation=token_mean,
-                hidden_size=8,
+            batches=Batches(
+                config,
+                Packer(
+                    num_ranks=1,
+                    max_tokens=1000,
+                    num_minibatches=1,
+                    max_staleness=5,
+                    max_response_tokens=BUDGET,
+                    age_weights=partial(age_weights, weight_of_age=decay(1.0)),
+                    aggregation=token_mean,
+                    hidden_size=8,
+                ),
+                advantages or credits_of(Advantage.grpo, config.reward),
+                teacher.logprobs if teacher else None,
             ),
             evaluate=partial(
                 evaluate_all,
@@ -180,8 +186,6 @@ def run(
                 ),
                 decode=FakeTokenizer().decode,
             ),
-            advantages=advantages or advantages_of(Advantage.grpo, config.reward),
-            teacher=teacher.logprobs if teacher else None,
         )
 
     with Trainer(
