@@ -34,7 +34,7 @@ from april_rl.errors import RunError
 from april_rl.run.checkpointing.run_lock import RunOwnedError, own
 from april_rl.run.supervision.interrupts import EXIT_STATUS, Interrupts
 from april_rl.run.tracking.labels import RunLabels, run_labels, versions
-from april_rl.start.commands.early_checks import check_early
+from april_rl.start.planning.checks import check_settings
 from april_rl.training.rollout.garbage_collection import imports_frozen
 from april_rl.types import OnStep
 
@@ -170,7 +170,7 @@ def run(
 
     if is_over(config, run_dir):
         return
-    config = check_early(config)
+    config = check_settings(config)
     with imports_frozen():
         from april_rl.run.checkpointing.resume import load
         from april_rl.run.supervision.restarts import Restarts

@@ -48,7 +48,8 @@ HOUSE: dict[str, tuple[set[str], ...]] = {
         {"algorithm", "batch", "rollout"},
         {"engine", "learner"},
         {"runtime"},
-        {"batches", "parts", "updates"},
+        {"batches", "updates"},
+        {"parts"},
         {"trainer"},
     ),
     "task": (

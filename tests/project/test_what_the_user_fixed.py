@@ -51,7 +51,7 @@ def test_the_engine_sleeps_and_gets_the_weights_again_when_it_wakes() -> None:
     engine = definitions(tree_of(PACKAGE / "training" / "engine" / "vllm_engine.py"))
     assert {f"VllmEngine.{name}" for name in SLEEPS} <= {name for name, _ in engine}
     worker = (PACKAGE / "training" / "runtime" / "worker.py").read_text()
-    assert re.search(r"engine\.sleep\(\)\n.*\n.*_learner\.update\(", worker)
+    assert re.search(r"engine\.sleep\(\)\n.*\n.*self\._update\(", worker)
     assert re.search(r"wake_weights\(\)\n.*send_weights\n.*send\(.*\n.*\n.*wake_kv_cache", worker)
 
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     from april_rl.config.store import ConfigError, compose_overrides, to_config
     from april_rl.config.wrong_settings import wrong_option
     from april_rl.lab.rehearsal.assumptions import NAMES, Assumptions
-    from april_rl.start.commands.early_checks import check_early
+    from april_rl.start.planning.checks import check_settings
 
     if options := [word for word in arguments if word.startswith("-")]:
         own_names = ("output", "quick", *NAMES)
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     own = dict(a.split("=", 1) for a in arguments if a.startswith(("output=", "quick=")))
     rest = [a for a in arguments if a.partition("=")[0] not in ("output", "quick")]
     assumed, overrides = Assumptions.of(rest)
-    config = check_early(to_config(compose_overrides(overrides)))
+    config = check_settings(to_config(compose_overrides(overrides)))
     folder = Path(own.get("output") or f"outputs/rehearsal/{config.name}-{_now()}")
     folder.mkdir(parents=True, exist_ok=True)
     from april_rl.lab.rehearsal.rehearsal import Rehearsal

@@ -19,6 +19,7 @@ from textwrap import indent
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Advantage
+from april_rl.config.lora import LoraConfig
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.store import plain_config
 from april_rl.config.task import PromptSetConfig
@@ -34,7 +35,7 @@ from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
 from april_rl.run.supervision.interrupts import Interrupts
 from april_rl.start.assembly.run import assemble
-from april_rl.start.planning.beside import beside_sizes
+from april_rl.start.planning.facts import ModelFacts, critic_facts
 from april_rl.start.planning.memory_inputs import Beside
 from april_rl.start.planning.model import read_model, without_network_go_offline
 from april_rl.start.planning.notes import inert_settings
@@ -113,14 +114,15 @@ class Rehearsal:
 
     def _beside(self) -> Beside:
         """Return the sizes of the models beside the policy."""
-        config, found = self.config, {}
+        config, found = self.config, Beside()
         if config.teacher.path:
             path = self._model_config(config.teacher.path, key="teacher.path")
-            found["teacher"] = read_model(path)
+            facts = ModelFacts.of(path, read_model(path), LoraConfig())
+            found = found._replace(teacher=facts.sizes)
         if config.algorithm.advantage == Advantage.gae:
             path = self._model_config(config.critic.path or config.model.path, key="critic.path")
-            found["critic"] = read_model(path)
-        return beside_sizes(teacher=found.get("teacher"), critic=found.get("critic"))
+            found = found._replace(critic=critic_facts(path, read_model(path)).sizes)
+        return found
 
     def _data(self, tokenizer: Tokenizer) -> None:
         """Look at every training and evaluation set, and keep a few rows of each."""

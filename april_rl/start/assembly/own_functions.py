@@ -1,6 +1,10 @@
-"""Try the user's functions of the algorithm before anything is started."""
+"""Checks of the user's functions: `USER_CODE` before anything is read or started, and
+`try_on_groups` with a prompt of the training data.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -9,6 +13,7 @@ from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import Loss
 from april_rl.config.user_code import OwnFunctionError, import_function, keywords
 from april_rl.start.assembly.own_algorithm import load_advantages, load_group_filter
+from april_rl.start.assembly.packer import load_age_weights
 from april_rl.task.rewards.functions import reward_functions
 from april_rl.types import (
     Completion,
@@ -23,22 +28,32 @@ from april_rl.types import (
 )
 
 
-def try_own_functions(config: AlgorithmConfig) -> None:
-    """Load what the settings name, and call the loss with two short responses. Raise
-    OwnFunctionError when one cannot be used, or an argument belongs to none of them.
-    """
-    load_advantages(config)
-    load_group_filter(config)
-    if config.loss not in Loss.__members__:
+def _loss(config: TrainConfig) -> None:
+    """Call the loss with two short responses."""
+    if config.algorithm.loss not in Loss.__members__:
         # Imports torch, which the controller needs for this.
         from april_rl.training.learner.own_loss import try_loss
 
-        try_loss(config)
+        try_loss(config.algorithm)
+
+
+def _arguments(config: AlgorithmConfig) -> None:
+    """Each of algorithm.args belongs to one of the functions."""
     own = (config.loss, config.advantage, config.group_filter or "")
     taken = [keywords(import_function(each)) for each in own if ":" in each]
     for name in config.args:
         if not any(name in names for names in taken):
             raise OwnFunctionError(f"algorithm.args.{name}: none of your functions takes it")
+
+
+# Each entry raises OwnFunctionError when a function cannot be used.
+USER_CODE: tuple[Callable[[TrainConfig], object], ...] = (
+    load_age_weights,
+    lambda config: load_advantages(config.algorithm),
+    lambda config: load_group_filter(config.algorithm),
+    _loss,
+    lambda config: _arguments(config.algorithm),
+)
 
 
 def try_on_groups(config: TrainConfig, prompt: Prompt) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -17,25 +17,24 @@ from april_rl.run.tracking.labels import RunLabels
 from april_rl.run.tracking.terminal import View
 from april_rl.run.tracking.tracker import config_text, open_view
 from april_rl.start.assembly.collector import build_collector
-from april_rl.start.assembly.environments import open_files_line
+from april_rl.start.assembly.environments import RewardsAndEnvironments, open_files_line
 from april_rl.start.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.start.assembly.inputs import Inputs, RunSite, read_inputs, teacher_server, try_outside
-from april_rl.start.assembly.own_algorithm import load_advantages
-from april_rl.start.assembly.own_functions import try_on_groups, try_own_functions
-from april_rl.start.assembly.packer import build_packer
+from april_rl.start.assembly.own_functions import USER_CODE, try_on_groups
+from april_rl.start.assembly.packer import build_batches
 from april_rl.start.assembly.resume_checks import check_resume, model_identity
 from april_rl.start.assembly.run_directory import RunDirectory
 from april_rl.start.assembly.sampler import sampler_maker
 from april_rl.start.assembly.workers import build_workers, machine_of
+from april_rl.start.planning.checks import failures, raise_all
 from april_rl.start.planning.kv_room import kv_demand, kv_warning
-from april_rl.start.planning.plan import Draft, Plan, draft, plan
-from april_rl.start.planning.sizes import num_slots, training_sizes
+from april_rl.start.planning.plan import Draft, Plan, draft_training, plan_training
 from april_rl.task.data.prompts import PromptTable
 from april_rl.task.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.task.evaluation.evaluate import evaluate_all
 from april_rl.task.evaluation.held_out import HeldOut
-from april_rl.training.algorithm.advantages import Credits, credits_of
-from april_rl.training.batches import Batches
+from april_rl.task.rewards.pool import RewardPool
+from april_rl.training.batches import AskTeacher
 from april_rl.training.parts import RunParts
 from april_rl.training.rollout.ports import Engines
 from april_rl.training.runtime.cluster import stop_ray
@@ -45,7 +44,7 @@ from april_rl.training.runtime.workers import Workers
 
 
 def assemble(
-    config: TrainConfig,
+    settings: TrainConfig,
     *,
     run_dir: Path,
     plain: Mapping[str, object],
@@ -58,47 +57,40 @@ def assemble(
     Prompts continue from `resumed`; the caller restores the rest. `run_dir` is not changed.
     """
     stack.callback(stop_ray)
-    drafted = draft(config, machine_of(config))
-    config, layout = drafted.config, drafted.layout
-    directory = RunDirectory(run_dir, config, _plain(plain, layout), resumed, labels)
-    width = drafted.model.hidden_size
-    packer = build_packer(config, num_ranks=layout.num_workers, hidden_size=width)
-    try_own_functions(config.algorithm)
-    view = _opened_view(config, stack)
-    site = RunSite(config=config, folder=run_dir.resolve(), view=view, stack=stack)
-    _show(drafted.lines, view)
+    draft = draft_training(settings, machine_of(settings))
+    raise_all(failures(USER_CODE, draft.config))
+    site = RunSite(
+        config=draft.config,
+        folder=run_dir.resolve(),
+        view=_opened_view(draft.config, stack),
+        stack=stack,
+    )
+    _show(draft.lines, site.view)
     inputs = read_inputs(site, states=resumed.state.get("rewards", {}) if resumed else None)
     prompts, training, held_out = _read_prompts(site, inputs, resumed)
-    try_on_groups(config, training[0][0])
-    identity = _identity(config, drafted, resumed)
-    _show(open_files_line(config, inputs.description, num_episodes=num_slots(config)), view)
-    outside = try_outside(
-        site, inputs, training, held_out=[each.prompts for each in held_out.values()]
-    )
-    teacher = teacher_server(site, inputs)
-    workers = build_workers(config, layout, run_dir=run_dir, sizes=training_sizes(config, layout))
+    identity = _identity(draft, resumed)
+    _show(open_files_line(draft, inputs.description), site.view)
+    outside, teacher = _try_code(site, inputs, training, held_out)
+    workers = build_workers(draft.config, draft.layout, run_dir=run_dir, sizes=draft.sizes)
     stack.callback(workers.close)
-    engines, planned = _start(workers, drafted, view)
-    evaluator = build_evaluator(config, engines, outside, num_slots=num_slots(config))
+    plan = plan_training(draft, workers.memory())
+    _show(plan.lines, site.view)
+    engines = _start(workers, plan, site.view)
+    config, decode = plan.config, inputs.tokenizer.decode
+    shown = _plain(plain, plan.layout)
+    evaluator = build_evaluator(config, engines, outside, num_slots=plan.sizes.num_slots)
     return RunParts(
-        view=view,
-        take_over=directory.take_over,
-        decode=inputs.tokenizer.decode,
+        view=site.view,
+        take_over=RunDirectory(run_dir, config, shown, resumed, labels).take_over,
+        decode=decode,
         outside=outside,
         workers=workers,
         save_prompts=prompts.save,
         model=identity,
-        checkpointer=_checkpointer(config, directory, plain, workers, tell=view.message),
-        collector=build_collector(
-            planned.config,
-            engines,
-            outside,
-            prompts=prompts,
-        ),
-        batches=Batches(config, packer, _credits(config), teacher.logprobs if teacher else None),
-        evaluate=partial(
-            evaluate_all, held_out.values(), evaluator, decode=inputs.tokenizer.decode
-        ),
+        checkpointer=_checkpointer(site, workers, resumed, plain=plain, labels=labels),
+        collector=build_collector(config, engines, outside, prompts=prompts),
+        batches=build_batches(plan, draft.facts.policy.sizes, teacher),
+        evaluate=partial(evaluate_all, held_out.values(), evaluator, decode=decode),
     )
 
 
@@ -140,17 +132,27 @@ def _read_prompts(
         return _stream(config, training, resumed), [*training.values()], held_out
 
 
-def _identity(config: TrainConfig, drafted: Draft, resumed: Resumed | None) -> Mapping[str, Any]:
+def _identity(draft: Draft, resumed: Resumed | None) -> Mapping[str, Any]:
     """Return the facts of the model, after comparing them with a checkpoint's."""
-    identity = model_identity(config, drafted.model)
+    identity = model_identity(draft.config, draft.facts.policy.sizes)
     if resumed is not None:
-        check_resume(config, resumed.state, model=identity)
+        check_resume(draft.config, resumed.state, model=identity)
     return identity
 
 
-def _credits(config: TrainConfig) -> Credits:
-    own = load_advantages(config.algorithm)
-    return own or credits_of(config.algorithm.advantage, config.reward)
+def _try_code(
+    site: RunSite,
+    inputs: Inputs,
+    training: Sequence[PromptTable],
+    held_out: Mapping[str, HeldOut],
+) -> tuple[RewardPool | RewardsAndEnvironments, AskTeacher | None]:
+    """Try the user's functions, rewards and environments on the data, and a teacher's server."""
+    try_on_groups(site.config, training[0][0])
+    outside = try_outside(
+        site, inputs, training, held_out=[each.prompts for each in held_out.values()]
+    )
+    teacher = teacher_server(site, inputs)
+    return outside, teacher.logprobs if teacher else None
 
 
 def _show(lines: Iterable[str], view: View) -> None:
@@ -175,16 +177,16 @@ def _stream(
 
 
 def _checkpointer(
-    config: TrainConfig,
-    directory: RunDirectory,
-    plain: Mapping[str, object],
+    site: RunSite,
     workers: Savers,
+    resumed: Resumed | None,
     *,
-    tell: Callable[[str], None],
+    plain: Mapping[str, object],
+    labels: RunLabels | None,
 ) -> Checkpointer:
-    labels, resumed = directory.labels, directory.resumed
+    config = site.config
     return Checkpointer(
-        directory.path.resolve() / CHECKPOINTS,
+        site.folder / CHECKPOINTS,
         config.checkpoint,
         workers=workers,
         config_text=config_text(plain),
@@ -195,25 +197,21 @@ def _checkpointer(
             "best_metric": config.checkpoint.best_metric,
             "overrides": (*folder_options(), *(labels.overrides if labels else ())),
         },
-        tell=tell,
+        tell=site.view.message,
         resumed=resumed.path if resumed else None,
     )
 
 
-def _start(workers: Workers | LocalWorker, drafted: Draft, view: View) -> tuple[Engines, Plan]:
-    """Plan for the workers' memory and start them, each stage shown as a phase. Return the engines
-    and the plan.
-    """
-    planned = plan(drafted, workers.memory())
-    _show(planned.lines, view)
+def _start(workers: Workers | LocalWorker, plan: Plan, view: View) -> Engines:
+    """Start the workers as planned, each stage shown as a phase; return the engines."""
+    config, layout = plan.config, plan.layout
     with ExitStack() as shown:
 
         def on_stage(stage: str) -> None:
             shown.close()
             shown.enter_context(view.phase(stage))
 
-        workers.start(planned.config, sleeps=planned.engines_sleep, on_stage=on_stage)
-    config, layout = planned.config, planned.layout
+        workers.start(config, sleeps=plan.engines_sleep, on_stage=on_stage)
     kv_cache_tokens = workers.kv_cache_tokens() // layout.num_engines
     _show(kv_warning(kv_demand(config, layout), kv_cache_tokens), view)
-    return workers.engines(deterministic=config.deterministic), planned
+    return workers.engines(deterministic=config.deterministic)

@@ -9,7 +9,7 @@ from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import has_chat
 from april_rl.run.supervision.watchdog import Watchdog
 from april_rl.start.planning.machine import Machine, this_machine
-from april_rl.start.planning.sizes import EngineSizes, batch_tokens
+from april_rl.start.planning.sizes import Sizes
 from april_rl.task.data.stop_tokens import stop_token_ids
 from april_rl.training.runtime.cluster import cluster_gpus
 from april_rl.training.runtime.layout import Layout
@@ -29,7 +29,7 @@ def machine_of(config: TrainConfig) -> Machine:
 
 
 def build_workers(
-    config: TrainConfig, layout: Layout, *, run_dir: Path, sizes: EngineSizes
+    config: TrainConfig, layout: Layout, *, run_dir: Path, sizes: Sizes
 ) -> Workers | LocalWorker:
     """Return the workers, with a watchdog that writes its report to the run directory; with
     runtime.ray=false the one worker, in this process.
@@ -47,11 +47,11 @@ def build_workers(
         settings=settings,
         address=config.runtime.ray_address,
         watchdog=watchdog,
-        batch_tokens=batch_tokens(config, sizes.max_model_len),
+        batch_tokens=sizes.batch_tokens,
     )
 
 
-def _worker_settings(config: TrainConfig, layout: Layout, sizes: EngineSizes) -> WorkerSettings:
+def _worker_settings(config: TrainConfig, layout: Layout, sizes: Sizes) -> WorkerSettings:
     is_chat = has_chat(config.data, config.evaluation.sets)
     threads = config.runtime.threads
     assert not isinstance(threads, str), "runtime.threads=auto is not decided"

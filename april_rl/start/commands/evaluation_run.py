@@ -19,8 +19,7 @@ from april_rl.start.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.start.assembly.inputs import RunSite, read_inputs, try_outside
 from april_rl.start.assembly.workers import build_workers, machine_of
 from april_rl.start.planning.model import without_network_go_offline
-from april_rl.start.planning.plan import draft, evaluation_config, training_config
-from april_rl.start.planning.sizes import EngineSizes, context_length
+from april_rl.start.planning.plan import config_of_training, draft_evaluation, plan_evaluation
 from april_rl.task.data.sets import PromptSets
 from april_rl.task.evaluation.evaluate import EvaluatedSet, evaluate
 from april_rl.task.evaluation.held_out import HeldOut
@@ -52,14 +51,15 @@ class EvaluationRun:
         """
         stack.callback(stop_ray)
         without_network_go_offline()
-        self._drafted = drafted = draft(config, machine_of(config), is_training=False)
-        config = drafted.config
+        self._draft = draft = draft_evaluation(config, machine_of(config))
+        config = draft.config
         _make(folder)
         self._folder, self._interrupts = folder, interrupts
         num_sets = len(config.evaluation.sets)
         self._view = open_view(title=f"evaluating {config.model.path}", num_steps=num_sets)
         stack.callback(self._view.close)
-        self._view.message(str(drafted.layout))
+        for line in draft.lines:
+            self._view.message(line)
         site = RunSite(config=config, folder=folder, view=self._view, stack=stack)
         inputs = read_inputs(site)
         self._tokenizer = inputs.tokenizer
@@ -67,26 +67,23 @@ class EvaluationRun:
             self._sets = choose(config, inputs.sets)
         prompts = [held_out.prompts for held_out in self._sets.values()]
         outside = try_outside(site, inputs, prompts)
-        self.num_engines = drafted.layout.num_engines
+        self.num_engines = draft.layout.num_engines
         num_responses = max(held_out.num_responses for held_out in self._sets.values())
-        config = evaluation_config(drafted, num_responses=num_responses)
-        num_seqs = config.engine.max_num_seqs
-        assert not isinstance(num_seqs, str), "engine.max_num_seqs=auto is not decided"
-        sizes = EngineSizes(num_seqs, context_length(config, is_training=False)[0])
-        workers = build_workers(config, drafted.layout, run_dir=folder, sizes=sizes)
+        plan = plan_evaluation(draft, num_responses=num_responses)
+        workers = build_workers(plan.config, plan.layout, run_dir=folder, sizes=plan.sizes)
         stack.callback(workers.close)
         self._memory = workers.memory()
         with self._view.phase("starting vLLM"):
             workers.start_engines()
         engines = workers.engines(deterministic=config.deterministic)
-        num_slots = num_seqs * self.num_engines
-        self._evaluator = build_evaluator(config, engines, outside, num_slots=num_slots)
+        num_slots = plan.sizes.num_slots
+        self._evaluator = build_evaluator(plan.config, engines, outside, num_slots=num_slots)
 
     def training_config(self) -> TrainConfig:
         """Return the settings that this machine would train with. Raise PreflightError when a model
         beside the policy cannot be used.
         """
-        return training_config(self._drafted, self._memory)
+        return config_of_training(self._draft, self._memory)
 
     @property
     def work(self) -> Sequence[TickWork]:
@@ -94,7 +91,7 @@ class EvaluationRun:
 
     def run(self) -> dict[str, SetReport]:
         """Return the report of every set, and write its samples to samples/eval_NAME.jsonl."""
-        sets = self._drafted.config.evaluation.sets
+        sets = self._draft.config.evaluation.sets
         paths = {name: chosen.path for name, chosen in sets.items()}
         return {
             name: set_report(evaluated.held_out, evaluated.figures, path=paths[name])

@@ -11,12 +11,16 @@ from april_rl.task.evaluation.settings import longest_response
 from april_rl.training.rollout.dispatch import auto_tick_steps
 from april_rl.training.runtime.layout import Layout
 
+_MOST_SEQS = 256  # requests that an engine computes together in an evaluation, at most
 
-class EngineSizes(NamedTuple):
-    """Batch size and context length of one engine."""
 
-    max_num_seqs: int  # requests computed together, at most
+class Sizes(NamedTuple):
+    """Numbers of a run that several of its parts use."""
+
+    num_slots: int  # samples in flight over all engines
+    max_num_seqs: int  # requests that one engine computes together, at most
     max_model_len: int  # tokens of a prompt and its response, at most
+    batch_tokens: int = 0  # tokens of the prompts and responses that a step trains, at most
 
 
 def num_slots(config: TrainConfig) -> int:
@@ -57,12 +61,13 @@ def context_length(config: TrainConfig, *, is_training: bool = True) -> tuple[in
     return given, "engine.max_model_len"
 
 
-def training_sizes(config: TrainConfig, layout: Layout) -> EngineSizes:
-    """Return the sizes that each engine needs for training and its evaluations.
+def training_sizes(config: TrainConfig, layout: Layout) -> Sizes:
+    """Return the sizes of a training and its evaluations.
 
     Raise RunError when engine.max_num_seqs is less than training has in flight.
     """
-    slots, num_seqs = math.ceil(num_slots(config) / layout.num_engines), config.engine.max_num_seqs
+    total, num_seqs = num_slots(config), config.engine.max_num_seqs
+    slots = math.ceil(total / layout.num_engines)
     if isinstance(num_seqs, str):  # auto
         num_seqs = slots
     if num_seqs < slots:
@@ -71,9 +76,18 @@ def training_sizes(config: TrainConfig, layout: Layout) -> EngineSizes:
             "that rollout.over_sampling_factor · trainer.num_groups · rollout.group_size puts in "
             "flight on each engine: set it to auto, or lower one of these"
         )
-    return EngineSizes(num_seqs, context_length(config)[0])
+    return Sizes(total, num_seqs, context_length(config)[0], batch_tokens(config))
 
 
-def batch_tokens(config: TrainConfig, max_model_len: int) -> int:
-    """Return the largest number of prompt and response tokens that a step trains."""
-    return config.trainer.num_groups * config.rollout.group_size * max_model_len
+def evaluation_sizes(config: TrainConfig, layout: Layout, *, num_responses: int) -> Sizes:
+    """Return the sizes of an evaluation whose largest set has `num_responses` responses."""
+    num_seqs = config.engine.max_num_seqs
+    if isinstance(num_seqs, str):  # auto
+        num_seqs = min(_MOST_SEQS, math.ceil(num_responses / layout.num_engines))
+    longest, _ = context_length(config, is_training=False)
+    return Sizes(num_seqs * layout.num_engines, num_seqs, longest)
+
+
+def batch_tokens(config: TrainConfig) -> int:
+    """Return the tokens of a step whose samples all have full length."""
+    return config.trainer.num_groups * config.rollout.group_size * context_length(config)[0]

@@ -151,12 +151,7 @@ class Learner:
                 self._optimizer.zero_grad()
                 accumulated = self._accumulate(part, part_anchors, statistics)
                 if not steps:
-                    for row, anchor, logprobs in zip(
-                        part, part_anchors, accumulated.logprobs, strict=True
-                    ):
-                        if anchor.proximal is None:  # otherwise it was added with its anchor
-                            mismatch.add(row, logprobs)
-                    self._check(mismatch)
+                    self._compare_first(part, part_anchors, accumulated.logprobs, mismatch)
                 steps.append(self._step(accumulated.loss))
         except NonFiniteError as error:
             raise error.after(len(steps), num_minibatches=len(rows)) from error
@@ -311,6 +306,21 @@ class Learner:
         if entropy is not None:
             bonus.adapt(entropy)
         return Metrics({"loss/entropy_coefficient": weight})
+
+    def _compare_first(
+        self,
+        rows: Sequence[PackedRow],
+        anchors: Sequence[Anchor],
+        own: Sequence[Tensor],
+        mismatch: Mismatch,
+    ) -> None:
+        """Compare the first minibatch with the engine by the learner's `own` log-probabilities,
+        unless its proximal ones were compared already.
+        """
+        for row, anchor, logprobs in zip(rows, anchors, own, strict=True):
+            if anchor.proximal is None:
+                mismatch.add(row, logprobs)
+        self._check(mismatch)
 
     def _check(self, mismatch: Mismatch) -> None:
         model_type, has_synced = self._policy.model_type, self._num_updates > 1

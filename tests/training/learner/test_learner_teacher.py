@@ -92,7 +92,7 @@ def test_updates_lead_the_policy_to_its_teacher(path, teacher_path):
 
 
 def test_without_a_teacher_no_second_model_is_loaded(path):
-    assert make_learner(path)._teacher is None
+    assert make_learner(path)._anchors._teacher is None
     assert (
         "loss/teacher_kl"
         not in make_learner(path, algorithm=ALGORITHM)

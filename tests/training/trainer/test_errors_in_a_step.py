@@ -21,6 +21,7 @@ from april_rl.run.supervision.failures import WorkerDiedError
 from april_rl.task.data.samplers import Shuffled
 from april_rl.task.rewards.jobs import RewardError
 from april_rl.training.algorithm.advantages import credits_of
+from april_rl.training.batches import TeacherReply
 
 NUM_STEPS, BEFORE = 6, 3  # the error comes in the step after BEFORE
 
@@ -55,7 +56,7 @@ class BrokenTeacher:
     def logprobs(self, _groups: object, look: Callable[[], None]) -> Any:
         self.num_asked += 1
         if self.num_asked <= BEFORE:
-            return None
+            return TeacherReply({}, Metrics())
         if self.error is not None:
             raise self.error
         while True:
