@@ -3,7 +3,7 @@
 The description of a setting is the comment behind or above it. `slots=True` is required: it makes
 an unknown key an error. Checks that involve several sections are in `april_rl.config.consistency`
 and run in `to_config`; checks that need files, the model or the machine are in
-`april_rl.start.planning.preflight`.
+`april_rl.start.planning.checks`.
 """
 
 from __future__ import annotations

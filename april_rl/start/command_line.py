@@ -34,7 +34,6 @@ from april_rl.errors import RunError
 from april_rl.run.checkpointing.run_lock import RunOwnedError, own
 from april_rl.run.supervision.interrupts import EXIT_STATUS, Interrupts
 from april_rl.run.tracking.labels import RunLabels, run_labels, versions
-from april_rl.start.planning.checks import check_settings
 from april_rl.training.rollout.garbage_collection import imports_frozen
 from april_rl.types import OnStep
 
@@ -167,6 +166,7 @@ def run(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it on import
     interrupts = interrupts or Interrupts()
     from april_rl.start.commands.early_resume import is_over
+    from april_rl.start.planning.checks import check_settings
 
     if is_over(config, run_dir):
         return

@@ -16,7 +16,7 @@ from april_rl.config.algorithm import PARTS, AlgorithmConfig
 from april_rl.config.choices import LOSS_SETTINGS, Advantage, Correction, Kl, Loss, Ratio
 from april_rl.config.store import ConfigError
 from april_rl.config.user_code import OwnFunctionError
-from april_rl.start.assembly.packer import build_packer, load_age_weights
+from april_rl.start.assembly.packer import load_age_weights
 from april_rl.training.algorithm import advantages
 from april_rl.training.algorithm.advantages import ADVANTAGES
 from april_rl.training.algorithm.losses import LossInputs, loss_function
@@ -219,7 +219,8 @@ def test_the_objective_can_be_built_for_every_choice(choice: Enum) -> None:
 
 def test_an_age_weight_function_is_called_once_per_age_and_weights_tokens() -> None:
     """Fails when the ages do not start at 0, or the last one is left out."""
-    weights = load_age_weights("age_functions:half_each_step", max_staleness=3)
+    function = "learner.age_weight=age_functions:half_each_step"
+    weights = load_age_weights(load_tiny(function, "rollout.max_staleness=3"))
     found = weights(np.array([0, 3, 1, 1], np.int32))
     assert found.tolist() == [1.0, 0.125, 0.5, 0.5]
     assert found.dtype == np.float32
@@ -248,6 +249,6 @@ def test_an_unusable_age_weight_function_is_refused_with_its_key(
     """
     config = load_tiny(f"learner.age_weight={function}", "rollout.max_staleness=3")
     with pytest.raises(OwnFunctionError) as caught:
-        build_packer(config, num_ranks=1, hidden_size=8)
+        load_age_weights(config)
     assert str(caught.value).startswith(f"learner.age_weight={function}")
     assert reason in str(caught.value)

@@ -174,7 +174,7 @@ print(type(module).__name__, type(function).__name__)"""
 
 def test_the_tiny_task_is_imported_only_by_the_command_lines() -> None:
     users = {part_of(path) for path in package_files() if "tiny" in imported_parts(path)}
-    assert users <= {"tiny", "command_line", "commands", "lab.commands"}
+    assert users <= {"tiny", "planning"}
 
 
 @pytest.mark.parametrize("library", OWNERS)

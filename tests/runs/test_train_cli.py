@@ -99,6 +99,7 @@ def test_a_refused_run_does_not_end_the_others_of_the_sweep(tmp_path: Path) -> N
 SIGNALLED = """
 import os, signal, time
 from april_rl.start import command_line
+from april_rl.start.planning import checks
 
 class Dropped:
     def __del__(self):
@@ -108,7 +109,7 @@ def start(config):
     Dropped()
     time.sleep(60)
 
-command_line.check_early = start
+checks.check_settings = start
 command_line.main()
 """
 

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _show(arguments: Sequence[str]) -> int:
-    from april_rl.start.planning.checks import Use, check_settings
+    from april_rl.start.planning.checks import check_settings
 
     paths = [a for a in arguments if "=" not in a and not a.startswith(("+", "~"))]
     if options := [path for path in paths if path.startswith("-")]:
@@ -66,7 +66,7 @@ def _show(arguments: Sequence[str]) -> int:
     if targets and not (folder := Path(targets[-1]).parent).is_dir():
         print(f"error: {_WRITE}{targets[-1]}: there is no folder {folder}", file=sys.stderr)
         return 2
-    configs = [check_settings(config, Use(loads_model=False)) for config in configs]
+    configs = [check_settings(config, loads_model=False) for config in configs]
     from april_rl.lab.rehearsal.data_page import DataPage
     from april_rl.start.planning.model import without_network_go_offline
 

@@ -25,7 +25,7 @@ from april_rl.config.task import EvaluationSetConfig
 from april_rl.errors import RunError
 from april_rl.run.supervision.interrupts import Interrupts
 from april_rl.start.commands.arguments import OUTPUT, Arguments, output_folder
-from april_rl.start.planning.checks import Use, check_settings
+from april_rl.start.planning.checks import check_settings
 
 if TYPE_CHECKING:
     from april_rl.lab.simulator.profile import Profile
@@ -96,7 +96,7 @@ def _at_least(least: int, kind: type[int] | type[float], text: str) -> int | flo
 
 def _configure(overrides: Sequence[str]) -> TrainConfig:
     """Return the checked settings of training, with the training data in place of held-out sets."""
-    config = check_settings(to_config(compose_overrides(overrides)), Use(evaluates=False))
+    config = check_settings(to_config(compose_overrides(overrides)), evaluates=False)
     sets = {
         name or _ALL: EvaluationSetConfig(path=chosen.path)
         for name, chosen in training_sets(config.data).items()

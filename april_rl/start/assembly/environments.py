@@ -11,7 +11,6 @@ from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set, has_chat, training_sets
 from april_rl.config.task import PromptSetConfig
 from april_rl.metrics import Metrics
-from april_rl.start.planning.plan import TrainingDraft
 from april_rl.task.data.stop_tokens import stop_token_ids
 from april_rl.task.data.tokenizer import Tokenizer
 from april_rl.task.environments.check import check_environment
@@ -97,12 +96,13 @@ def with_environments(
     return RewardsAndEnvironments(rewards, environments)
 
 
-def open_files_line(draft: TrainingDraft, description: Description) -> Iterator[str]:
+def open_files_line(
+    config: TrainConfig, description: Description, *, num_episodes: int
+) -> Iterator[str]:
     """Yield a line if the system allows fewer open files than the agents of a process need."""
     if not description.is_agent:
         return
-    num_episodes = draft.sizes.num_slots
-    allowed, num_processes = raise_open_files(), draft.config.environment.num_processes
+    allowed, num_processes = raise_open_files(), config.environment.num_processes
     needed = _FILES_OF_AGENT * math.ceil(num_episodes / num_processes)
     if needed > allowed:
         yield (

@@ -28,17 +28,17 @@ from april_rl.types import (
 )
 
 
-def _loss(config: TrainConfig) -> None:
-    """Call the loss with two short responses."""
-    if config.algorithm.loss not in Loss.__members__:
+def try_own_functions(config: AlgorithmConfig) -> None:
+    """Load what the settings name, and call the loss with two short responses. Raise
+    OwnFunctionError when one cannot be used, or an argument belongs to none of them.
+    """
+    load_advantages(config)
+    load_group_filter(config)
+    if config.loss not in Loss.__members__:
         # Imports torch, which the controller needs for this.
         from april_rl.training.learner.own_loss import try_loss
 
-        try_loss(config.algorithm)
-
-
-def _arguments(config: AlgorithmConfig) -> None:
-    """Each of algorithm.args belongs to one of the functions."""
+        try_loss(config)
     own = (config.loss, config.advantage, config.group_filter or "")
     taken = [keywords(import_function(each)) for each in own if ":" in each]
     for name in config.args:
@@ -46,13 +46,9 @@ def _arguments(config: AlgorithmConfig) -> None:
             raise OwnFunctionError(f"algorithm.args.{name}: none of your functions takes it")
 
 
-# Each entry raises OwnFunctionError when a function cannot be used.
 USER_CODE: tuple[Callable[[TrainConfig], object], ...] = (
     load_age_weights,
-    lambda config: load_advantages(config.algorithm),
-    lambda config: load_group_filter(config.algorithm),
-    _loss,
-    lambda config: _arguments(config.algorithm),
+    lambda config: try_own_functions(config.algorithm),
 )
 
 

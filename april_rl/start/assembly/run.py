@@ -69,7 +69,9 @@ def assemble(
     inputs = read_inputs(site, states=resumed.state.get("rewards", {}) if resumed else None)
     prompts, training, held_out = _read_prompts(site, inputs, resumed)
     identity = _identity(draft, resumed)
-    _show(open_files_line(draft, inputs.description), site.view)
+    num_slots = draft.sizes.num_slots
+    lines = open_files_line(draft.config, inputs.description, num_episodes=num_slots)
+    _show(lines, site.view)
     outside, teacher = _try_code(site, inputs, training, held_out)
     workers = build_workers(draft.config, draft.layout, run_dir=run_dir, sizes=draft.sizes)
     stack.callback(workers.close)
@@ -78,7 +80,7 @@ def assemble(
     engines = _start(workers, plan, site.view)
     config, decode = plan.config, inputs.tokenizer.decode
     shown = _plain(plain, plan.layout)
-    evaluator = build_evaluator(config, engines, outside, num_slots=plan.sizes.num_slots)
+    evaluator = build_evaluator(config, engines, outside, num_slots=num_slots)
     return RunParts(
         view=site.view,
         take_over=RunDirectory(run_dir, config, shown, resumed, labels).take_over,

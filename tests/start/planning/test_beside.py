@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from composed_config import load
-from learner_setup import group_of_one, make_learner
+from learner_setup import group_of_one, make_actor_critic
 from planned_models import CONFIGS, GPU, INPUTS, change, sizes_of
 from tiny_models import write_tiny_qwen3
 from transformers import AutoConfig
@@ -14,15 +14,17 @@ from transformers import AutoConfig
 from april_rl.config.choices import Offload
 from april_rl.config.critic import CriticConfig
 from april_rl.errors import PreflightError
-from april_rl.start.planning.beside import beside_sizes, read_beside
+from april_rl.start.planning.facts import critic_facts
+from april_rl.start.planning.machine import this_machine
 from april_rl.start.planning.memory_inputs import Beside
 from april_rl.start.planning.memory_plan import plan_memory
+from april_rl.start.planning.plan import draft_training
 from april_rl.task.tiny.builtins import resolve_builtins
 
 
 def beside(teacher: Path | str, *overrides: str) -> Beside:
     config = resolve_builtins(load("+recipe=tiny_cpu", f"teacher.path={teacher}", *overrides))
-    return read_beside(config, AutoConfig.from_pretrained(config.model.path))
+    return draft_training(config, this_machine()).facts.beside
 
 
 def test_builtin_paths_are_replaced_in_a_new_configuration():
@@ -42,7 +44,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def test_a_teacher_has_its_own_sizes(copy):
-    assert beside("").teacher is None
+    assert beside("null").teacher is None
     found = beside("builtin:tiny_teacher").teacher
     assert found is not None
     assert found == beside(copy).teacher
@@ -64,7 +66,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(copy, tmp_path):
     own = load("+recipe=tiny_cpu", "algorithm.advantage=gae", f"critic.path={copy}")
     config = resolve_builtins(own)
     with pytest.raises(PreflightError, match=rf"critic\.path={copy} has another tokenizer"):
-        read_beside(config, AutoConfig.from_pretrained(config.model.path))
+        draft_training(config, this_machine())
 
 
 def test_a_teacher_with_a_short_context_or_without_a_model_is_refused(copy, tmp_path):
@@ -100,7 +102,7 @@ def test_a_critic_is_a_second_trained_model_with_its_own_phase():
     vocabulary.
     """
     policy = sizes_of("1.7B")
-    critic = beside_sizes(teacher=None, critic=CONFIGS["8B"]).critic
+    critic = critic_facts("8B", CONFIGS["8B"]).sizes
     assert critic is not None
     assert critic.num_parameters == sizes_of("8B").num_parameters - 151936 * 4096
     without = plan_memory(policy, INPUTS, device_bytes=GPU)
@@ -122,7 +124,7 @@ def test_a_critic_is_a_second_trained_model_with_its_own_phase():
 def test_teacher_reference_and_critic_are_each_in_host_memory_once():
     """Fails when the critic's share counts the teacher or the reference again."""
     policy, teacher = sizes_of("1.7B"), sizes_of("8B")
-    critic = beside_sizes(teacher=None, critic=CONFIGS["8B"]).critic
+    critic = critic_facts("8B", CONFIGS["8B"]).sizes
     assert critic is not None
     inputs = change(INPUTS, has_reference=True, beside=Beside(teacher, critic))
     host = plan_memory(policy, inputs, device_bytes=GPU).host
@@ -136,9 +138,9 @@ def test_teacher_reference_and_critic_are_each_in_host_memory_once():
 def test_the_sizes_of_a_critic_match_the_model_that_is_built(tmp_path, tied):
     """Fails when a vocabulary-sized head is counted, or the embedding counts as tied."""
     write_tiny_qwen3(tmp_path, tied=tied)
-    sizes = beside_sizes(teacher=None, critic=AutoConfig.from_pretrained(tmp_path)).critic
+    sizes = critic_facts("8B", AutoConfig.from_pretrained(tmp_path)).sizes
     with group_of_one():
-        learner = make_learner(str(tmp_path), critic=CriticConfig())
+        learner = make_actor_critic(str(tmp_path), critic=CriticConfig())
     assert learner._critic is not None
     model = learner._critic.trained.model
     num_parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -16,7 +16,7 @@ from source_tree import ROOT
 from april_rl.config import TrainConfig
 from april_rl.config.user_code import check_named
 from april_rl.errors import DataError, PreflightError, RunError
-from april_rl.start.commands.early_checks import check_early
+from april_rl.start.planning.checks import check_settings
 from april_rl.start.planning.model_folder import check_model_folder
 from april_rl.start.planning.versions import check_installed, check_versions
 from april_rl.task.data.files import check_files
@@ -195,8 +195,8 @@ def test_a_command_that_does_not_evaluate_needs_no_context_for_evaluations() -> 
     lengths = ("engine.max_model_len=352", "evaluation.max_response_tokens=4000")
     config = load("+recipe=tiny_cpu", *lengths)
     with pytest.raises(RunError, match=r"evaluation\.max_response_tokens = 4096, got 352"):
-        check_early(config)
-    assert check_early(config, evaluates=False).evaluation.sets.keys() == {"held_out"}
+        check_settings(config)
+    assert check_settings(config, evaluates=False).evaluation.sets.keys() == {"held_out"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

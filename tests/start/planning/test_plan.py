@@ -13,12 +13,13 @@ from april_rl.config.engine import EngineConfig
 from april_rl.errors import LayoutError, PreflightError
 from april_rl.start.planning.machine import Machine
 from april_rl.start.planning.plan import (
-    Draft,
     Plan,
-    draft,
-    evaluation_config,
-    plan,
-    training_config,
+    TrainingDraft,
+    config_of_training,
+    draft_evaluation,
+    draft_training,
+    plan_evaluation,
+    plan_training,
 )
 
 CPU = Machine(
@@ -54,16 +55,18 @@ def write_model(folder: Path, *, hidden_size: int, num_layers: int, num_tokens: 
     return str(folder)
 
 
-def make_draft(*overrides: str, machine: Machine, model: str) -> Draft:
+def make_draft(*overrides: str, machine: Machine, model: str) -> TrainingDraft:
     on_gpus = ("runtime.device=gpu", "runtime.num_workers=8") if machine.num_gpus else ()
-    return draft(load("+recipe=tiny_cpu", f"model.path={model}", *on_gpus, *overrides), machine)
+    return draft_training(
+        load("+recipe=tiny_cpu", f"model.path={model}", *on_gpus, *overrides), machine
+    )
 
 
 def make_plan(*overrides: str, machine: Machine, model: str) -> Plan:
     memory = [worker("node", free=GPU)] * 8
     if not machine.num_gpus:
         memory = [replace(memory[0], device_bytes=0, free_bytes=0, host_free_bytes=500 << 30)]
-    return plan(make_draft(*overrides, machine=machine, model=model), memory)
+    return plan_training(make_draft(*overrides, machine=machine, model=model), memory)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +134,8 @@ def test_a_profile_of_a_recipe_counts_the_critic_of_its_training(
             algorithm=replace(config.algorithm, advantage="gae"),
             critic=replace(config.critic, path=large),
         )
-    drafted = draft(config, GPUS, is_training=False)
-    found = training_config(drafted, [worker("node", free=GPU)] * 8)
+    drafted = draft_evaluation(config, GPUS)
+    found = config_of_training(drafted, [worker("node", free=GPU)] * 8)
     assert found.rollout.resume.value == expected
 
 
@@ -189,8 +192,8 @@ def test_an_evaluation_has_the_gpus_alone_and_as_many_requests_as_responses(
     overrides, num_responses, expected, model
 ) -> None:
     config = load("+recipe=tiny_cpu", f"model.path={model}", "runtime.device=gpu", *overrides)
-    drafted = draft(config, GPUS, is_training=False)
-    engine = evaluation_config(drafted, num_responses=num_responses).engine
+    drafted = draft_evaluation(config, GPUS)
+    engine = plan_evaluation(drafted, num_responses=num_responses).config.engine
     assert (engine.gpu_memory_utilization, engine.max_num_seqs) == expected
 
 
@@ -229,7 +232,7 @@ def test_a_cluster_is_named_and_ray_counts_its_cores(model) -> None:
         make_draft("runtime.num_workers=8", machine=alone, model=model)
     nothing = replace(cluster, num_gpus=0)
     with pytest.raises(LayoutError, match="the Ray cluster has none"):
-        draft(load("+recipe=tiny_gpu", "runtime.num_workers=auto"), nothing)
+        draft_training(load("+recipe=tiny_gpu", "runtime.num_workers=auto"), nothing)
 
 
 @pytest.mark.parametrize(("num_gpus", "is_said"), [(8, False), (16, True)])

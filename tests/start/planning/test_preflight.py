@@ -17,17 +17,17 @@ from transformers import (
 )
 
 from april_rl.errors import PreflightError
-from april_rl.start.planning.layout import settle
 from april_rl.start.planning.machine import num_gpus, this_machine, wrong_tools
 from april_rl.start.planning.model import read_model
-from april_rl.start.planning.preflight import check_start
+from april_rl.start.planning.plan import draft_training
 
 HERE = this_machine()
 
 
 def start(path, *overrides: str):
     config = load("+recipe=tiny_cpu", f"model.path={path}", *overrides)
-    return check_start(*settle(config, gpus=0, where="here"), replace(HERE, num_cores=8))
+    machine = replace(HERE, num_cores=8, num_gpus=0)
+    return draft_training(config, machine).facts.policy
 
 
 def small_qwen3(tmp_path):
@@ -94,7 +94,7 @@ def test_the_setting_that_makes_the_context_too_long_is_named(tmp_path):
     key = "data.max_prompt_tokens + rollout.max_response_tokens"
     with pytest.raises(PreflightError, match=rf"context length: {re.escape(key)} = 513 exceeds"):
         start(path, *longer)
-    assert start(path, "engine.max_model_len=512").max_position_embeddings == 512
+    assert start(path, "engine.max_model_len=512").context_tokens == 512
 
 
 def test_a_tensor_parallel_size_that_does_not_divide_the_heads_is_refused(tmp_path):

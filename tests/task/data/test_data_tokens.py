@@ -14,7 +14,7 @@ from april_rl.config.task import DataConfig, EvaluationSetConfig, PromptSetConfi
 from april_rl.errors import DataError
 from april_rl.start.assembly import workers
 from april_rl.start.planning.layout import settle
-from april_rl.start.planning.sizes import EngineSizes
+from april_rl.start.planning.sizes import Sizes
 from april_rl.task.data.prompts import load_prompts
 from april_rl.task.data.stop_tokens import stop_token_ids
 from april_rl.task.data.tokenizer import Tokenizer
@@ -116,7 +116,7 @@ def test_the_engines_of_a_run_with_chat_get_the_token_that_ends_a_turn(
     config, layout = settle(to_config(composed), gpus=0, where="this machine")
     given = {}
     monkeypatch.setattr(workers, "Workers", lambda _, **settings: given.update(settings))
-    workers.build_workers(config, layout, run_dir=tmp_path, sizes=EngineSizes(1, 1))
+    workers.build_workers(config, layout, run_dir=tmp_path, sizes=Sizes(1, 1, 1))
     ends = {"chat": sorted(ids.values()), "plain": [ids["<|endoftext|>"]]}
     assert [*given["settings"].stop_tokens] == ends[template]
 
