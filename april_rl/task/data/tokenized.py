@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,12 +23,15 @@ from datasets import Features, List, Value
 from numpy.typing import NDArray
 
 from april_rl.config.task import PromptSetConfig
-from april_rl.task.data.cache import kept_folder, publish
+from april_rl.errors import DataError
+from april_rl.task.data.files import is_file
+from april_rl.task.data.procedural import PREFIX
 from april_rl.task.data.rendering import EXTRA, BatchTokenizer, Renderer
 from april_rl.task.data.rows import RowReader, check_rows, first_places
 from april_rl.task.data.sources import (
     RawTable,
     RowNames,
+    load_id,
     map_again,
     open_source,
     quiet,
@@ -35,6 +40,18 @@ from april_rl.task.data.sources import (
 from april_rl.task.data.tokenizer import Tokenizer
 from april_rl.task.data.unread import unread_notes
 
+KEEP_FROM_BYTES = 8 * 2**20  # a smaller source is tokenized in seconds and not cached
+_MADE_BY = (
+    "columns.py",
+    "json_rows.py",
+    "messages.py",
+    "rows.py",
+    "rendering.py",
+    "stop_tokens.py",
+    "tokenized.py",
+    "tokenizer.py",
+)  # a change in one of these files makes every cached table invalid
+_LIBRARIES = ("datasets", "transformers", "tokenizers")
 _ROWS_PER_PROCESS = 10_000  # with fewer rows, tokenizing ends before a second process has started
 _INFO = "info.json"
 _FINGERPRINT_ROWS = 4096  # rows of a table that are in memory at a time
@@ -153,6 +170,70 @@ class TableMaker:
         shards = sorted(folder.glob("prompts*.arrow"))  # each process wrote one
         table = datasets.concatenate_datasets([datasets.Dataset.from_file(str(s)) for s in shards])
         return _with_lengths(table, info, names=row_names(self._chosen, info["num_rows"]))
+
+
+def kept_folder(
+    chosen: PromptSetConfig,
+    tokenizer: Tokenizer,
+    *,
+    key: str,
+    columns: Collection[str],
+    deduplicate: bool,
+) -> Path | None:
+    """Return the folder in the Hugging Face cache for the table of these settings and this content,
+    whether it exists yet or not; None for a small source, which is not cached.
+    """
+    identity = _identity(chosen, key=key)
+    if identity is None:
+        return None
+    folder = Path(__file__).parent
+    parts = {
+        "source": identity,
+        "settings": {k: v for k, v in asdict(chosen).items() if k != "path"},
+        "columns": sorted(columns),
+        "deduplicate": deduplicate,
+        "tokenizer": tokenizer.fingerprint(),
+        "code": [_file_digest(folder / name) for name in _MADE_BY],
+        "libraries": [version(name) for name in _LIBRARIES],
+    }
+    text = json.dumps(parts, sort_keys=True, default=str)
+    root = Path(datasets.config.HF_DATASETS_CACHE) / "april_rl"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"{key}={chosen.path}: the cache folder {root} cannot be created: {error.strerror}; "
+            "set HF_HOME to a writable folder"
+        ) from error
+    return root / xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def publish(made: Path, folder: Path) -> None:
+    """Rename a finished table to its final name; if another run was faster, use its table."""
+    try:
+        made.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
+def _identity(chosen: PromptSetConfig, *, key: str) -> str | None:
+    """Return a string that identifies a large source, or None for a small one."""
+    path = chosen.path
+    if is_file(path):
+        file = Path(path)
+        if not file.is_file() or file.stat().st_size < KEEP_FROM_BYTES:
+            return None
+        return f"{file.suffix} {_file_digest(file)}"
+    if path.startswith(PREFIX):
+        return None
+    table = load_id(path, key=key, split=chosen.split)
+    return table._fingerprint if table.data.nbytes >= KEEP_FROM_BYTES else None
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def fingerprint(table: datasets.Dataset) -> str:
