@@ -12,7 +12,7 @@ import trackio
 from april_rl.config.tracking import TrackingConfig
 from april_rl.metrics import Histogram
 from april_rl.run.tracking import keys
-from april_rl.run.tracking.backend import SAMPLE_COLUMNS, BackendSettings
+from april_rl.run.tracking.backends import SAMPLE_COLUMNS, BackendSettings
 from april_rl.run.tracking.labels import versions
 
 _PAGE = "http://127.0.0.1:7860/"  # where `trackio show` serves its page
