@@ -27,7 +27,7 @@ from april_rl.errors import DataError
 from april_rl.task.data.files import is_file
 from april_rl.task.data.procedural import PREFIX
 from april_rl.task.data.rendering import EXTRA, BatchTokenizer, Renderer
-from april_rl.task.data.rows import RowReader, check_rows, first_places
+from april_rl.task.data.rows import RowReader, check_rows
 from april_rl.task.data.sources import (
     RawTable,
     RowNames,
@@ -71,59 +71,93 @@ class TokenizedTable:
     notes: list[str]  # notes for the user on columns that are not read
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableMaker:
     """Makes the tokenized table of one set, or loads it from the cache."""
 
-    def __init__(
-        self,
-        chosen: PromptSetConfig,
-        tokenizer: Tokenizer,
-        *,
-        key: str,
-        columns: Collection[str],
-        deduplicate: bool,
-        seed: int,
-    ) -> None:
-        self._chosen, self._tokenizer = chosen, tokenizer
-        self._key, self._columns = key, columns
-        self._deduplicate, self._seed = deduplicate, seed
+    chosen: PromptSetConfig
+    tokenizer: Tokenizer
+    key: str  # the setting that names the set
+    columns: Collection[str]
+    deduplicate: bool
+    seed: int
 
     def table(self) -> TokenizedTable:
         """Return the table, in memory or from the cache; raise DataError or TokenizerError."""
-        folder = kept_folder(
-            self._chosen,
-            self._tokenizer,
-            key=self._key,
-            columns=self._columns,
-            deduplicate=self._deduplicate,
-        )
+        folder = self._kept_folder()
         if folder is None:
             with TemporaryDirectory() as work:
                 return self._make(Path(work), into=None)
-        if not folder.is_dir():
-            with TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as work:
-                made = Path(work) / folder.name
-                made.mkdir()
-                self._make(Path(work), into=made)
-                publish(made, folder)
+        if folder.is_dir():
+            return self._read(folder)
+        with TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as work:
+            made = Path(work) / folder.name
+            made.mkdir()
+            self._make(Path(work), into=made)
+            try:
+                made.rename(folder)
+            except OSError:  # another run was faster, and its table is used
+                if not folder.is_dir():
+                    raise
         return self._read(folder)
 
+    def _kept_folder(self) -> Path | None:
+        """Return the folder in the Hugging Face cache for these settings and this content, whether
+        it exists yet or not; None for a small source, which is not cached.
+        """
+        identity = self._identity()
+        if identity is None:
+            return None
+        folder = Path(__file__).parent
+        parts = {
+            "source": identity,
+            "settings": {k: v for k, v in asdict(self.chosen).items() if k != "path"},
+            "columns": sorted(self.columns),
+            "deduplicate": self.deduplicate,
+            "tokenizer": self.tokenizer.fingerprint(),
+            "code": [_file_digest(folder / name) for name in _MADE_BY],
+            "libraries": [version(name) for name in _LIBRARIES],
+        }
+        text = json.dumps(parts, sort_keys=True, default=str)
+        root = Path(datasets.config.HF_DATASETS_CACHE) / "april_rl"
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"{self.key}={self.chosen.path}: the cache folder {root} cannot be created: "
+                f"{error.strerror}; set HF_HOME to a writable folder"
+            ) from error
+        return root / xxhash.xxh3_128_hexdigest(text.encode())
+
+    def _identity(self) -> str | None:
+        """Return a string that identifies a large source, or None for a small one."""
+        path = self.chosen.path
+        if is_file(path):
+            file = Path(path)
+            if not file.is_file() or file.stat().st_size < KEEP_FROM_BYTES:
+                return None
+            return f"{file.suffix} {_file_digest(file)}"
+        if path.startswith(PREFIX):
+            return None
+        table = load_id(path, key=self.key, split=self.chosen.split)
+        return table._fingerprint if table.data.nbytes >= KEEP_FROM_BYTES else None
+
     def _make(self, work: Path, *, into: Path | None) -> TokenizedTable:
-        raw = open_source(self._chosen, key=self._key, seed=self._seed, folder=work)
-        renderer = Renderer(self._chosen, self._tokenizer, raw.names)
-        reader = RowReader(raw, self._chosen, self._columns)
+        raw = open_source(self.chosen, key=self.key, seed=self.seed, folder=work)
+        renderer = Renderer(self.chosen, self.tokenizer, raw.names)
+        reader = RowReader(raw, self.chosen, self.columns)
         digests = check_rows(raw, reader)
-        if self._deduplicate:
-            places = first_places(digests)
+        if self.deduplicate:
+            places = np.sort(np.unique(digests, return_index=True)[1])  # first of equal rows
         else:
             places = np.arange(len(raw.table), dtype=np.int64)
-        tokenize = BatchTokenizer(reader, renderer, tokenizer=self._tokenizer, places=places)
+        tokenize = BatchTokenizer(reader, renderer, tokenizer=self.tokenizer, places=places)
         with quiet():
             table = self._map(raw, reader, tokenize=tokenize, places=places, into=into)
         info: dict[str, Any] = {
             "num_rows": len(raw.table),
             "fingerprint": fingerprint(table),
-            **_unknown(table, self._tokenizer.unknown_id),
+            **_unknown(table, self.tokenizer.unknown_id),
             "notes": [*unread_notes(raw, reader.needed_columns)],
         }
         if into is not None:
@@ -169,66 +203,7 @@ class TableMaker:
         info = json.loads((folder / _INFO).read_text(encoding="utf-8"))
         shards = sorted(folder.glob("prompts*.arrow"))  # each process wrote one
         table = datasets.concatenate_datasets([datasets.Dataset.from_file(str(s)) for s in shards])
-        return _with_lengths(table, info, names=row_names(self._chosen, info["num_rows"]))
-
-
-def kept_folder(
-    chosen: PromptSetConfig,
-    tokenizer: Tokenizer,
-    *,
-    key: str,
-    columns: Collection[str],
-    deduplicate: bool,
-) -> Path | None:
-    """Return the folder in the Hugging Face cache for the table of these settings and this content,
-    whether it exists yet or not; None for a small source, which is not cached.
-    """
-    identity = _identity(chosen, key=key)
-    if identity is None:
-        return None
-    folder = Path(__file__).parent
-    parts = {
-        "source": identity,
-        "settings": {k: v for k, v in asdict(chosen).items() if k != "path"},
-        "columns": sorted(columns),
-        "deduplicate": deduplicate,
-        "tokenizer": tokenizer.fingerprint(),
-        "code": [_file_digest(folder / name) for name in _MADE_BY],
-        "libraries": [version(name) for name in _LIBRARIES],
-    }
-    text = json.dumps(parts, sort_keys=True, default=str)
-    root = Path(datasets.config.HF_DATASETS_CACHE) / "april_rl"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(
-            f"{key}={chosen.path}: the cache folder {root} cannot be created: {error.strerror}; "
-            "set HF_HOME to a writable folder"
-        ) from error
-    return root / xxhash.xxh3_128_hexdigest(text.encode())
-
-
-def publish(made: Path, folder: Path) -> None:
-    """Rename a finished table to its final name; if another run was faster, use its table."""
-    try:
-        made.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-
-
-def _identity(chosen: PromptSetConfig, *, key: str) -> str | None:
-    """Return a string that identifies a large source, or None for a small one."""
-    path = chosen.path
-    if is_file(path):
-        file = Path(path)
-        if not file.is_file() or file.stat().st_size < KEEP_FROM_BYTES:
-            return None
-        return f"{file.suffix} {_file_digest(file)}"
-    if path.startswith(PREFIX):
-        return None
-    table = load_id(path, key=key, split=chosen.split)
-    return table._fingerprint if table.data.nbytes >= KEEP_FROM_BYTES else None
+        return _with_lengths(table, info, names=row_names(self.chosen, info["num_rows"]))
 
 
 def _file_digest(path: Path) -> str:

@@ -223,7 +223,7 @@ def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path, tokenizer, 
 
 def sets_of(data, tokenizer):
     lines = []
-    return PromptSets(data, tokenizer, seed=0, tell=lines.append), lines
+    return PromptSets(data=data, tokenizer=tokenizer, seed=0, tell=lines.append), lines
 
 
 def test_a_mixture_reads_each_source_with_its_own_settings(tmp_path, tokenizer):
