@@ -152,10 +152,9 @@ def start_backends(settings: BackendSettings, *, tell: Tell) -> Backends:
 
 def _start(backend: TrackingBackend, settings: BackendSettings, tell: Tell) -> Backend | None:
     """Start a tracker; each imports its library, which takes seconds. None: W&B is disabled."""
-    tracking: TrackingConfig = settings.tracking
     match backend:
         case TrackingBackend.wandb:
-            if tracking.wandb is WandbMode.disabled:
+            if settings.tracking.wandb is WandbMode.disabled:
                 return None
             from april_rl.run.tracking.wandb_run import start_wandb
 

@@ -9,7 +9,6 @@ from urllib.parse import quote
 
 import trackio
 
-from april_rl.config.tracking import TrackingConfig
 from april_rl.metrics import Histogram
 from april_rl.run.tracking import keys
 from april_rl.run.tracking.backends import SAMPLE_COLUMNS, BackendSettings
@@ -25,8 +24,7 @@ class TrackioRun:
     can_replace = False
 
     def __init__(self, settings: BackendSettings, *, tell: Callable[[str], None]) -> None:
-        tracking: TrackingConfig = settings.tracking
-        project = tracking.project
+        project = settings.tracking.project
         with redirect_stdout(io.StringIO()):
             self._run = trackio.init(
                 project,
