@@ -12,6 +12,7 @@ from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.metrics import Metrics
+from april_rl.run.tracking import samples_file
 from april_rl.run.tracking.metrics_file import MetricsFile
 from april_rl.run.tracking.samples_file import SampleRecord, write_samples, write_timeline
 from april_rl.training.rollout.collector import Collection
@@ -132,20 +133,13 @@ def _row(collection: Collection, version: int, scenario: Scenario) -> dict[str, 
 
 
 def _records(collection: Collection, version: int, *, response: str) -> list[SampleRecord]:
-    records = []
-    for scored in collection.groups:
-        for sample, reward in zip(scored.group.samples, scored.rewards, strict=True):
-            num_parts = sum(bool(each.token_ids) for each in sample.completions)
-            ends = tuple(len(response) * n // num_parts for n in range(1, num_parts + 1))
-            records.append(
-                SampleRecord.of(
-                    sample,
-                    response=response,
-                    reward=reward,
-                    advantage=0.0,
-                    policy_version=version,
-                    reward_parts=((response[:20], reward),),
-                    ends=ends if num_parts > 1 else (),
-                )
-            )
-    return records
+    found = []
+    made = samples_file.records_of(
+        collection.groups, None, decode=lambda _: response, policy_version=version
+    )
+    for record in made:
+        num = len(record.ages)
+        ends = tuple(len(response) * n // num for n in range(1, num + 1)) if num > 1 else ()
+        parts = ((response[:20], record.reward),)
+        found.append(replace(record, advantage=0.0, reward_parts=parts, ends=ends))
+    return found

@@ -94,9 +94,7 @@ def _with_arrays(state: Plain, columns: Mapping[str, NDArray[Any]]) -> Plain:
 def _slice(column: NDArray[Any], start: int, stop: int, *, typecode: str) -> array[Any]:
     if not 0 <= start <= stop <= len(column):
         raise ValueError(f"slice {start}:{stop} of a column with {len(column)} numbers")
-    found: array[Any] = array(typecode)
-    found.frombytes(column[start:stop].tobytes())
-    return found
+    return array(typecode, column[start:stop].tobytes())
 
 
 def _concatenate(parts: list[array[Any]], column: str) -> NDArray[Any]:

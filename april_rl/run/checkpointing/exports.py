@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from april_rl.errors import RunError
 
@@ -56,10 +54,15 @@ def exported_files(folder: Path) -> list[str]:
         raise RunError(f"{folder} is a run directory: give an export, such as {newest}")
     index = folder / INDEX
     weights = _weight_files(index) if index.is_file() else {SINGLE_FILE}
+    own = (
+        path.relative_to(folder)
+        for path in folder.rglob("*")  # which does not enter folders that are links
+        if path.is_file() and not path.is_symlink()
+    )
     files = sorted(
-        name
-        for name in _files_in(folder)
-        if name in weights | _NAMES or PurePath(name).match(TEMPLATES)
+        path.as_posix()
+        for path in own
+        if path.as_posix() in weights | _NAMES or path.match(TEMPLATES)
     )
     if missing := sorted(({"config.json"} | weights) - set(files)):
         raise RunError(
@@ -74,17 +77,6 @@ def other_files(folder: Path) -> list[str]:
     written = set(exported_files(folder))
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
     return sorted(name for name in found if name not in written)
-
-
-def _files_in(folder: Path) -> Iterator[str]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not (Path(parent) / name).is_symlink()]
-        paths = (Path(parent) / name for name in names)
-        yield from (
-            path.relative_to(folder).as_posix()
-            for path in paths
-            if path.is_file() and not path.is_symlink()
-        )
 
 
 def _weight_files(index: Path) -> set[str]:

@@ -174,14 +174,8 @@ class HeartbeatReader:
             call_s=time.monotonic() - started,
         )
 
-    def num_stack_bytes(self) -> int:
-        """Return the size of all stacks written so far; 0 when the process has died."""
+    def stacks(self) -> bytes:
+        """Return all stacks written so far; empty when the process has died."""
         with suppress(OSError):
-            return self._stacks.stat().st_size
-        return 0
-
-    def stacks_from(self, offset: int) -> str:
-        """Return the stacks written after byte `offset`; empty when the process has died."""
-        with suppress(OSError):
-            return self._stacks.read_bytes()[offset:].decode(errors="replace")
-        return ""
+            return self._stacks.read_bytes()
+        return b""

@@ -100,8 +100,6 @@ class NodeMonitor:
 
 
 class _WatchedProcess:
-    """The process of one worker."""
-
     def __init__(self, process: WorkerProcess) -> None:
         self._pid, self._start_ticks = process.pid, process.start_ticks
         # The initial count comes with the process, because Ray may restart this monitor.
@@ -134,7 +132,7 @@ class _WatchedProcess:
         stat = self._stat()
         if stat is None or self._heartbeat is None:
             return False
-        self._offset = self._heartbeat.num_stack_bytes()
+        self._offset = len(self._heartbeat.stacks())
         with suppress(ProcessLookupError):
             os.kill(self._pid, STACKS_SIGNAL)
             if stat.state == _STOPPED:
@@ -142,7 +140,7 @@ class _WatchedProcess:
         return True
 
     def has_stacks(self) -> bool:
-        return self._heartbeat is None or self._heartbeat.num_stack_bytes() > self._offset
+        return self._heartbeat is None or len(self._heartbeat.stacks()) > self._offset
 
     def stacks(self) -> str:
         """Return the stacks that were requested last, or a line that says why there are none."""
@@ -152,7 +150,7 @@ class _WatchedProcess:
             with suppress(OSError):
                 where = Path(f"/proc/{self._pid}/wchan").read_text() or "unknown"
                 return f"no stacks: the process does not react; kernel function: {where}\n"
-        return self._heartbeat.stacks_from(self._offset)
+        return self._heartbeat.stacks()[self._offset :].decode(errors="replace")
 
     def log_tail(self) -> str:
         """Return the end of its stderr; empty when that is not a file or cannot be read."""

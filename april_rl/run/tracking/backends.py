@@ -7,18 +7,54 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
 
 from april_rl.config.choices import TrackingBackend, WandbMode
 from april_rl.config.tracking import TrackingConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Histogram
-from april_rl.run.tracking.backend import Backend, BackendSettings
 from april_rl.run.tracking.figures import ages_text
+from april_rl.run.tracking.labels import RunLabels
 from april_rl.run.tracking.samples_file import SampleRecord
 
 Tell = Callable[[str], None]
 
+SAMPLE_COLUMNS = (
+    *("step", "prompt_id", "index", "prompt", "response", "ages", "num_tokens"),
+    *("reward", "reward_parts", "advantage", "finish_reason", "source"),
+)
 _MAX_SAMPLES = 64  # samples in a table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendSettings:
+    """Settings of the trackers of a run."""
+
+    tracking: TrackingConfig
+    labels: RunLabels
+    run_dir: Path
+    config: Mapping[str, object]
+    wandb_id: str = ""  # the W&B run to continue
+    first_step: int | None = None  # first step of a resumed run
+
+
+class Backend(Protocol):
+    """A tracker: records the metrics of steps, and tables of samples."""
+
+    id: str  # a later process continues the run by this id; empty if the tracker needs none
+    can_replace: bool  # whether a step that is sent again by a resumed run replaces the old one
+
+    def log(
+        self, step: int, values: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        """Record the metrics of a step."""
+
+    def samples(self, step: int, rows: Sequence[Sequence[object]]) -> None:
+        """Record a table with SAMPLE_COLUMNS."""
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """End the record within seconds, also without a network; `error` ended the run."""
 
 
 @dataclass(slots=True)
@@ -116,10 +152,9 @@ def start_backends(settings: BackendSettings, *, tell: Tell) -> Backends:
 
 def _start(backend: TrackingBackend, settings: BackendSettings, tell: Tell) -> Backend | None:
     """Start a tracker; each imports its library, which takes seconds. None: W&B is disabled."""
-    tracking: TrackingConfig = settings.tracking
     match backend:
         case TrackingBackend.wandb:
-            if tracking.wandb is WandbMode.disabled:
+            if settings.tracking.wandb is WandbMode.disabled:
                 return None
             from april_rl.run.tracking.wandb_run import start_wandb
 

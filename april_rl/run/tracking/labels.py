@@ -50,8 +50,6 @@ def run_labels(name: str, *, overrides: Sequence[str], seed: int, sweep: str = "
 
 
 class _Setting(NamedTuple):
-    """A setting of the command line."""
-
     key: str
     value: str
     is_removed: bool

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,42 +36,6 @@ class SampleRecord:
     # With an environment: ("policy" or "environment", text) of each turn and of each reply to it.
     conversation: tuple[tuple[str, str], ...] = ()
 
-    @classmethod
-    def of(
-        cls,
-        sample: Sample,
-        *,
-        response: str,
-        reward: float,
-        advantage: float | None,
-        policy_version: int,
-        reward_parts: Parts = (),
-        ends: tuple[int, ...] = (),
-        conversation: tuple[tuple[str, str], ...] = (),
-    ) -> Self:
-        """Return the record of a finished sample that is trained by `policy_version`."""
-        assert sample.finish_reason is not None, sample.id
-        return cls(
-            prompt_id=sample.prompt.id,
-            index=sample.index,
-            prompt=sample.prompt.text,
-            response=response,
-            answer=sample.prompt.answer,
-            reward=reward,
-            reward_parts=reward_parts,
-            advantage=advantage,
-            finish_reason=sample.finish_reason,
-            num_tokens=sample.num_tokens,
-            ages=tuple(
-                (policy_version - completion.policy_version, len(completion.token_ids))
-                for completion in sample.completions
-                if completion.token_ids
-            ),
-            ends=ends,
-            conversation=conversation,
-            source=sample.prompt.source,
-        )
-
 
 def records_of(
     groups: Iterable[ScoredGroup],
@@ -84,27 +47,38 @@ def records_of(
     """Return the records of all samples of a step that trained `policy_version`; for `advantages`
     by token, the mean is recorded. None: a critic estimates them, and they stay in the workers.
     """
-    return [
-        SampleRecord.of(
-            sample,
-            response=(response := decode(sample.token_ids)),
-            ends=_ends(sample, response, decode),
-            conversation=conversation_of(sample, decode),
-            reward=reward,
-            reward_parts=parts,
-            advantage=None if advantages is None else float(np.mean(advantages[number][index])),
-            policy_version=policy_version,
-        )
-        for number, scored in enumerate(groups)
-        for index, (sample, reward, parts) in enumerate(
-            zip(
-                scored.group.samples,
-                scored.rewards,
-                scored.parts or ((),) * len(scored.rewards),
-                strict=True,
+    records = []
+    for number, scored in enumerate(groups):
+        parts = scored.parts or ((),) * len(scored.rewards)
+        rows = zip(scored.group.samples, scored.rewards, parts, strict=True)
+        for index, (sample, reward, reward_parts) in enumerate(rows):
+            assert sample.finish_reason is not None, sample.id
+            response = decode(sample.token_ids)
+            records.append(
+                SampleRecord(
+                    prompt_id=sample.prompt.id,
+                    index=sample.index,
+                    prompt=sample.prompt.text,
+                    response=response,
+                    answer=sample.prompt.answer,
+                    reward=reward,
+                    advantage=None
+                    if advantages is None
+                    else float(np.mean(advantages[number][index])),
+                    finish_reason=sample.finish_reason,
+                    num_tokens=sample.num_tokens,
+                    ages=tuple(
+                        (policy_version - completion.policy_version, len(completion.token_ids))
+                        for completion in sample.completions
+                        if completion.token_ids
+                    ),
+                    source=sample.prompt.source,
+                    reward_parts=reward_parts,
+                    ends=_ends(sample, response, decode),
+                    conversation=conversation_of(sample, decode),
+                )
             )
-        )
-    ]
+    return records
 
 
 def conversation_of(
@@ -159,15 +133,12 @@ class EvaluationRecord:
 
 def write_samples(folder: Path, step: int, records: Iterable[SampleRecord]) -> Path:
     """Write one JSON object a sample into `folder`, and return the path. Raises OSError."""
-    return _write(folder / f"step_{step:05d}.jsonl", map(_plain, records))
+    plain = ({**asdict(each), "reward_parts": dict(each.reward_parts)} for each in records)
+    return _write(folder / f"step_{step:05d}.jsonl", plain)
 
 
 def write_evaluation(path: Path, records: Iterable[EvaluationRecord]) -> Path:
     return _write(path, map(asdict, records))
-
-
-def _plain(record: SampleRecord) -> dict[str, object]:
-    return {**asdict(record), "reward_parts": dict(record.reward_parts)}
 
 
 def write_timeline(folder: Path, step: int, timeline: Mapping[str, object]) -> Path:

@@ -8,7 +8,7 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from april_rl.metrics import Histogram
-from april_rl.run.tracking.backend import SAMPLE_COLUMNS, BackendSettings
+from april_rl.run.tracking.backends import SAMPLE_COLUMNS, BackendSettings
 from april_rl.run.tracking.figures import cut
 
 _SHOWN_SAMPLES = 8

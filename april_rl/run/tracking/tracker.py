@@ -17,8 +17,7 @@ from april_rl.config.tracking import TrackingConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Metrics
 from april_rl.run.tracking import figures
-from april_rl.run.tracking.backend import BackendSettings
-from april_rl.run.tracking.backends import check_installed, start_backends
+from april_rl.run.tracking.backends import BackendSettings, check_installed, start_backends
 from april_rl.run.tracking.labels import RunLabels
 from april_rl.run.tracking.metrics_file import Axes, MetricsFile
 from april_rl.run.tracking.samples_file import (

@@ -9,10 +9,9 @@ from urllib.parse import quote
 
 import trackio
 
-from april_rl.config.tracking import TrackingConfig
 from april_rl.metrics import Histogram
 from april_rl.run.tracking import keys
-from april_rl.run.tracking.backend import SAMPLE_COLUMNS, BackendSettings
+from april_rl.run.tracking.backends import SAMPLE_COLUMNS, BackendSettings
 from april_rl.run.tracking.labels import versions
 
 _PAGE = "http://127.0.0.1:7860/"  # where `trackio show` serves its page
@@ -25,8 +24,7 @@ class TrackioRun:
     can_replace = False
 
     def __init__(self, settings: BackendSettings, *, tell: Callable[[str], None]) -> None:
-        tracking: TrackingConfig = settings.tracking
-        project = tracking.project
+        project = settings.tracking.project
         with redirect_stdout(io.StringIO()):
             self._run = trackio.init(
                 project,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import wandb
@@ -12,7 +11,7 @@ import wandb
 from april_rl.config.choices import WandbMode
 from april_rl.config.secrets import mask
 from april_rl.metrics import Histogram
-from april_rl.run.tracking.backend import SAMPLE_COLUMNS, BackendSettings
+from april_rl.run.tracking.backends import SAMPLE_COLUMNS, BackendSettings
 from april_rl.run.tracking.keys import RUN_TIME, TRAINED_TOKENS
 from april_rl.run.tracking.labels import versions
 
@@ -65,17 +64,10 @@ def start_wandb(settings: BackendSettings, *, tell: Callable[[str], None]) -> Wa
     """Return a run with its files in RUN/wandb; it continues `wandb_id` if that is given. If an
     online run is recorded offline, the reason is reported once.
     """
-    with _mask_command_line():
-        return _start(settings, tell=tell)
-
-
-@contextmanager
-def _mask_command_line() -> Iterator[None]:
-    """Mask the secrets in this process's command line, which W&B records, in this context."""
     given = sys.argv
-    sys.argv = mask(given)
+    sys.argv = mask(given)  # W&B records the command line, which may have secrets
     try:
-        yield
+        return _start(settings, tell=tell)
     finally:
         sys.argv = given
 

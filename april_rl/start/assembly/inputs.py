@@ -67,8 +67,8 @@ def read_inputs(site: RunSite, *, states: Mapping[str, str] | None = None) -> In
             states=states,
         )
     sets = PromptSets(
-        config.data,
-        tokenizer,
+        data=config.data,
+        tokenizer=tokenizer,
         seed=config.seed,
         columns=columns,
         tools=description.tools,

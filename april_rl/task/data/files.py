@@ -12,7 +12,7 @@ from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.task import TASK_PREFIX, PromptSetConfig
 from april_rl.errors import DataError
-from april_rl.task.data.json_faults import check_text, is_json, json_fault
+from april_rl.task.data.json_faults import is_json, json_fault
 
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _READ_BY_DATASETS = (*FORMATS, ".csv", ".tsv", ".arrow", ".txt", ".xml", ".zip", ".tar", ".gz")
@@ -75,10 +75,10 @@ def _check(chosen: PromptSetConfig, *, key: str, of_reward: Collection[str]) -> 
     if not is_file(path):
         return
     check_file(path, where=where)
-    if FORMATS[Path(path).suffix] == "json" and Path(path).stat().st_size <= _START_BYTES:
-        check_text(path, where=where)
-        if not is_json(path) and (fault := json_fault(path, where=where)):
-            raise DataError(fault)
+    file = Path(path)
+    is_small_json = FORMATS[file.suffix] == "json" and file.stat().st_size <= _START_BYTES
+    if is_small_json and not is_json(path) and (fault := json_fault(path, where=where)):
+        raise DataError(fault)
     columns = {"prompt": chosen.prompt_column, "answer": chosen.answer_column}
     for kind, column in columns.items():
         if lacking := _names_if_none_is(path, {column, column.partition(".")[0]}):

@@ -6,38 +6,33 @@ import json
 import re
 from pathlib import Path
 
-from april_rl.errors import DataError
-
 _DECODER, _NOT_SPACE = json.JSONDecoder(), re.compile(r"\S")
-
-
-def check_text(path: str, *, where: str) -> None:
-    """Raise DataError naming the first line that is not UTF-8, which `datasets` does not name."""
-    with Path(path).open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{where}:{number}: not UTF-8: {error.reason} "
-                    f"0x{line[error.start]:02x} at byte {error.start + 1} of the line"
-                ) from error
 
 
 def is_json(path: str) -> bool:
     """Return whether a file is JSON values one after another, over any number of lines."""
-    text, at = Path(path).read_text(encoding="utf-8-sig"), 0
+    at = 0
     try:
+        text = Path(path).read_text(encoding="utf-8-sig")
         while start := _NOT_SPACE.search(text, at):
             _, at = _DECODER.raw_decode(text, start.start())
-    except json.JSONDecodeError:
+    except ValueError:
         return False
     return True
 
 
 def json_fault(path: str, *, where: str) -> str | None:
     """Return the first fault of a JSON file with its line, or None if the file is valid."""
-    text = Path(path).read_text(encoding="utf-8-sig")
+    written = Path(path).read_bytes()
+    try:
+        text = written.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = written.count(b"\n", 0, error.start) + 1
+        place = error.start - written.rfind(b"\n", 0, error.start)
+        return (
+            f"{where}:{line}: not UTF-8: {error.reason} 0x{written[error.start]:02x} at byte "
+            f"{place} of the line"
+        )
     if text.lstrip().startswith("["):
         return _fault_of(text, where=where, first_line=1)
     faults = (

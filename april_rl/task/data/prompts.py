@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
@@ -23,65 +22,54 @@ _MANY_UNKNOWN = 0.05  # share of unknown tokens above which the user gets a note
 _SHOWN_CHARACTERS = 200  # length of the example
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptTable(Sequence[Prompt]):
     """The prompts of one set that are short enough, with ids 0 … n - 1, made on access."""
 
-    def __init__(
-        self,
-        tokenized: TokenizedTable,
-        places: NDArray[np.int64],
-        *,
-        path: str,
-        dataset: str,
-        summary: str,
-        notes: tuple[str, ...] = (),
-        has_environment: bool = False,
-        has_agent: bool = False,
-    ) -> None:
-        """`places` [prompts] are row indices in the tokenized table; `path` is the source as the
-        settings name it; `summary` is one line for people: how many rows were read and left out;
-        `notes` are warnings for them: columns that are not read, tokens that the model does not
-        know.
-        """
-        self._tokenized, self._places = tokenized, places
-        self.path, self.dataset, self.summary, self.notes = path, dataset, summary, notes
-        self._has_environment, self._has_agent = has_environment, has_agent
+    tokenized: TokenizedTable
+    places: NDArray[np.int64]  # rows of the prompts in it [prompts]
+    path: str  # the source as the settings name it
+    dataset: str
+    summary: str  # one line for people: how many rows were read and left out
+    notes: tuple[str, ...]  # for people: columns that are not read, tokens that are unknown
+    has_environment: bool
+    has_agent: bool
 
     @property
     def num_rows(self) -> int:
         """Return the number of rows in the source, with duplicates and too long prompts."""
-        return self._tokenized.num_rows
+        return self.tokenized.num_rows
 
     @property
     def num_duplicates(self) -> int:
         """Return the number of rows left out as duplicates (same prompt and answer)."""
-        return self.num_rows - len(self._tokenized.lengths)
+        return self.num_rows - len(self.tokenized.lengths)
 
     @property
     def all_lengths(self) -> NDArray[np.int64]:
         """Return the number of tokens of each distinct prompt [rows], even if it is too long."""
-        return self._tokenized.lengths
+        return self.tokenized.lengths
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Return the number of tokens of each prompt [prompts]."""
-        return self._tokenized.lengths[self._places]
+        return self.tokenized.lengths[self.places]
 
     @property
     def source_rows(self) -> list[int]:
         """Return the index of each prompt's row in the source, which counts from 0 [prompts]."""
-        rows = self._tokenized.table.data.column("place").to_numpy()[self._places]
+        rows = self.tokenized.table.data.column("place").to_numpy()[self.places]
         return [int(row) for row in rows]
 
     @property
     def fingerprint(self) -> str:
         """Return a hash of the tokens and answers of all prompts, in order."""
-        digest = xxhash.xxh3_128(self._tokenized.fingerprint.encode())
-        digest.update(self._places.tobytes())
+        digest = xxhash.xxh3_128(self.tokenized.fingerprint.encode())
+        digest.update(self.places.tobytes())
         return digest.hexdigest()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     @overload
     def __getitem__(self, index: int) -> Prompt: ...
@@ -89,20 +77,18 @@ class PromptTable(Sequence[Prompt]):
     def __getitem__(self, index: slice) -> PromptTable: ...
     def __getitem__(self, index: int | slice) -> Prompt | PromptTable:
         if isinstance(index, slice):
-            part = copy(self)
-            part._places = self._places[index]
-            return part
-        row = self._tokenized.table[int(self._places[index])]
+            return replace(self, places=self.places[index])
+        row = self.tokenized.table[int(self.places[index])]
         return Prompt(
             id=range(len(self))[index],
             # The agent writes everything that the policy reads.
-            token_ids=() if self._has_agent else tuple(row["token_ids"]),
+            token_ids=() if self.has_agent else tuple(row["token_ids"]),
             text=row["text"],
             answer=row["answer"],
-            source=self._tokenized.names.name(row["place"]),
+            source=self.tokenized.names.name(row["place"]),
             dataset=self.dataset,
             columns={k.removeprefix(EXTRA): v for k, v in row.items() if k.startswith(EXTRA)},
-            has_environment=self._has_environment,
+            has_environment=self.has_environment,
         )
 
 
@@ -137,8 +123,8 @@ def load_prompts(
         chosen = replace(chosen, template="plain", chat_template_kwargs={})
     is_procedural = chosen.path.startswith(PREFIX)
     tokenized = TableMaker(
-        chosen,
-        tokenizer,
+        chosen=chosen,
+        tokenizer=tokenizer,
         key=key,
         columns={*columns, "entry"} if is_procedural else set(columns),
         deduplicate=deduplicate,
@@ -153,8 +139,8 @@ def load_prompts(
             f"{tokenized.lengths.min()} tokens"
         )
     return PromptTable(
-        tokenized,
-        places,
+        tokenized=tokenized,
+        places=places,
         path=chosen.path,
         dataset=dataset,
         summary=f"{chosen.path}: {_counts(tokenized, len(places), limit=max_prompt_tokens)}",

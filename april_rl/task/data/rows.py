@@ -154,15 +154,15 @@ class UnansweredError(DataError):
     """Raised for a row without an answer; the caller appends the number of such rows."""
 
 
-def check_rows(raw: RawTable, reader: RowReader) -> NDArray[np.uint64]:
-    """Return a digest of prompt and answer of every row [rows, 2]. Raise DataError naming the
+def check_rows(raw: RawTable, reader: RowReader) -> NDArray[np.bytes_]:
+    """Return a digest of prompt and answer of every row [rows]. Raise DataError naming the
     first invalid row and, for missing answers, how many rows lack one.
     """
-    digests: list[NDArray[np.uint64]] = []
+    digests: list[NDArray[np.bytes_]] = []
     try:
         for places, batch in _batches(raw, reader):
             digest = b"".join(_digest(row) for row in reader.rows(batch, places))
-            digests.append(np.frombuffer(digest, dtype=np.uint64).reshape(-1, 2))
+            digests.append(np.frombuffer(digest, dtype="S16"))
     except UnansweredError as error:
         without = sum(
             not ok for _, batch in _batches(raw, reader) for ok in reader.is_answered(batch)
@@ -170,16 +170,6 @@ def check_rows(raw: RawTable, reader: RowReader) -> NDArray[np.uint64]:
         total = len(raw.table)
         raise DataError(f"{error} (in {without} of {total} rows)") from error
     return np.concatenate(digests)
-
-
-def first_places(digests: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the index of the first row of each distinct digest [rows, 2], in table order."""
-    # The sort is stable: equal rows keep their order.
-    order = np.lexsort((digests[:, 1], digests[:, 0]))
-    in_order = digests[order]
-    is_first = np.ones(len(order), dtype=np.bool_)
-    is_first[1:] = (in_order[1:] != in_order[:-1]).any(axis=1)
-    return np.sort(order[is_first])
 
 
 def _batches(raw: RawTable, reader: RowReader) -> Iterator[tuple[range, dict[str, list[Any]]]]:
@@ -194,17 +184,7 @@ def _batches(raw: RawTable, reader: RowReader) -> Iterator[tuple[range, dict[str
 
 def _digest(row: Row) -> bytes:
     """Return 16 bytes that are equal for equal prompt and answer."""
-    if isinstance(row.prompt, str):
-        parts = [row.prompt, row.answer]
-    else:
-        parts = [text for message in row.prompt for text in _parts(message)] + [row.answer]
-    return xxhash.xxh3_128_digest("\0".join((str(len(parts)), *parts)).encode(errors="replace"))
-
-
-def _parts(message: Message) -> tuple[str, ...]:
-    if len(message) == 2:
-        return message["role"], message["content"]
-    return (json.dumps(message, sort_keys=True, default=str),)
+    return xxhash.xxh3_128_digest(json.dumps(row, sort_keys=True, default=str).encode())
 
 
 def _to_prompt(value: object) -> str | tuple[Message, ...]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from april_rl.config.prompt_sets import training_sets
@@ -13,45 +12,37 @@ from april_rl.task.data.prompts import PromptTable, load_prompts
 from april_rl.task.data.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSets:
     """Loads the sets of a run and reports how many prompts each has."""
 
-    def __init__(
-        self,
-        data: DataConfig,
-        tokenizer: Tokenizer,
-        *,
-        seed: int,
-        columns: Mapping[str, Collection[str]] | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        has_agent: bool = False,
-        tell: Callable[[str], None],
-    ) -> None:
-        """`seed` draws procedural rows; `columns` has the data columns to keep, by set; the model
-        sees the environment's `tools`; `tell` gets one line for each set, and its notes.
-        """
-        self._chosen = training_sets(data)
-        self._tools = list(tools)
-        self._columns, self._tell = columns or {}, tell
-        self._load = partial(
-            load_prompts,
-            tokenizer=tokenizer,
-            max_prompt_tokens=data.max_prompt_tokens,
-            deduplicate=data.deduplicate,
-            seed=seed,
-            has_agent=has_agent,
-        )
+    data: DataConfig
+    tokenizer: Tokenizer
+    seed: int  # draws procedural rows
+    columns: Mapping[str, Collection[str]] = field(default_factory=dict)  # to keep, by set
+    tools: Sequence[Mapping[str, Any]] = ()  # of the environment; the model sees them
+    has_agent: bool = False
+    tell: Callable[[str], None]  # gets one line for each set, and its notes
 
     def load(self, *, key: str, chosen: PromptSetConfig, dataset: str) -> PromptTable:
         """Return the prompts of the set that the setting `key` names; raises DataError."""
-        columns = self._columns.get(dataset, ())
-        if self._tools and chosen.environment:
-            variables = {**chosen.chat_template_kwargs, "tools": self._tools}
+        if self.tools and chosen.environment:
+            variables = {**chosen.chat_template_kwargs, "tools": list(self.tools)}
             chosen = replace(chosen, chat_template_kwargs=variables)
-        table = self._load(chosen, key=key, dataset=dataset, columns=columns)
-        self._tell(table.summary)
+        table = load_prompts(
+            chosen,
+            self.tokenizer,
+            key=key,
+            max_prompt_tokens=self.data.max_prompt_tokens,
+            dataset=dataset,
+            columns=self.columns.get(dataset, ()),
+            deduplicate=self.data.deduplicate,
+            seed=self.seed,
+            has_agent=self.has_agent,
+        )
+        self.tell(table.summary)
         for note in table.notes:
-            self._tell(note)
+            self.tell(note)
         return table
 
     def training(self) -> dict[str, PromptTable]:
@@ -61,5 +52,5 @@ class PromptSets:
                 chosen=chosen,
                 dataset=name,
             )
-            for name, chosen in self._chosen.items()
+            for name, chosen in training_sets(self.data).items()
         }

@@ -18,7 +18,7 @@ from april_rl.config.task import PromptSetConfig
 from april_rl.errors import DataError
 from april_rl.task.data import procedural
 from april_rl.task.data.files import FORMATS, check_file, is_file
-from april_rl.task.data.json_faults import check_text, json_fault
+from april_rl.task.data.json_faults import json_fault
 from april_rl.task.data.json_rows import read_json
 
 # The error of `datasets` when a set has several configurations and none was named.
@@ -87,8 +87,6 @@ def _load_file(path: str, *, where: str, cache: Path) -> datasets.Dataset:
     check_file(path, where=where)
     builder = FORMATS[Path(path).suffix]
     is_text = builder == "json"
-    if is_text:
-        check_text(path, where=where)
     try:
         if is_text:
             return read_json(path, cache / "rows.arrow")
@@ -103,13 +101,18 @@ def _load_file(path: str, *, where: str, cache: Path) -> datasets.Dataset:
 
 def load_id(path: str, *, key: str, split: str) -> datasets.Dataset:
     """Return one split of a Hugging Face data set; the id may name a configuration."""
+    dataset, configuration = hub_name(path)
     try:
         with quiet():
-            return load_split(path, split=split)
+            return datasets.load_dataset(dataset, configuration, split=split)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+        cause = _root_cause(error, num_lines=2)
+        if several := _SEVERAL.search(str(error)):
+            choices = " or ".join(f"{dataset}:{name}" for name in ast.literal_eval(several[1]))
+            cause = f"it has several configurations; name one: {choices}"
         raise DataError(
             f"{key}={path} (data.split={split}): neither a .jsonl, .json or .parquet file "
-            f"nor a data set that can be loaded: {_root_cause(error, num_lines=2)}"
+            f"nor a data set that can be loaded: {cause}"
         ) from error
 
 
@@ -159,18 +162,3 @@ def hub_name(path: str) -> tuple[str, str | None]:
         return path if folder.name else str(folder.absolute()), None
     dataset, _, configuration = path.partition(":")
     return dataset, configuration or None
-
-
-def load_split(path: str, *, split: str) -> datasets.Dataset:
-    """Load one split of a data set from the hub, its cache or a folder. Raise DataError listing the
-    configurations if the path names none of several; other errors pass through.
-    """
-    dataset, configuration = hub_name(path)
-    try:
-        return datasets.load_dataset(dataset, configuration, split=split)
-    except ValueError as error:
-        several = _SEVERAL.search(str(error))
-        if several is None:
-            raise
-        choices = " or ".join(f"{dataset}:{name}" for name in ast.literal_eval(several[1]))
-        raise DataError(f"it has several configurations; name one: {choices}") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,17 +20,6 @@ from april_rl.task.data.prompts import PromptTable
 from april_rl.task.data.samplers import Learns, NewSampler, Shuffled
 from april_rl.types import Prompt
 
-
-class Origin(NamedTuple):
-    """Source of the prompts of a stream."""
-
-    path: str = ""  # the source as the settings name it
-    fingerprint: str = (
-        ""  # hash of all prompts: a different one means that the prompts have changed
-    )
-
-
-NO_ORIGIN = Origin()
 _REMEDY = (
     "resume with the same data, tokenizer, templates and data.max_prompt_tokens, or train on the "
     "new data in a new run that starts from an export of this one (model.path=RUN/exports/step_N)"
@@ -46,12 +35,16 @@ class PromptStream:
         *,
         seed: int,
         name: str = "",
-        origin: Origin = NO_ORIGIN,
+        path: str = "",
+        fingerprint: str = "",
         new_sampler: NewSampler | None = None,
     ) -> None:
-        """`prompts` get new ids; `restore` compares `origin`; the default sampler is `Shuffled`."""
+        """`prompts` get new ids; `path` is their source as the settings name it; `restore` compares
+        their `fingerprint`, a hash of all of them; the default sampler is `Shuffled`.
+        """
         assert prompts, "a stream needs at least one prompt"
-        self._prompts, self._name, self._origin = prompts, name, origin
+        self._prompts, self._name = prompts, name
+        self._path, self._fingerprint = path, fingerprint
         self._seed = seed
         self._sampler = (
             Shuffled(len(prompts), seed, name=name)
@@ -87,7 +80,7 @@ class PromptStream:
             "seed": self._seed,
             "num_taken": self.num_taken,
             "num_prompts": len(self._prompts),
-            "fingerprint": self._origin.fingerprint,
+            "fingerprint": self._fingerprint,
             "drawn": [*self._drawn.items()],
             "sampler": self._sampler_state(),
             "sampler_name": type(self._sampler).__name__,
@@ -143,7 +136,7 @@ class PromptStream:
                 f"{self._setting} gives {len(self._prompts)} prompts and the saved prompt stream "
                 f"had {state['num_prompts']}: {_REMEDY}"
             )
-        if state["fingerprint"] != self._origin.fingerprint:
+        if state["fingerprint"] != self._fingerprint:
             raise DataError(
                 f"{self._setting} has changed since the checkpoint was written: it gives "
                 f"{len(self._prompts)} prompts, as before, but their tokens, answers or order "
@@ -162,7 +155,7 @@ class PromptStream:
     @property
     def _setting(self) -> str:
         key = f"data.sources.{self._name}.path" if self._name else "data.path"
-        return f"{key}={self._origin.path}"
+        return f"{key}={self._path}"
 
 
 def _has_text_keys(state: object) -> bool:
@@ -175,30 +168,10 @@ def _has_text_keys(state: object) -> bool:
 class MixedStream:
     """A `rollout.ports.PromptSource` over several sources, each with its share of the prompts."""
 
-    def __init__(
-        self,
-        sources: Mapping[str, Sequence[Prompt]],
-        weights: Mapping[str, float],
-        *,
-        seed: int,
-        origins: Mapping[str, Origin] | None = None,
-        new_sampler: NewSampler | None = None,
-    ) -> None:
-        """`weights` [source] are positive, and only their ratios matter; `origins` [source] are
-        compared with the origins of a saved stream.
-        """
-        assert sources.keys() == weights.keys(), (sources.keys(), weights.keys())
-        self._streams = {
-            name: PromptStream(
-                prompts,
-                seed=seed,
-                name=name,
-                origin=(origins or {}).get(name, NO_ORIGIN),
-                new_sampler=new_sampler,
-            )
-            for name, prompts in sources.items()
-        }
-        self._weights = dict(weights)
+    def __init__(self, streams: Mapping[str, PromptStream], weights: Mapping[str, float]) -> None:
+        """`weights` [source] are positive, and only their ratios matter."""
+        assert streams.keys() == weights.keys(), (streams.keys(), weights.keys())
+        self._streams, self._weights = dict(streams), dict(weights)
 
     def take(self) -> Prompt:
         """Return the next prompt; its id is its position in the whole stream."""
@@ -243,7 +216,15 @@ def stream_of(
     new_sampler: NewSampler | None = None,
 ) -> PromptStream | MixedStream:
     """Return the stream of one set, which has the name "", or of a mixture."""
-    origins = {name: Origin(table.path, table.fingerprint) for name, table in sources.items()}
-    if sources.keys() == {""}:
-        return PromptStream(sources[""], seed=seed, origin=origins[""], new_sampler=new_sampler)
-    return MixedStream(sources, weights, seed=seed, origins=origins, new_sampler=new_sampler)
+    streams = {
+        name: PromptStream(
+            table,
+            seed=seed,
+            name=name,
+            path=table.path,
+            fingerprint=table.fingerprint,
+            new_sampler=new_sampler,
+        )
+        for name, table in sources.items()
+    }
+    return streams[""] if streams.keys() == {""} else MixedStream(streams, weights)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,12 +23,15 @@ from datasets import Features, List, Value
 from numpy.typing import NDArray
 
 from april_rl.config.task import PromptSetConfig
-from april_rl.task.data.cache import kept_folder, publish
+from april_rl.errors import DataError
+from april_rl.task.data.files import is_file
+from april_rl.task.data.procedural import PREFIX
 from april_rl.task.data.rendering import EXTRA, BatchTokenizer, Renderer
-from april_rl.task.data.rows import RowReader, check_rows, first_places
+from april_rl.task.data.rows import RowReader, check_rows
 from april_rl.task.data.sources import (
     RawTable,
     RowNames,
+    load_id,
     map_again,
     open_source,
     quiet,
@@ -35,6 +40,18 @@ from april_rl.task.data.sources import (
 from april_rl.task.data.tokenizer import Tokenizer
 from april_rl.task.data.unread import unread_notes
 
+KEEP_FROM_BYTES = 8 * 2**20  # a smaller source is tokenized in seconds and not cached
+_MADE_BY = (
+    "columns.py",
+    "json_rows.py",
+    "messages.py",
+    "rows.py",
+    "rendering.py",
+    "stop_tokens.py",
+    "tokenized.py",
+    "tokenizer.py",
+)  # a change in one of these files makes every cached table invalid
+_LIBRARIES = ("datasets", "transformers", "tokenizers")
 _ROWS_PER_PROCESS = 10_000  # with fewer rows, tokenizing ends before a second process has started
 _INFO = "info.json"
 _FINGERPRINT_ROWS = 4096  # rows of a table that are in memory at a time
@@ -54,59 +71,93 @@ class TokenizedTable:
     notes: list[str]  # notes for the user on columns that are not read
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableMaker:
     """Makes the tokenized table of one set, or loads it from the cache."""
 
-    def __init__(
-        self,
-        chosen: PromptSetConfig,
-        tokenizer: Tokenizer,
-        *,
-        key: str,
-        columns: Collection[str],
-        deduplicate: bool,
-        seed: int,
-    ) -> None:
-        self._chosen, self._tokenizer = chosen, tokenizer
-        self._key, self._columns = key, columns
-        self._deduplicate, self._seed = deduplicate, seed
+    chosen: PromptSetConfig
+    tokenizer: Tokenizer
+    key: str  # the setting that names the set
+    columns: Collection[str]
+    deduplicate: bool
+    seed: int
 
     def table(self) -> TokenizedTable:
         """Return the table, in memory or from the cache; raise DataError or TokenizerError."""
-        folder = kept_folder(
-            self._chosen,
-            self._tokenizer,
-            key=self._key,
-            columns=self._columns,
-            deduplicate=self._deduplicate,
-        )
+        folder = self._kept_folder()
         if folder is None:
             with TemporaryDirectory() as work:
                 return self._make(Path(work), into=None)
-        if not folder.is_dir():
-            with TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as work:
-                made = Path(work) / folder.name
-                made.mkdir()
-                self._make(Path(work), into=made)
-                publish(made, folder)
+        if folder.is_dir():
+            return self._read(folder)
+        with TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as work:
+            made = Path(work) / folder.name
+            made.mkdir()
+            self._make(Path(work), into=made)
+            try:
+                made.rename(folder)
+            except OSError:  # another run was faster, and its table is used
+                if not folder.is_dir():
+                    raise
         return self._read(folder)
 
+    def _kept_folder(self) -> Path | None:
+        """Return the folder in the Hugging Face cache for these settings and this content, whether
+        it exists yet or not; None for a small source, which is not cached.
+        """
+        identity = self._identity()
+        if identity is None:
+            return None
+        folder = Path(__file__).parent
+        parts = {
+            "source": identity,
+            "settings": {k: v for k, v in asdict(self.chosen).items() if k != "path"},
+            "columns": sorted(self.columns),
+            "deduplicate": self.deduplicate,
+            "tokenizer": self.tokenizer.fingerprint(),
+            "code": [_file_digest(folder / name) for name in _MADE_BY],
+            "libraries": [version(name) for name in _LIBRARIES],
+        }
+        text = json.dumps(parts, sort_keys=True, default=str)
+        root = Path(datasets.config.HF_DATASETS_CACHE) / "april_rl"
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"{self.key}={self.chosen.path}: the cache folder {root} cannot be created: "
+                f"{error.strerror}; set HF_HOME to a writable folder"
+            ) from error
+        return root / xxhash.xxh3_128_hexdigest(text.encode())
+
+    def _identity(self) -> str | None:
+        """Return a string that identifies a large source, or None for a small one."""
+        path = self.chosen.path
+        if is_file(path):
+            file = Path(path)
+            if not file.is_file() or file.stat().st_size < KEEP_FROM_BYTES:
+                return None
+            return f"{file.suffix} {_file_digest(file)}"
+        if path.startswith(PREFIX):
+            return None
+        table = load_id(path, key=self.key, split=self.chosen.split)
+        return table._fingerprint if table.data.nbytes >= KEEP_FROM_BYTES else None
+
     def _make(self, work: Path, *, into: Path | None) -> TokenizedTable:
-        raw = open_source(self._chosen, key=self._key, seed=self._seed, folder=work)
-        renderer = Renderer(self._chosen, self._tokenizer, raw.names)
-        reader = RowReader(raw, self._chosen, self._columns)
+        raw = open_source(self.chosen, key=self.key, seed=self.seed, folder=work)
+        renderer = Renderer(self.chosen, self.tokenizer, raw.names)
+        reader = RowReader(raw, self.chosen, self.columns)
         digests = check_rows(raw, reader)
-        if self._deduplicate:
-            places = first_places(digests)
+        if self.deduplicate:
+            places = np.sort(np.unique(digests, return_index=True)[1])  # first of equal rows
         else:
             places = np.arange(len(raw.table), dtype=np.int64)
-        tokenize = BatchTokenizer(reader, renderer, tokenizer=self._tokenizer, places=places)
+        tokenize = BatchTokenizer(reader, renderer, tokenizer=self.tokenizer, places=places)
         with quiet():
             table = self._map(raw, reader, tokenize=tokenize, places=places, into=into)
         info: dict[str, Any] = {
             "num_rows": len(raw.table),
             "fingerprint": fingerprint(table),
-            **_unknown(table, self._tokenizer.unknown_id),
+            **_unknown(table, self.tokenizer.unknown_id),
             "notes": [*unread_notes(raw, reader.needed_columns)],
         }
         if into is not None:
@@ -152,7 +203,12 @@ class TableMaker:
         info = json.loads((folder / _INFO).read_text(encoding="utf-8"))
         shards = sorted(folder.glob("prompts*.arrow"))  # each process wrote one
         table = datasets.concatenate_datasets([datasets.Dataset.from_file(str(s)) for s in shards])
-        return _with_lengths(table, info, names=row_names(self._chosen, info["num_rows"]))
+        return _with_lengths(table, info, names=row_names(self.chosen, info["num_rows"]))
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def fingerprint(table: datasets.Dataset) -> str:

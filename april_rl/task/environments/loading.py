@@ -126,8 +126,19 @@ def environments_of(
 ) -> Callable[[Context], Environment]:
     """Return a function that makes an instance, ready for `reset`; raise as `load` does."""
     found = load(config)
+
+    def new_agent(context: Context) -> Environment:
+        program = (
+            of_command(config.command, context)
+            if config.command is not None
+            else of_function(found, config.args, context)
+        )
+        prompt_id, index = context.sample_id
+        name, patience_s = f"{prompt_id}-{index}", config.step_timeout_s / 2
+        return Agent(program, endpoint, name=name, patience_s=patience_s)
+
     if not inspect.isclass(found):
-        return partial(_new_agent, config, endpoint, found)
+        return new_agent
     has_tools = is_of_tools(found)
 
     def new(context: Context) -> Environment:
@@ -140,19 +151,3 @@ def environments_of(
         return made
 
     return new
-
-
-def _new_agent(
-    config: EnvironmentConfig,
-    endpoint: Endpoint,
-    function: Callable[..., Any] | None,
-    context: Context,
-) -> Agent:
-    program = (
-        of_command(config.command, context)
-        if config.command is not None
-        else of_function(cast("Callable[..., Any]", function), config.args, context)
-    )
-    prompt_id, index = context.sample_id
-    name, patience_s = f"{prompt_id}-{index}", config.step_timeout_s / 2
-    return Agent(program, endpoint, name=name, patience_s=patience_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -33,34 +33,23 @@ class CountingOutside(Outside, Protocol):
         """Record that an evaluation of all sets has ended."""
 
 
+@dataclass(slots=True)
 class Evaluator:
     """Samples k responses to every prompt of a held-out set and scores them, as a training step
     would if it trained the whole set.
+
+    At each call, the engines and `outside` must be idle, and the counts of `outside` must have been
+    read.
     """
 
-    def __init__(
-        self,
-        engines: Engines,
-        outside: CountingOutside,
-        *,
-        temperature: float,
-        num_slots: int,
-        tick_steps: int,
-        tick_timeout_s: float,
-        seed: int,
-    ) -> None:
-        """Store the settings.
-
-        `temperature` is the one that the engines sample at; `num_slots` is the number of requests
-        computed together over all engines. At each call, the engines and `outside` must be idle,
-        and the counts of `outside` must have been read.
-        """
-        self._engines, self._outside = engines, outside
-        self._temperature = temperature
-        self._num_slots = num_slots
-        self._tick_steps, self._tick_timeout_s = tick_steps, tick_timeout_s
-        self._seed = seed
-        self.work: list[TickWork] = []  # work of every tick so far
+    engines: Engines
+    outside: CountingOutside
+    temperature: float  # the one that the engines sample at
+    num_slots: int  # requests that are computed together over all engines
+    tick_steps: int
+    tick_timeout_s: float
+    seed: int
+    work: list[TickWork] = field(default_factory=list, init=False)  # work of every tick so far
 
     def run(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> ScoredSet:
         """Return every response with its reward; call `on_progress` with the number of samples of
@@ -71,7 +60,7 @@ class Evaluator:
         Raises EvaluationError when samples are missing.
         """
         groups = self._groups(held_out, on_progress)
-        self._outside.metrics()  # discarded, so that they do not count in the next step
+        self.outside.metrics()  # discarded, so that they do not count in the next step
         _check_whole(held_out, groups)
         rewards = [_deciding_rewards(scored, held_out.function) for scored in groups]
         return ScoredSet(
@@ -81,7 +70,7 @@ class Evaluator:
         )
 
     def end(self) -> None:
-        self._outside.on_evaluation_end()
+        self.outside.on_evaluation_end()
 
     def _groups(self, held_out: HeldOut, on_progress: Callable[[int], None]) -> list[ScoredGroup]:
         """Return a group for each prompt, in the order of the set."""
@@ -96,36 +85,36 @@ class Evaluator:
             finish_stale=False,
             max_rejected_groups=0,
             requests=self._request_rules(held_out),
-            abort_timeout_s=self._tick_timeout_s,
-            tick_timeout_s=self._tick_timeout_s,
+            abort_timeout_s=self.tick_timeout_s,
+            tick_timeout_s=self.tick_timeout_s,
             deterministic=False,  # the order in which scores arrive does not matter
         )
-        record = StepRecord(policy_version=0, num_slots=self._num_slots, clock=time.perf_counter)
-        dispatch = Dispatch(self._engines, rules.requests, ExpectedLength(), record)
+        record = StepRecord(policy_version=0, num_slots=self.num_slots, clock=time.perf_counter)
+        dispatch = Dispatch(self.engines, rules.requests, ExpectedLength(), record)
         buffer = Buffer(group_size)
         step = Step(
             rules,
             record,
             dispatch=dispatch,
             buffer=buffer,
-            groups=Groups(buffer, self._outside, keep=lambda _: True, failed=math.nan),
-            outside=self._outside,
+            groups=Groups(buffer, self.outside, keep=lambda _: True, failed=math.nan),
+            outside=self.outside,
             prompts=_InOrder(prompts),
             may_open=True,
         )
         step.generate(lambda num_ready, _: on_progress(group_size * num_ready))
         while not dispatch.is_idle:  # never abort: that would release what is parked for training
-            dispatch.wait(self._tick_timeout_s)
+            dispatch.wait(self.tick_timeout_s)
         self.work += [TickWork.of(tick) for _, tick in record.ticks]
         return sorted(buffer.ready_groups(), key=lambda scored: -scored.group.prompt.id)
 
     def _request_rules(self, held_out: HeldOut) -> RequestRules:
         chosen = held_out.sampling
-        is_as_in_training = chosen.temperature == self._temperature and chosen.top_p == 1
+        is_as_in_training = chosen.temperature == self.temperature and chosen.top_p == 1
         return RequestRules(
-            tick_steps=self._tick_steps,
+            tick_steps=self.tick_steps,
             max_response_tokens=chosen.max_response_tokens,
-            seed=self._seed,
+            seed=self.seed,
             sampling=None if is_as_in_training else Sampling(chosen.temperature, chosen.top_p),
         )
 

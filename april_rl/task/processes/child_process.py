@@ -46,13 +46,13 @@ def prepare(lifeline: Connection, limits: UserCodeConfig, *, keys: Iterable[str]
     """
     num_bytes = int(limits.memory_gib * GIB)
     resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
-    die_with_controller(lifeline, with_group=True)
+    die_with_controller(lifeline)
     forget_secrets({*limits.secrets, *keys})
 
 
-def die_with_controller(lifeline: Connection, *, with_group: bool = False) -> None:
-    """Have the kernel kill this process when the controller ends for any reason; optionally
-    with its process group, which it must lead.
+def die_with_controller(lifeline: Connection) -> None:
+    """Have the kernel kill this process, with its process group, which it must lead, when the
+    controller ends for any reason.
 
     The hang-up of `lifeline` sends SIGKILL. A thread would not work, because this process may spend
     a long time in C code. PR_SET_PDEATHSIG would not work, because the parent may be the fork
@@ -62,7 +62,7 @@ def die_with_controller(lifeline: Connection, *, with_group: bool = False) -> No
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # The pipe is opened again, because processes that share an open pipe also share its owner.
     own = os.open(f"/proc/self/fd/{lifeline.fileno()}", os.O_RDONLY)
-    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpid() if with_group else os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpid())
     fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC)
     if lifeline.poll():

@@ -83,10 +83,3 @@ def keys_of(functions: Iterable[RewardFunction]) -> Iterator[str]:
             yield name
         if function.function == "reward_model":
             yield from ("HF_TOKEN", "HF_TOKEN_PATH")
-
-
-def functions_for(
-    functions: Iterable[RewardFunction], dataset: str, *, whole_groups: bool
-) -> tuple[RewardFunction, ...]:
-    """Return the functions that score a data set: those for whole groups, or the others."""
-    return tuple(f for f in functions if f.scores(dataset) and f.wants_group == whole_groups)

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from april_rl.task.rewards.functions import RewardFunction, functions_for
+from april_rl.task.rewards.functions import RewardFunction
 from april_rl.task.rewards.jobs import Job, Result
 from april_rl.types import Sample, Score
 
@@ -71,15 +71,12 @@ class Scorebook:
     def submit(self, sample: Sample, *, group_size: int) -> list[Unit]:
         """Add a finished sample of a group of `group_size`; return what can be scored now."""
         dataset = sample.prompt.dataset
-        alone, together = (
-            functions_for(self._functions, dataset, whole_groups=whole) for whole in (False, True)
-        )
-        assert alone or together, f"no reward function scores the data set {dataset!r}"
+        wanted = {f.wants_group for f in self._functions if f.scores(dataset)}
+        assert wanted, f"no reward function scores the data set {dataset!r}"
         position, self._num_submitted = self._num_submitted, self._num_submitted + 1
-        group = self._group_of(sample, group_size) if together else None
-        num_missing = bool(alone) + bool(together)
-        self._open[position] = _OpenSample(num_missing=num_missing, group=group)
-        units = [_unit({position: sample}, whole_group=False)] if alone else []
+        group = self._group_of(sample, group_size) if True in wanted else None
+        self._open[position] = _OpenSample(num_missing=len(wanted), group=group)
+        units = [_unit({position: sample}, whole_group=False)] if False in wanted else []
         if group is not None:
             group.samples[position] = sample
             if len(group.samples) >= group.size:

@@ -1,13 +1,13 @@
 """A tracker without any display, and a sample for it."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from april_rl.config.tracking import TrackingConfig
 from april_rl.run.tracking.labels import RunLabels
-from april_rl.run.tracking.samples_file import SampleRecord
+from april_rl.run.tracking.samples_file import SampleRecord, records_of
 from april_rl.run.tracking.tracker import Tracker, open_view
-from april_rl.types import Completion, Prompt, Sample, SampleId
+from april_rl.types import Completion, Group, Prompt, Sample, SampleId, ScoredGroup
 
 
 def make_tracker(run_dir: Path, **changes: object) -> Tracker:
@@ -51,5 +51,7 @@ def make_sample() -> Sample:
 
 def make_record(**changes: object) -> SampleRecord:
     sample = make_sample()
-    fields = {"response": "19 ✓", "reward": 1.0, "advantage": 0.87, "policy_version": 6}
-    return SampleRecord.of(sample, **(fields | changes))
+    group = Group(prompt=sample.prompt, samples=(sample,))
+    scored = ScoredGroup(group=group, rewards=(1.0,))
+    (record,) = records_of([scored], [[0.87]], decode=lambda _: "19 ✓", policy_version=6)
+    return replace(record, **({"ends": ()} | changes))

@@ -141,8 +141,7 @@ def test_the_sizes_of_a_critic_match_the_model_that_is_built(tmp_path, tied):
     sizes = critic_facts("8B", AutoConfig.from_pretrained(tmp_path)).sizes
     with group_of_one():
         learner = make_actor_critic(str(tmp_path), critic=CriticConfig())
-    assert learner._critic is not None
-    model = learner._critic.trained.model
+    model = learner.critic.trained.model
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     assert sizes is not None
     assert sizes.num_parameters == num_parameters - model.lm_head.weight.numel()

@@ -15,7 +15,7 @@ from word_tokenizer import hf_tokenizer
 
 from april_rl.config.task import DataConfig, PromptSetConfig, SourceConfig
 from april_rl.errors import DataError
-from april_rl.task.data import cache, tokenized
+from april_rl.task.data import tokenized
 from april_rl.task.data.prompts import load_prompts
 from april_rl.task.data.sets import PromptSets
 from april_rl.task.data.stream import MixedStream, PromptStream, stream_of
@@ -32,7 +32,7 @@ def tokenizer(tmp_path):
 def store(tmp_path, monkeypatch):
     """Return the cache folder, with every source large enough to be cached."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
-    monkeypatch.setattr(cache, "KEEP_FROM_BYTES", 1)
+    monkeypatch.setattr(tokenized, "KEEP_FROM_BYTES", 1)
     return tmp_path / "hf" / "april_rl"
 
 
@@ -140,7 +140,7 @@ def test_a_fingerprint_depends_only_on_rows_not_on_files_or_chunks(tmp_path, tok
     made, read = load(path, tokenizer), load(path, tokenizer)
     assert len(list(store.iterdir())) == 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "KEEP_FROM_BYTES", 2**30)
+        patch.setattr(tokenized, "KEEP_FROM_BYTES", 2**30)
         in_memory = load(path, tokenizer)
     assert made.fingerprint == read.fingerprint == in_memory.fingerprint
     assert made[1:].fingerprint != made.fingerprint
@@ -223,7 +223,7 @@ def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path, tokenizer, 
 
 def sets_of(data, tokenizer):
     lines = []
-    return PromptSets(data, tokenizer, seed=0, tell=lines.append), lines
+    return PromptSets(data=data, tokenizer=tokenizer, seed=0, tell=lines.append), lines
 
 
 def test_a_mixture_reads_each_source_with_its_own_settings(tmp_path, tokenizer):

@@ -8,7 +8,7 @@ from word_tokenizer import CHAT, hf_tokenizer, words
 
 from april_rl.config.task import PromptSetConfig
 from april_rl.errors import DataError
-from april_rl.task.data import cache
+from april_rl.task.data import tokenized
 from april_rl.task.data.prompts import load_prompts
 from april_rl.task.data.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
@@ -190,7 +190,7 @@ def test_a_few_unknown_tokens_or_a_tokenizer_without_one_are_not_reported(tmp_pa
 
 
 def test_a_cached_table_reports_the_same_unknown_tokens(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "KEEP_FROM_BYTES", 1)
+    monkeypatch.setattr(tokenized, "KEEP_FROM_BYTES", 1)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "kept")
     tables = [tokenize(tmp_path, "one", "zwei") for _ in range(2)]
     assert len(list((tmp_path / "kept" / "april_rl").iterdir())) == 1

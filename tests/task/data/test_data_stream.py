@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from april_rl.errors import DataError
-from april_rl.task.data.stream import MixedStream, Origin, PromptStream
+from april_rl.task.data.stream import MixedStream, PromptStream
 from april_rl.training.rollout.measures.reward_metrics import source_metrics
 from april_rl.types import Group, Prompt, ScoredGroup
 
@@ -72,8 +72,8 @@ def prompts_of(name, count):
 
 
 def mixture(sizes, weights, seed=3):
-    sources = {name: prompts_of(name, size) for name, size in sizes.items()}
-    return MixedStream(sources, weights, seed=seed)
+    streams = {n: PromptStream(prompts_of(n, k), seed=seed, name=n) for n, k in sizes.items()}
+    return MixedStream(streams, weights)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.floats(0.05, 20)), min_size=2, max_size=5))
@@ -129,9 +129,10 @@ def test_a_state_of_another_mixture_is_refused():
 
 def test_a_changed_source_of_a_mixture_is_refused_with_its_path():
     def mixture_of(fingerprint):
-        origins = {"a": Origin("a.jsonl", "1"), "b": Origin("b.jsonl", fingerprint)}
-        sources = {name: prompts_of(name, 3) for name in "ab"}
-        return MixedStream(sources, {"a": 1, "b": 1}, seed=0, origins=origins)
+        of_b = PromptStream(
+            prompts_of("b", 3), seed=0, name="b", path="b.jsonl", fingerprint=fingerprint
+        )
+        return MixedStream({"b": of_b}, {"b": 1})
 
     state = mixture_of("2").save()
     mixture_of("2").restore(state)

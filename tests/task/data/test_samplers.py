@@ -124,7 +124,8 @@ def test_each_source_of_a_mixture_has_its_own_sampler():
     config = DataConfig(path="x", sampler="own_samplers:Backwards")
     sets = {name: prompts_of(3, name) for name in "ab"}
     maker = sampler_maker(config, seed=0)
-    source = MixedStream(sets, {"a": 1, "b": 1}, seed=0, new_sampler=maker)
+    streams = {n: PromptStream(p, seed=0, name=n, new_sampler=maker) for n, p in sets.items()}
+    source = MixedStream(streams, {"a": 1, "b": 1})
     taken = [source.take() for _ in range(4)]
     assert [(p.id, p.dataset, p.text) for p in taken] == [
         (0, "a", "2"),

@@ -12,8 +12,7 @@ from judge_server import JudgeServer, says, serving
 from openai import APIStatusError, NotFoundError
 from source_tree import ROOT
 
-from april_rl.task.rewards.builtin.judge import CACHE, Judge, build
-from april_rl.task.rewards.builtin.judge_cache import JudgeCache, request_key
+from april_rl.task.rewards.builtin.judge import CACHE, Judge, JudgeCache, build, request_key
 from april_rl.task.rewards.loading import RewardContext
 
 CONTEXT = RewardContext(
@@ -214,7 +213,7 @@ def test_several_processes_write_one_cache(tmp_path: Path) -> None:
     path = str(tmp_path / "judge.sqlite")
     script = (
         "import sys\n"
-        "from april_rl.task.rewards.builtin.judge_cache import JudgeCache, request_key\n"
+        "from april_rl.task.rewards.builtin.judge import JudgeCache, request_key\n"
         "cache, first = JudgeCache(sys.argv[1]), int(sys.argv[2])\n"
         "for number in range(first, first + 20):\n"
         "    cache.put(request_key(number), f'reply {number}')\n"

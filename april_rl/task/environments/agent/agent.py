@@ -68,7 +68,7 @@ class Agent:
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> StepResult:
         """Start the program; return its first request."""
-        self._access = await self._endpoint.admit(self)
+        self._access = await self._endpoint.admit(self.ask)
         running = self._program(self._access, row, seed)
         self._running = asyncio.ensure_future(running)
         self._current = await self._next_request()

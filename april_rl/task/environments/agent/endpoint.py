@@ -15,7 +15,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -35,11 +35,8 @@ class Client(NamedTuple):
     is_gone: Callable[[], bool]  # whether the client's connection is lost
 
 
-class Asked(Protocol):
-    """Receiver of the requests made with one key."""
-
-    def ask(self, request: CompletionRequest, client: Client) -> asyncio.Future[ApiResponse]:
-        """Take a request; raise RefusedError."""
+# Takes a request made with one key; raises RefusedError.
+Ask = Callable[[CompletionRequest, Client], asyncio.Future[ApiResponse]]
 
 
 class Access(NamedTuple):
@@ -54,15 +51,15 @@ class Endpoint:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._of_key: dict[str, Asked] = {}
+        self._of_key: dict[str, Ask] = {}
         self._port: asyncio.Task[int] | None = None
 
-    async def admit(self, asked: Asked) -> Access:
+    async def admit(self, ask: Ask) -> Access:
         """Return the access of a new episode."""
         if self._port is None:
             self._port = asyncio.get_running_loop().create_task(self._listen())
         port, key = await asyncio.shield(self._port), secrets.token_urlsafe(24)
-        self._of_key[key] = asked
+        self._of_key[key] = ask
         return Access(f"http://{self._address}:{port}/v1", key)
 
     def dismiss(self, access: Access) -> None:
@@ -86,12 +83,12 @@ class Endpoint:
     async def _complete(
         self, parse: Callable[[object], CompletionRequest], http: web.Request
     ) -> web.StreamResponse:
-        asked = self._find_asked(http)
-        if asked is None:
+        ask = self._ask_of(http)
+        if ask is None:
             return _error(401, _NO_EPISODE)
         try:
             request = parse(await http.json())
-            completed = await asyncio.shield(asked.ask(request, _client(http)))
+            completed = await asyncio.shield(ask(request, _client(http)))
         except RefusedError as error:
             return _error(400, str(error))
         except RecursionError:
@@ -109,12 +106,12 @@ class Endpoint:
             await response.write_eof()
         return response
 
-    def _find_asked(self, http: web.Request) -> Asked | None:
+    def _ask_of(self, http: web.Request) -> Ask | None:
         scheme, _, key = http.headers.get("Authorization", "").partition(" ")
         return self._of_key.get(key.strip()) if scheme.lower() == "bearer" else None
 
     async def _models(self, http: web.Request) -> web.Response:
-        if self._find_asked(http) is None:
+        if self._ask_of(http) is None:
             return _error(401, _NO_EPISODE)
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "april_rl"}
         return web.json_response({"object": "list", "data": [model]})

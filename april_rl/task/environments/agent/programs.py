@@ -6,8 +6,7 @@ import inspect
 import json
 import os
 import shlex
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -56,24 +55,24 @@ def of_function(function: Callable[..., Any], args: Mapping[str, Any], context: 
 
 
 def of_command(command: str, context: Context) -> Program:
-    """Return the program that runs a command."""
+    """Return the program that runs a command and returns the number that it prints last, or None,
+    and raises ValueError for other text.
+    """
+    words = shlex.split(command)
     prompt_id, index = context.sample_id
-    return partial(_run_command, shlex.split(command), f"{prompt_id}-{index}")
 
+    async def run(access: Access, row: Mapping[str, Any], seed: int) -> float | None:
+        variables = {"OPENAI_BASE_URL": access.base_url, "OPENAI_API_KEY": access.key}
+        variables |= {"APRIL_RL_ROW": json.dumps(row, default=str), "APRIL_RL_SEED": str(seed)}
+        variables["APRIL_RL_SAMPLE"] = f"{prompt_id}-{index}"
+        host = urlsplit(access.base_url).hostname
+        for name in ("NO_PROXY", "no_proxy"):
+            variables[name] = ",".join(filter(None, (os.environ.get(name), host)))
+        printed = await output_of(words, variables, mark="OPENAI_API_KEY")
+        lines = [line for line in printed.split("\n") if line.strip()]
+        try:
+            return float(lines[-1]) if lines else None
+        except ValueError:
+            raise ValueError(f"the last line must be the reward, got {lines[-1]!r:.80}") from None
 
-async def _run_command(
-    words: Sequence[str], sample: str, access: Access, row: Mapping[str, Any], seed: int
-) -> float | None:
-    """Return the number that a command prints last, or None; raise ValueError for other text."""
-    variables = {"OPENAI_BASE_URL": access.base_url, "OPENAI_API_KEY": access.key}
-    variables |= {"APRIL_RL_ROW": json.dumps(row, default=str), "APRIL_RL_SEED": str(seed)}
-    variables["APRIL_RL_SAMPLE"] = sample
-    host = urlsplit(access.base_url).hostname
-    for name in ("NO_PROXY", "no_proxy"):
-        variables[name] = ",".join(filter(None, (os.environ.get(name), host)))
-    printed = await output_of(words, variables, mark="OPENAI_API_KEY")
-    lines = [line for line in printed.split("\n") if line.strip()]
-    try:
-        return float(lines[-1]) if lines else None
-    except ValueError:
-        raise ValueError(f"the last line must be the reward, got {lines[-1]!r:.80}") from None
+    return run

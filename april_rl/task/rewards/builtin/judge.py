@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import re
+import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -21,7 +23,6 @@ from openai import (
 )
 
 from april_rl.answers.extraction import THINK_END, after_thinking
-from april_rl.task.rewards.builtin.judge_cache import JudgeCache, request_key
 from april_rl.task.rewards.builtin.questions import text_of, with_question
 from april_rl.task.rewards.loading import Reward, RewardContext
 
@@ -55,6 +56,7 @@ PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")
 MISCONFIGURED = (AuthenticationError, PermissionDeniedError, NotFoundError)
 
 CACHE = "judge_replies.sqlite"  # file in the run directory
+CACHE_WAIT_S = 30.0  # how long to wait while another process writes
 
 
 def build(
@@ -250,3 +252,33 @@ class Judge:
             return content
         self.last_failure = f"{self.base_url} sent no chat completion: {raw!r:.80}"
         return None
+
+
+def request_key(request: object) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(request, sort_keys=True).encode())
+
+
+class JudgeCache:
+    """Replies by request, in an SQLite file; safe for several processes on one machine.
+
+    Not for network file systems, whose locks SQLite cannot rely on.
+    """
+
+    def __init__(self, path: str) -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._connection = sqlite3.connect(path, timeout=CACHE_WAIT_S, isolation_level=None)
+        self._connection.execute(
+            "CREATE TABLE IF NOT EXISTS replies (request TEXT PRIMARY KEY, reply TEXT NOT NULL)"
+        )
+
+    def get(self, request: str) -> str | None:
+        """Return the reply to a request; None when there is none."""
+        statement = "SELECT reply FROM replies WHERE request = ?"
+        row = self._connection.execute(statement, (request,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def put(self, request: str, reply: str) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (request, reply))
+
+    def close(self) -> None:
+        self._connection.close()
