@@ -12,12 +12,15 @@ from april_rl.training.rollout.measures.reward_metrics import source_metrics
 from april_rl.types import Group, Prompt, ScoredGroup
 
 
-def stream(num_prompts, seed=0):
-    prompts = [
-        Prompt(id=i, token_ids=(i,), text=str(i), answer="", source=f"f:{i}")
-        for i in range(num_prompts)
+def prompts_of(count, name=""):
+    return [
+        Prompt(id=i, token_ids=(i,), text=str(i), answer="", source=f"f:{i}", dataset=name)
+        for i in range(count)
     ]
-    return PromptStream(prompts, seed=seed)
+
+
+def stream(num_prompts, seed=0):
+    return PromptStream(prompts_of(num_prompts), seed=seed)
 
 
 def take(source, count):
@@ -64,15 +67,8 @@ def test_a_state_of_another_stream_is_refused(changes, expected):
         stream(3).restore(stream(3).save() | changes)
 
 
-def prompts_of(name, count):
-    return [
-        Prompt(id=i, token_ids=(i,), text=str(i), answer="", source=f"f:{i}", dataset=name)
-        for i in range(count)
-    ]
-
-
 def mixture(sizes, weights, seed=3):
-    sources = {name: prompts_of(name, size) for name, size in sizes.items()}
+    sources = {name: prompts_of(size, name) for name, size in sizes.items()}
     return MixedStream(sources, weights, seed=seed)
 
 
@@ -130,7 +126,7 @@ def test_a_state_of_another_mixture_is_refused():
 def test_a_changed_source_of_a_mixture_is_refused_with_its_path():
     def mixture_of(fingerprint):
         origins = {"a": Origin("a.jsonl", "1"), "b": Origin("b.jsonl", fingerprint)}
-        sources = {name: prompts_of(name, 3) for name in "ab"}
+        sources = {name: prompts_of(3, name) for name in "ab"}
         return MixedStream(sources, {"a": 1, "b": 1}, seed=0, origins=origins)
 
     state = mixture_of("2").save()
