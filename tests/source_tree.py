@@ -57,6 +57,7 @@ def _part(names: Sequence[str]) -> str:
     return ".".join(names[:2]) if in_lab else names[0]
 
 
+@cache
 def imports_of(path: Path) -> list[Import]:
     found = []
     for node in ast.walk(tree_of(path)):

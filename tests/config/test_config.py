@@ -201,23 +201,6 @@ def keys_read(source: str) -> set[str]:
 @pytest.mark.parametrize(
     "source",
     [
-        "size = config.rollout.group_size",
-        "size = self._config.rollout.group_size",
-        "rollout = self.config.rollout\nsize = rollout.group_size",
-        "trainer, rollout = config.trainer, config.rollout\nsize = rollout.group_size",
-        "def make(settings: RolloutConfig): return settings.group_size",
-        "def make(run: TrainConfig): return run.rollout.group_size",
-        "class Inputs:\n chosen: RolloutConfig\n def size(self): self.chosen.group_size",
-        "def make(self, chosen: RolloutConfig):\n self._chosen = chosen\n self._chosen.group_size",
-    ],
-)
-def test_a_setting_counts_as_read_where_it_is_read(source: str) -> None:
-    assert keys_read(source) == {"rollout.group_size"}
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
         "size = self.rollout.group_size",
         "size = rollout.group_size",
         "config.rollout.group_size = 3",

@@ -179,6 +179,10 @@ SOURCES = (
             ["learner.router_replay=engine", "engine.prefix_caching=false"],
             "learner.router_replay=engine needs engine.prefix_caching=true",
         ),
+        (
+            ["trainer.num_steps=4", "profiler.steps=[0,3,5]"],
+            "profiler.steps=[0, 3, 5] names steps that the run does not have: [0, 5]",
+        ),
         (["lora.alpha=16"], "lora.alpha=16.0 has no effect without lora.rank"),
         (["lora.target_modules=[q_proj]"], "lora.target_modules=['q_proj'] has no effect without"),
     ],

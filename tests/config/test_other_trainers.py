@@ -44,7 +44,6 @@ def test_every_row_of_the_page_can_be_a_suggestion(trainer: str) -> None:
 @pytest.mark.parametrize(
     ("key", "answer"),
     [
-        ("num_generations", "TRL's num_generations is here: rollout.group_size"),
         ("learning_rate", "TRL's learning_rate is here: optimizer.lr"),
         ("max_completion_length",
          "TRL's max_completion_length is here: rollout.max_response_tokens"),
@@ -53,8 +52,6 @@ def test_every_row_of_the_page_can_be_a_suggestion(trainer: str) -> None:
         ("algorithm.beta", "TRL's beta is here: algorithm.kl_coefficient"),
         ("data.train_batch_size",
          "verl's data.train_batch_size is here: trainer.num_groups, prompts of a step"),
-        ("actor_rollout_ref.rollout.n",
-         "verl's actor_rollout_ref.rollout.n is here: rollout.group_size"),
         ("rollout.n", "verl's actor_rollout_ref.rollout.n is here: rollout.group_size"),
         ("custom_reward_function.path",
          "verl's custom_reward_function.path is here: reward.function"),
@@ -80,7 +77,6 @@ def test_a_section_of_another_trainer_is_recognised(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        ("lr", "did you mean critic.lr or optimizer.lr?"),
         ("rank", "did you mean lora.rank?"),
         ("trainer.steps", "did you mean trainer.num_steps?"),
         ("trainer.minibatches", "did you mean trainer.num_minibatches?"),

@@ -67,11 +67,6 @@ def test_a_users_recipe_inherits_and_can_leave_out_an_evaluation_set(tmp_path, c
     assert list(to_config(config).evaluation.sets) == ["test"]
 
 
-def test_null_on_the_command_line_removes_an_evaluation_set():
-    config = to_config(compose_overrides(["recipe=tiny_cpu", "evaluation.sets.held_out=null"]))
-    assert config.evaluation.sets == {}
-
-
 @pytest.mark.parametrize("removed", ["evaluation.sets.held_out", "reward.functions.right"])
 def test_the_saved_settings_of_a_run_can_be_read_when_null_removed_a_set(
     tmp_path: Path, removed

@@ -63,8 +63,3 @@ def test_text_arrives_unchanged(text: str) -> None:
 def test_a_value_that_cannot_be_written_in_a_recipe_is_refused_with_its_key() -> None:
     with pytest.raises(ConfigError, match=r"reward\.args is a function; a setting is text"):
         as_overrides({"reward": {"args": {"a": lambda: 0}}})
-
-
-def test_a_wrong_name_is_explained_as_on_the_command_line() -> None:
-    with pytest.raises(ConfigError, match=r"num_step is not a setting; did you mean trainer\.num"):
-        config_of({"trainer": {"num_step": 3}})

@@ -198,7 +198,6 @@ def test_a_setting_in_two_words_gives_an_error_with_the_right_form(
 
 
 def test_the_position_of_a_plus_does_not_matter(capsys, monkeypatch) -> None:
-    """Fails when users have to know for which groups Hydra needs a plus."""
     outputs = set()
     for words in (["recipe=tiny_cpu", "+seed=3"], ["+recipe=tiny_cpu", "seed=3"]):
         monkeypatch.setattr(sys, "argv", ["april_rl.train", *words, "--cfg", "job"])

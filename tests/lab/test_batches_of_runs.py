@@ -1,7 +1,6 @@
 """Batches of simulated runs are nearly like random draws from everything that is generated."""
 
 import numpy as np
-import pytest
 
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.length_statistics import dispersion
@@ -10,8 +9,7 @@ from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.types import ScoredGroup
 
 
-@pytest.mark.parametrize("alpha", [1.5, 2.0])
-def test_batches_of_a_run_are_nearly_like_random_draws(alpha):
+def test_batches_of_a_run_are_nearly_like_random_draws():
     """Measured by the deviation of their mean lengths, where 1 is a random draw. It is above 2 when
     a step trains the oldest ready groups and as many groups are open as the staleness cap allows.
     """
@@ -27,7 +25,7 @@ def test_batches_of_a_run_are_nearly_like_random_draws(alpha):
     batches: list[list[float]] = []
     simulate(
         scenario,
-        over_sampling_factor=alpha,
+        over_sampling_factor=2.0,
         refill=True,
         num_steps=80,
         warmup_steps=20,

@@ -51,8 +51,7 @@ def write_tokenizer(folder: Path) -> Tokenizer:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize("instruction", [None, "three"])
+@pytest.mark.parametrize(("suffix", "instruction"), [(".jsonl", "three"), (".parquet", None)])
 def test_the_written_file_gives_the_same_tokens_with_the_same_settings(
     tmp_path, capsys, instruction, suffix
 ):
@@ -90,7 +89,6 @@ def test_the_written_file_gives_the_same_tokens_with_the_same_settings(
 
 @pytest.mark.slow
 def test_each_source_of_a_mixture_is_written_to_its_own_file(tmp_path, capsys):
-    """Fails when rows that need different settings share a file."""
     write_tokenizer(tmp_path / "model")
     sources = []
     for name, column in (("a", "question"), ("b", "prompt")):

@@ -76,7 +76,6 @@ WORK = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(WORK)
 def test_fitted_cost_coefficients_are_never_negative(work):
-    """Fails when a subset with a negative coefficient may be chosen."""
     found = fit_cost([tick(s, samples=n, context=c, prefill=p) for s, n, c, p in work])
     terms = (found.step_s, found.sample_s, found.context_token_s, found.prefill_token_s)
     assert min(terms) >= 0

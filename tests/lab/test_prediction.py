@@ -84,7 +84,6 @@ def test_a_small_scenario_is_not_scaled_down() -> None:
 
 
 def test_the_work_of_a_prediction_is_bounded() -> None:
-    """Fails when lengths, groups or engines are simulated in their full number."""
     huge = replace(LONG, num_groups=4096, group_size=16, num_engines=512, max_response_tokens=32768)
     small = scale_down(record(huge, num_groups=100))
     assert small.num_groups * small.group_size <= 1024

@@ -75,7 +75,6 @@ def test_a_long_tail_calls_for_over_sampling_and_equal_lengths_do_not() -> None:
 
 
 def test_with_the_advised_cap_no_step_waits_and_with_a_smaller_one_some_do() -> None:
-    """Fails when the formula does not describe the collector's schedule."""
     profile = long_tail()
     free = profile.waitless_staleness(1.5)
     occupied = {
@@ -95,26 +94,12 @@ def test_truncated_responses_and_prompts_without_signal_are_reported() -> None:
     assert silent.startswith("25% of the prompts have equal rewards")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["+recipe=tiny_cpu", "rollout.group_size=0"], "rollout.group_size must be >= 1"),
-        (["+recipe=tiny_cp"], "there is no recipe tiny_cp; did you mean tiny_cpu?"),
-        ([], "data.path is not set"),
-    ],
-)
-def test_a_wrong_setting_ends_in_one_message(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_missing_setting_ends_in_one_message_and_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["profile", *arguments]) == 1
-    shown = capsys.readouterr().err
-    assert shown.startswith("error: ")
-    assert message in shown
+    assert main(["profile"]) == 1
+    assert capsys.readouterr().err.startswith("error: data.path is not set")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -27,7 +27,7 @@ from april_rl.training.learner.model.model_sizes import model_sizes
 FLAGSHIP = "+recipe=qwen3_4b_dapo"
 
 
-IN_SUITE = ("qwen3_0_6b_smoke", "qwen3_4b_lora", "r1_distill_1_5b_python")
+IN_SUITE = ("qwen3_4b_lora", "r1_distill_1_5b_python")
 # `make soak` rehearses all recipes, each of which takes seconds.
 REHEARSED = [
     pytest.param(recipe, marks=() if recipe in IN_SUITE else pytest.mark.soak)
@@ -160,11 +160,6 @@ def test_two_steps_go_through_every_stage(tmp_path, capsys, of_bytes, has_stand_
     assert (folder / "report.txt").read_text().strip().endswith(" s")
 
 
-def test_a_wrong_setting_ends_in_one_message(capsys):
-    assert main(["rehearse", "+recipe=qwen3_4b_dapo", "rollout.group_size=0"]) == 1
-    assert capsys.readouterr().err.startswith("error: rollout.group_size must be >= 1")
-
-
 def test_a_wrong_argument_ends_in_one_message(capsys):
     assert main(["rehearse", FLAGSHIP, "gpu_gib=none"]) == 1
     assert capsys.readouterr().err == "error: gpu_gib must be a number > 0, got none\n"
@@ -244,7 +239,6 @@ def test_a_rehearsal_does_not_repeat_experts_of_an_engine(replay, rehearsed):
 
 @pytest.mark.slow
 def test_every_recipe_has_a_stand_in_for_its_model_and_its_data():
-    """Fails when a recipe is added that cannot be rehearsed without a network."""
     for name in recipes():
         config = to_config(compose_overrides([f"+recipe={name}"]))
         paths = [config.data.path, *(chosen.path for chosen in config.evaluation.sets.values())]

@@ -97,7 +97,6 @@ def test_a_run_without_small_batches_is_reported_to_leave_their_cost_unknown(
 
 
 def test_options_replace_what_the_run_was_configured_with(recorded, tmp_path):
-    """Fails when an option is read but not used."""
     run = ("--run", str(recorded[0]), "--alpha", "2", "--steps", "6", "--refill")
     plain = rows_of(tmp_path, *run)[1]
     assert plain["mode"] == "refill"
@@ -174,7 +173,6 @@ def test_a_cell_of_the_papers_table_gains_as_much_as_the_paper_says_or_more():
     ],
 )
 def test_bad_input_ends_in_one_message(capsys, arguments, status, message):
-    """Fails when a mistake ends in a traceback or is not reported."""
     found_status, found = message_of(capsys, *arguments)
     assert found_status == status
     assert message in found
@@ -210,7 +208,6 @@ def test_help_appears_quickly():
 
 
 def test_an_outcome_is_the_mean_of_its_steps():
-    """Fails when warm-up steps are counted."""
     arguments = {"over_sampling_factor": 1.0, "refill": False}
     both = simulate(SCENARIO, num_steps=2, warmup_steps=0, **arguments)
     second = simulate(SCENARIO, num_steps=1, warmup_steps=1, **arguments)

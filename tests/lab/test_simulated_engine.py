@@ -232,7 +232,6 @@ def test_drawn_lengths_follow_their_distribution(correlation):
 
 
 def test_recorded_groups_are_drawn_as_a_whole():
-    """Fails when every sample draws its own group."""
     length_of = Recorded(groups=((1, 2), (10, 20)), seed=0)
     pairs = {(length_of(SampleId(i, 0)), length_of(SampleId(i, 1))) for i in range(50)}
     assert pairs == {(1, 2), (10, 20)}

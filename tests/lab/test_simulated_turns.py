@@ -1,12 +1,11 @@
 """Simulated samples with several turns and tools that take time."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_simulate_cli import rows_of
 
 from april_rl.__main__ import main
 from april_rl.lab.simulator.engine_cost import EngineCost
@@ -142,21 +141,12 @@ PRESET = (
 )
 
 
-def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
-    path = tmp_path / "rows.json"
-    assert main(["simulate", *PRESET, *arguments, "--json", str(path)]) == 0
-    rows = json.loads(path.read_text())
-    assert isinstance(rows, list)
-    return rows
-
-
 def test_each_option_of_turns_has_an_effect(tmp_path):
-    """Fails when an option is read but not used."""
     turns = ("--turns", "3")
     tool = (*turns, "--tool-s", "2")
     observed = (*tool, "--observation-tokens", "2000")
     steps_s = [
-        rows_of(tmp_path, *options)[0]["step_s"]
+        rows_of(tmp_path, *PRESET, *options)[0]["step_s"]
         for options in ((), turns, tool, observed, (*tool, "--tool-sigma", "1"))
     ]
     assert steps_s[0] < steps_s[1] < steps_s[2] < min(steps_s[3:])
@@ -171,6 +161,5 @@ def test_each_option_of_turns_has_an_effect(tmp_path):
     ],
 )
 def test_turns_that_cannot_be_simulated_are_refused(capsys, options, message):
-    """Fails when a setting is ignored."""
     assert main(["simulate", *PRESET, *options]) == 1
     assert message in capsys.readouterr().err

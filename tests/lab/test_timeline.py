@@ -190,7 +190,6 @@ def test_the_report_draws_acting_samples_above_the_slots(tmp_path: Path) -> None
 
 
 def test_the_rows_of_acting_samples_are_as_few_as_act_at_once() -> None:
-    """Fails when two overlap in a row, or each has its own row."""
     begun_ended = [(0, 5), (0, 2), (1, 3), (2, 4), (3, 6), (5, 7)]
     acts = tuple(Act(n, 0, *times, False) for n, times in enumerate(begun_ended))
     timeline = replace(STEPS_SEEN[0][1], acts=acts)

@@ -12,7 +12,6 @@ from source_tree import DOORS, PACKAGE, ROOT, package_files, tree_of
 from test_architecture import FLOORS, HOUSE
 
 from april_rl.config import TrainConfig
-from april_rl.start.commands import COMMANDS
 from april_rl.training.rollout.open_group import _MOVES
 from april_rl.training.rollout.record import GroupState
 
@@ -171,7 +170,6 @@ def test_the_doors_and_floors_agree_with_the_architecture_test() -> None:
 
 
 def test_the_moves_of_a_sample_are_those_that_the_code_allows() -> None:
-    """Fails when a move is added only to the code or only to the page."""
     allowed = {(now.value, then.value) for now, targets in _MOVES.items() for then in targets}
     table = rows(section(DESIGN, "Lifecycle of a sample"))
     drawn = {(*row.names(0), then) for row in table for then in row.names(2)}
@@ -180,14 +178,12 @@ def test_the_moves_of_a_sample_are_those_that_the_code_allows() -> None:
 
 @pytest.mark.parametrize("title", ["Lifecycle of a sample", "Lifecycle of a group"])
 def test_a_lifecycle_names_what_moves_and_which_function_moves_it(title: str) -> None:
-    """Fails when a function is renamed and the page is not."""
     table = rows(section(DESIGN, title))
     assert {name for row in table for name in row.names(3)} <= members()
     assert all(row.cells[1] and row.names(3) for row in table)
 
 
 def test_every_state_of_a_group_can_be_reached() -> None:
-    """Fails when a state is added only to the code or only to the page."""
     reached = {
         name for row in rows(section(DESIGN, "Lifecycle of a group")) for name in row.names(2)
     }
@@ -195,7 +191,6 @@ def test_every_state_of_a_group_can_be_reached() -> None:
 
 
 def test_files_and_names_in_the_design_exist() -> None:
-    """Fails when a file, a class, a function or a setting is renamed and the page is not."""
     assert [token for token in named(with_whole_paths(DESIGN)) if not is_known(token)] == []
     # This includes the drawing.
     spoken = re.findall(r"(?<![\w/.])[A-Z]\w+\.[a-z_]\w*(?!\w)", DESIGN)
@@ -240,29 +235,6 @@ def snake_case(name: str) -> str:
     return "_".join(re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)).lower()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/usage.md"])
-def test_commands_and_settings_on_the_pages_exist(page: str) -> None:
-    """Commands, recipes, sweeps, tools, Makefile targets and settings."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert {*re.findall(r"python -m april_rl (\w+)", text)} <= {"train", *COMMANDS}
-    recipes = set(re.findall(r"\+recipe=([\w/]+)", text)) - {"my_model", "mine"}  # a user's
-    assert [name for name in recipes if not (ROOT / "recipes" / f"{name}.yaml").is_file()] == []
-    sweeps = set(re.findall(r"\+sweep=(\w+)", text))
-    assert [
-        name for name in sweeps if not (ROOT / "configs/sweep" / f"{name}.yaml").is_file()
-    ] == []
-    tools = re.findall(r"python (tools/\w+\.py)", text)
-    assert tools
-    assert [tool for tool in tools if not exists(tool)] == []
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"(?:^|`)make (\w+)", text, flags=re.M))
-    assert targets >= {"train", "test"}
-    assert [target for target in targets if f"\n{target}:" not in makefile] == []
-    keys = set(re.findall(r"(?<![\w/.-])([a-z]+\.[a-z_]+)=", text))
-    assert len(keys) > 2
-    assert keys <= settings()
-
-
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*.md"))
@@ -283,7 +255,6 @@ def test_the_paths_and_links_of_a_page_exist(page: str) -> None:
 
 
 def test_no_page_has_a_placeholder() -> None:
-    """Fails when a page is published with a placeholder instead of its text."""
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")]
     assert ROOT / "docs" / "gpu.md" in pages
     found = {

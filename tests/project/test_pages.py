@@ -41,7 +41,6 @@ def unknown_settings(text: str) -> set[str]:
 
 
 def test_settings_in_the_first_column_for_newcomers_exist() -> None:
-    """Fails when a setting is renamed and the page for users of other trainers is not."""
     lines = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8").splitlines()
     first = " ".join(line.split("|")[1] for line in lines if line.startswith("| "))
     assert len(re.findall(r"`[a-z]+\.[a-z_]+", first)) > 30
@@ -57,7 +56,6 @@ def test_settings_and_metrics_on_the_troubleshooting_page_exist() -> None:
 
 
 def test_the_checklist_for_gpus_has_the_lines_that_a_run_prints() -> None:
-    """Fails when a message or a column is renamed and the page is not."""
     text = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
     checklist = text[: text.index("## The acceptance script")]
     assert unknown_settings(checklist) == set()
@@ -234,15 +232,19 @@ def answers_read(chosen: PromptSetConfig, path: Path) -> list[str]:
     return [prompt.answer for prompt in table]
 
 
-def test_the_commands_tools_and_targets_on_every_page_exist() -> None:
+def test_the_commands_recipes_tools_and_targets_on_every_page_exist() -> None:
     """Also in sentences. Fails when one is renamed and a page is not."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
     assert {*re.findall(r"python -m april_rl (\w+)", text)} <= {"train", "COMMAND", *COMMANDS}
+    for key, folder in (("recipe", ROOT / "recipes"), ("sweep", ROOT / "configs" / "sweep")):
+        chosen = set(re.findall(rf"\+{key}=([\w/]+)", text)) - {"NAME", "mine"}  # a user's
+        assert [name for name in chosen if not (folder / f"{name}.yaml").is_file()] == []
     tools = set(re.findall(r"python (tools/\w+\.py)", text))
     assert len(tools) > 5
     assert [tool for tool in tools if not (ROOT / tool).is_file()] == []
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"(?:^|`)make (\w+)", text, flags=re.M))
+    assert targets >= {"train", "test"}
     assert [target for target in targets if f"\n{target}:" not in makefile] == []
 
 

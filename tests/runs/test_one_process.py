@@ -78,7 +78,6 @@ def test_a_run_resumed_in_one_process_equals_the_whole_run_with_ray(ended) -> No
 @pytest.mark.slow
 @pytest.mark.cpu_engine
 def test_a_breakpoint_in_a_loss_is_reached(ended) -> None:
-    """Fails when the loss is computed in another process."""
     _, stops = ended
     assert stops
     assert all(inputs.logprobs.requires_grad for inputs in stops)

@@ -271,6 +271,7 @@ def print_sum(value: str) -> str:
         ({"reward": ["exact"]}, "several rewards are reward.functions"),
         ({"trainer": 3}, "trainer"),
         ({"trainr": {"num_steps": 3}}, "did you mean trainer"),
+        ({"trainer": {"num_step": 3}}, r"did you mean trainer\.num_steps"),
     ],
 )
 def test_a_wrong_argument_gives_an_error_of_one_sentence(

@@ -69,7 +69,6 @@ def test_parked_samples_continue_with_or_without_their_kv_cache(first, together)
 
 
 def test_a_run_does_not_resume_with_a_changed_data_file(two_workers, first, tmp_path):
-    """Fails when only the number of prompts is compared."""
     lines = (two_workers.folder / "sums.jsonl").read_text().splitlines()
     changed = tmp_path / "changed.jsonl"
     checkpoint = f"resume={first / 'checkpoints' / 'step_5'}"
@@ -108,7 +107,6 @@ def test_a_run_says_which_of_its_settings_the_device_ignores(two_workers):
 
 
 def test_the_checkpoint_of_a_run_can_be_inspected(first, capsys):
-    """Fails when the numbers of the ledger, the parked groups or the files do not match the run."""
     last, row = first / "checkpoints" / "step_5", rows_of(first)[-1]
     ledger = read_manifest(last).about["ledger"]
     assert checkpoint.main(["list", str(first)]) == 0

@@ -64,7 +64,6 @@ def test_the_examples_of_the_help_are_settings_that_work_together(example: str) 
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
-    """Fails when the empty folder that Hydra created remains."""
     done = train(tmp_path, "+recipe=tiny_cpu", "seed=-1", "hydra.run.dir=run")
     assert (done.returncode, done.stderr) == (1, "error: seed must be in [0, 2**32), got -1\n")
     assert list(tmp_path.iterdir()) == []
@@ -73,7 +72,6 @@ def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
 def test_a_refused_run_deletes_nothing_that_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fails when the folder is removed together with its contents."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes").write_text("mine")
     monkeypatch.chdir(tmp_path)

@@ -74,6 +74,5 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, text, tensors):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    """Fails when FileNotFoundError reaches the user."""
     with pytest.raises(CheckpointError, match=r"rollout\.json"):
         read_state(tmp_path, "rollout")

@@ -69,7 +69,6 @@ def setup(tmp_path):
 
 
 def test_every_file_of_a_checkpoint_is_written_and_hashed(setup, tmp_path):
-    """Fails when the controller's state, the workers' files or the settings are left out."""
     run = setup()
     run.save(3)
     manifest = verify(latest(run.root))
@@ -109,7 +108,6 @@ def test_checkpoints_are_due_by_steps_and_by_time(setup, changes, due):
 
 
 def test_a_checkpoint_appears_only_when_every_worker_has_finished_writing(setup):
-    """Fails when the folder gets its name while a worker still writes, or the run waits for it."""
     run = setup()
     run.workers.answers_after = 2
     run.checkpointer.start(1, {}, about={})
@@ -125,7 +123,6 @@ def test_a_checkpoint_appears_only_when_every_worker_has_finished_writing(setup)
 
 
 def test_a_checkpoint_begins_only_after_the_previous_one_is_finished(setup):
-    """Fails when two are written at once, or the first is lost."""
     run = setup()
     run.workers.answers_after = 3
     run.checkpointer.start(1, {}, about={})
@@ -133,14 +130,6 @@ def test_a_checkpoint_begins_only_after_the_previous_one_is_finished(setup):
     assert [one.step for one in list_saved(run.root)] == [1]
     run.checkpointer.finish()
     assert [one.step for one in list_saved(run.root)] == [1, 2]
-
-
-def test_old_checkpoints_are_removed(setup):
-    """Fails when keep_last is ignored."""
-    run = setup(keep_last=2)
-    for step in range(1, 5):
-        run.save(step)
-    assert [one.step for one in list_saved(run.root)] == [3, 4]
 
 
 def test_the_checkpoint_with_the_best_evaluation_is_kept(setup):
@@ -206,7 +195,6 @@ def test_a_worker_that_writes_less_than_it_announced_fails_the_checkpoint(setup)
 
 
 def test_the_run_knows_which_checkpoint_it_would_resume(setup):
-    """Fails when a restart uses another checkpoint than the last one that got its name."""
     run = setup()
     assert run.checkpointer.last is None
     run.save(2)
@@ -217,7 +205,6 @@ def test_the_run_knows_which_checkpoint_it_would_resume(setup):
 
 
 def test_a_folder_that_cannot_be_created_fails_only_that_checkpoint(setup):
-    """Fails when an OSError from the controller's own disk ends the run."""
     run = setup()
     run.root.parent.mkdir(exist_ok=True)
     run.root.write_text("a file where the folder should be")
@@ -227,7 +214,6 @@ def test_a_folder_that_cannot_be_created_fails_only_that_checkpoint(setup):
 
 
 def test_a_folder_that_disappears_during_a_save_fails_only_that_checkpoint(setup):
-    """Fails when the error while finishing the checkpoint ends the run."""
     run = setup()
     run.save(1)
     run.workers.answers_after = 1

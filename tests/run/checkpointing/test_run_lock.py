@@ -214,7 +214,6 @@ def test_a_file_system_without_locks_is_reported_once_and_the_file_time_decides(
 
 
 def test_resume_auto_finds_its_run_on_a_file_system_without_locks(clock, monkeypatch, tmp_path):
-    """Fails when the configuration raises a traceback."""
     no_locks(monkeypatch)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "outputs" / "name" / "one" / FILE
@@ -283,7 +282,6 @@ def test_a_run_in_progress_is_found_before_its_first_checkpoint(owner, tmp_path)
 
 
 def test_reading_the_owner_of_a_directory_changes_nothing(tmp_path):
-    """Fails when reading leaves a file behind."""
     assert owner_of(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
     assert owner_of(Path(tmp_path, "missing")) is None

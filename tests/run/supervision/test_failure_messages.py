@@ -43,7 +43,6 @@ def test_a_death_for_lack_of_memory_is_named_with_the_settings_to_lower():
 
 
 def test_a_dead_worker_is_named_with_the_call_it_was_in_or_after():
-    """Fails when a worker that died between two calls is reported to have died in the last one."""
     assert "died in update:" in str(death_error(snapshot(status("")), 0))
     assert "died after update:" in str(death_error(snapshot(status("", is_running=False)), 0))
     never_called = status("", call="", is_running=False)
@@ -59,7 +58,6 @@ def test_when_all_workers_of_a_node_are_dead_the_message_names_rays_process():
 
 
 def test_the_memory_of_a_silent_node_is_shown_as_unknown():
-    """Fails when the message says 0.0 GiB."""
     no_answer = snapshot(status(NO_REPLY, node_bytes=0))
     error = memory_error(no_answer, 0, "reason")
     assert "It held up to 5.00 GiB. " in str(error)

@@ -111,7 +111,6 @@ def tick(*, num_finished: int, engine_steps: int) -> Tick:
 
 
 def test_time_without_an_engine_step_counts_while_requests_are_in_flight():
-    """Fails when a tick without a step resets it, or when time without requests counts."""
     clock = Clock()
     timer = StepTimer(clock=clock)
     clock.now_s += 1000

@@ -84,13 +84,11 @@ def test_healthy_workers_give_results_and_no_report(shared_group, tmp_path):
 
 
 def test_a_worker_that_makes_progress_may_take_as_long_as_it_needs(shared_group, tmp_path):
-    """Fails when a whole call has a time limit."""
     watchdog = GroupWatchdog(shared_group, tmp_path, stall_timeout_s=2.0)
     assert watchdog.results([shared_group.actors[0].work.remote(8, 0.5)], reports_beats=True) == [8]
 
 
 def test_a_call_without_beats_has_the_longer_limit(shared_group, tmp_path):
-    """Fails when the limit for calls with beats applies to every call."""
     watchdog = GroupWatchdog(shared_group, tmp_path, stall_timeout_s=1.0)
     assert watchdog.results([shared_group.actors[0].work.remote(1, 3.5)]) == [1]
 
@@ -118,7 +116,6 @@ def test_an_error_in_a_worker_is_shown_with_its_traceback(shared_group, tmp_path
 
 
 def test_a_failed_allocation_is_shown_with_memory_use_and_settings_to_lower(shared_group, tmp_path):
-    """Fails when it is shown like any other traceback."""
     watchdog = GroupWatchdog(shared_group, tmp_path)
     with pytest.raises(WorkerMemoryError, match=r"worker 1 .* in update .*MemoryError") as caught:
         watchdog.results(shared_group.update("no memory"), reports_beats=True)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
-import metric_keys
 import pytest
 import yaml
 from byte_tokenizer import END, hf_byte_tokenizer
@@ -52,17 +51,6 @@ def test_the_frozen_keys_match_the_design() -> None:
     assert list(keys.FROZEN_KEYS) == frozen_list()
 
 
-def test_missing_frozen_keys_are_named() -> None:
-    logged = [key.replace("*", "held_out") for key in frozen_list()]
-    assert metric_keys.missing(logged) == []
-    logged.remove("loss/behaviour_kl")
-    logged.remove("eval/held_out/avg_at_k")
-    assert metric_keys.missing([*logged, "loss/behaviour_kl_extra"]) == [
-        "loss/behaviour_kl",
-        "eval/*/avg_at_k",
-    ]
-
-
 @pytest.mark.parametrize(
     "key", ["reward", "/mean", "reward/", "Reward/mean", "reward mean/x", "step"]
 )
@@ -76,7 +64,6 @@ def test_a_key_without_stage_and_quantity_is_refused_by_name(tmp_path: Path, key
 
 
 def test_metrics_that_come_late_are_added_to_the_row_of_their_step(tmp_path: Path) -> None:
-    """Fails when they make a second row, lose earlier rows, or replace existing values."""
     with closing(MetricsFile(tmp_path / "m.jsonl")) as file:
         file.append(1, {"reward/mean": 0.5})
         file.append(2, {"reward/mean": 0.25, "loss/total": math.nan})

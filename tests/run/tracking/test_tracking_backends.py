@@ -73,7 +73,6 @@ def records(recorded) -> list[dict[str, Any]]:
 
 
 def test_wandb_holds_every_step_with_its_histogram(recorded, records):
-    """Fails when a value is lost or a histogram is not drawn."""
     items = [record["history"]["item"] for record in records if "history" in record]
     rows = [item for item in items if "reward/mean" in item]
     assert [(row["step"], row["reward/mean"]) for row in rows] == [

@@ -6,12 +6,13 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from small_tracker import make_record
 
 from april_rl.run.tracking import figures
-from april_rl.run.tracking.samples_file import SampleRecord
 from april_rl.run.tracking.terminal import View, can_redraw, sparkline
 
 VALUES = {
@@ -26,24 +27,8 @@ VALUES = {
 }
 SHOWN = ["0.412", "1.4k", "0.42", "31%", "0.0012", "18.2k", "6.3"]
 BARS = "▁▂▃▄▅▆▇█"
+RECORD = make_record(response="first line\nsecond line")
 EVALUATION = {"eval/held_out/avg_at_k": 0.625, "eval/held_out/pass_at_k": 0.75}
-
-
-def make_record(**changes: object) -> SampleRecord:
-    fields = {
-        "prompt_id": 7,
-        "index": 2,
-        "prompt": "12+7=",
-        "response": "first line\nsecond line",
-        "answer": "19",
-        "reward": 1.0,
-        "advantage": 0.87,
-        "finish_reason": "stop",
-        "num_tokens": 5,
-        "ages": ((1, 3), (0, 2)),
-        "source": "sums.jsonl:8",
-    }
-    return SampleRecord(**(fields | changes))
 
 
 class Clock:
@@ -105,7 +90,7 @@ def test_finished_steps_scroll_above_the_live_panel(width: int) -> None:
         for step in (1, 2):
             view.step(step, VALUES | EVALUATION)
         view.message("saved")
-        view.samples(2, [make_record()])
+        view.samples(2, [RECORD])
         text = console.file.getvalue()
     assert figures.HEADING in text
     shown = " ".join(re.sub(r"\x1b\[[\d;?]*\w", "", text).split())
@@ -223,17 +208,17 @@ def test_a_sparkline_shows_the_last_values_between_their_minimum_and_maximum() -
 
 def test_the_shown_samples_are_the_best_the_worst_and_the_longest_in_progress() -> None:
     records = [
-        make_record(index=0, reward=0.5, ages=((0, 5),)),
-        make_record(index=1, reward=0.0, ages=((0, 5),)),
-        make_record(index=2, reward=1.0, ages=((0, 5),)),
-        make_record(index=3, reward=0.5, ages=((2, 1), (1, 2), (0, 2))),
+        replace(RECORD, index=0, reward=0.5, ages=((0, 5),)),
+        replace(RECORD, index=1, reward=0.0, ages=((0, 5),)),
+        replace(RECORD, index=2, reward=1.0, ages=((0, 5),)),
+        replace(RECORD, index=3, reward=0.5, ages=((2, 1), (1, 2), (0, 2))),
     ]
     assert [record.index for record in figures.telling(records)] == [2, 1, 3]
     assert figures.telling(records[:1]) == records[:1]
 
 
 def test_a_sample_is_readable_within_the_width_and_long_texts_lose_their_middle() -> None:
-    text = figures.sample_text(3, make_record(prompt="word " * 500), width=76)
+    text = figures.sample_text(3, replace(RECORD, prompt="word " * 500), width=76)
     assert max(map(len, text.splitlines())) <= 76
     assert "[…]" in text
     assert len(text) < 1000
@@ -242,7 +227,7 @@ def test_a_sample_is_readable_within_the_width_and_long_texts_lose_their_middle(
 
 def test_a_sample_with_an_environment_is_shown_turn_by_turn() -> None:
     said = (("environment", "guess"), ("policy", "one"), ("environment", "no"), ("policy", "two"))
-    lines = figures.sample_text(3, make_record(conversation=said), width=76).splitlines()
+    lines = figures.sample_text(3, replace(RECORD, conversation=said), width=76).splitlines()
     assert [line.split() for line in lines[-5:-1]] == [list(each) for each in said]
     assert not any("response" in line for line in lines)
 

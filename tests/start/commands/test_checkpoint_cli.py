@@ -22,7 +22,6 @@ from april_rl.run.checkpointing.run_lock import own
     ],
 )
 def test_checkpoint_commands_with_wrong_arguments_are_refused(arguments, status, message, capsys):
-    """Fails when the user sees a traceback."""
     assert main(["checkpoint", *arguments]) == status
     assert message in capsys.readouterr().err
 

@@ -22,7 +22,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_module_in_the_folder_is_a_listed_command() -> None:
-    """Fails when a command is added but not its name."""
     folders = [ROOT / "april_rl" / "start" / "commands", ROOT / "april_rl" / "lab" / "commands"]
     modules = [path for folder in folders for path in folder.glob("[a-z]*.py")]
     written = {path.stem for path in modules if "\ndef main(arguments" in path.read_text()}

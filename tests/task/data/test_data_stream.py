@@ -12,12 +12,15 @@ from april_rl.training.rollout.measures.reward_metrics import source_metrics
 from april_rl.types import Group, Prompt, ScoredGroup
 
 
-def stream(num_prompts, seed=0):
-    prompts = [
-        Prompt(id=i, token_ids=(i,), text=str(i), answer="", source=f"f:{i}")
-        for i in range(num_prompts)
+def prompts_of(count, name=""):
+    return [
+        Prompt(id=i, token_ids=(i,), text=str(i), answer="", source=f"f:{i}", dataset=name)
+        for i in range(count)
     ]
-    return PromptStream(prompts, seed=seed)
+
+
+def stream(num_prompts, seed=0):
+    return PromptStream(prompts_of(num_prompts), seed=seed)
 
 
 def take(source, count):
@@ -64,15 +67,8 @@ def test_a_state_of_another_stream_is_refused(changes, expected):
         stream(3).restore(stream(3).save() | changes)
 
 
-def prompts_of(name, count):
-    return [
-        Prompt(id=i, token_ids=(i,), text=str(i), answer="", source=f"f:{i}", dataset=name)
-        for i in range(count)
-    ]
-
-
 def mixture(sizes, weights, seed=3):
-    streams = {n: PromptStream(prompts_of(n, k), seed=seed, name=n) for n, k in sizes.items()}
+    streams = {n: PromptStream(prompts_of(k, n), seed=seed, name=n) for n, k in sizes.items()}
     return MixedStream(streams, weights)
 
 
@@ -130,7 +126,7 @@ def test_a_state_of_another_mixture_is_refused():
 def test_a_changed_source_of_a_mixture_is_refused_with_its_path():
     def mixture_of(fingerprint):
         of_b = PromptStream(
-            prompts_of("b", 3), seed=0, name="b", path="b.jsonl", fingerprint=fingerprint
+            prompts_of(3, "b"), seed=0, name="b", path="b.jsonl", fingerprint=fingerprint
         )
         return MixedStream({"b": of_b}, {"b": 1})
 

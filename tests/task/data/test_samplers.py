@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_data_stream import prompts_of
 
 from april_rl.config.task import DataConfig
 from april_rl.config.user_code import OwnFunctionError
@@ -13,14 +14,6 @@ from april_rl.errors import DataError
 from april_rl.start.assembly.sampler import sampler_maker
 from april_rl.task.data.samplers import ByPassRate
 from april_rl.task.data.stream import MixedStream, PromptStream
-from april_rl.types import Prompt
-
-
-def prompts_of(count, name=""):
-    return [
-        Prompt(id=i, token_ids=(i,), text=str(i), answer="", source=f"f:{i}", dataset=name)
-        for i in range(count)
-    ]
 
 
 def stream(sampler="pass_rate", count=6, **args):
@@ -60,7 +53,6 @@ def test_prompts_without_signal_are_drawn_less_often_but_never_left_out():
 
 
 def test_each_prompt_is_skipped_by_its_own_threshold():
-    """Fails when a prompt is skipped by the random number of another one."""
     sampler = ByPassRate(64, 0)
     for index in range(0, 64, 2):
         sampler.learn(index, [1.0] * 50)

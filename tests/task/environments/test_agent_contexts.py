@@ -40,16 +40,15 @@ def test_a_limit_of_a_request_ends_its_turn_and_the_conversation_continues(tmp_p
         assert answer(pool, cut) == second
 
 
-def test_a_text_continues_after_its_sampled_tokens_but_not_after_its_end(tmp_path):
+def test_a_text_continues_after_its_sampled_tokens_but_not_after_its_end(usual_agents):
     """A served policy does not read the token that ends a text, and reads the text of a `stop`
     once.
     """
-    with agents(tmp_path) as pool:
-        sample = question("text")
-        sample = with_turn(sample.with_span(answer(pool, sample)), encode("upon."))
-        sample = say(sample.with_span(answer(pool, sample)), "a")
-        sample = say(sample.with_span(answer(pool, sample)), "b")
-        reply = answer(pool, sample)
+    sample = question("text")
+    sample = with_turn(sample.with_span(answer(usual_agents, sample)), encode("upon."))
+    sample = say(sample.with_span(answer(usual_agents, sample)), "a")
+    sample = say(sample.with_span(answer(usual_agents, sample)), "b")
+    reply = answer(usual_agents, sample)
     assert contexts_of(sample) == [f"once upon. more: a{END}", f"once upon. more: a!b{END}"]
     heard = [span for span in sample.spans if isinstance(span, Observation)]
     assert [span.max_turn_tokens for span in heard] == [50, 50, 16]
@@ -57,12 +56,11 @@ def test_a_text_continues_after_its_sampled_tokens_but_not_after_its_end(tmp_pat
     assert (reply.is_final, reply.reward, reply.failure) == (True, 41.0, "")
 
 
-def test_a_chat_continues_after_the_text_that_ended_its_turn(tmp_path):
-    with agents(tmp_path) as pool:
-        sample = question('stopped {"stop": ["</code>"]}')
-        sample = with_turn(sample.with_span(answer(pool, sample)), encode("one</code>"))
-        sample = say(sample.with_span(answer(pool, sample)), "two")
-        reply = answer(pool, sample)
+def test_a_chat_continues_after_the_text_that_ended_its_turn(usual_agents):
+    sample = question('stopped {"stop": ["</code>"]}')
+    sample = with_turn(sample.with_span(answer(usual_agents, sample)), encode("one</code>"))
+    sample = say(sample.with_span(answer(usual_agents, sample)), "two")
+    reply = answer(usual_agents, sample)
     assert contexts_of(sample) == [
         f"{as_prompt('a')}one</code>{END}\n"
         f"<|im_start|>user\nb{END}\n<|im_start|>assistant\ntwo{END}"
@@ -70,9 +68,8 @@ def test_a_chat_continues_after_the_text_that_ended_its_turn(tmp_path):
     assert (reply.is_final, reply.reward, reply.failure) == (True, 3.0, "")
 
 
-def test_a_rewritten_history_starts_a_new_context_in_the_same_sample(tmp_path):
-    with agents(tmp_path) as pool:
-        sample, reply = play(pool, question("rewrite"), "one", "two", "three")
+def test_a_rewritten_history_starts_a_new_context_in_the_same_sample(usual_agents):
+    sample, reply = play(usual_agents, question("rewrite"), "one", "two", "three")
     first, second = contexts_of(sample)
     assert first == f"{as_prompt('first')}one{END}"
     assert second.startswith(f"{as_prompt('second')}two{END}")
@@ -80,9 +77,8 @@ def test_a_rewritten_history_starts_a_new_context_in_the_same_sample(tmp_path):
     assert (reply.reward, len(sample.completions)) == (5.0, 3)
 
 
-def test_other_tools_start_a_new_context_and_so_does_returning_to_the_first_ones(tmp_path):
-    with agents(tmp_path) as pool:
-        sample, reply = play(pool, question("subagent"), "one", "two", "three")
+def test_other_tools_start_a_new_context_and_so_does_returning_to_the_first_ones(usual_agents):
+    sample, reply = play(usual_agents, question("subagent"), "one", "two", "three")
     first, second, third = contexts_of(sample)
     assert first == f"{as_prompt('main')}one{END}"
     assert "weather" in second

@@ -26,9 +26,8 @@ from april_rl.task.environments.protocol import EnvironmentFailedError
 COMMAND = f"{sys.executable} {agent_programs.__file__}"
 
 
-def test_the_conversation_is_trained_as_it_was_sampled(tmp_path):
-    with agents(tmp_path) as pool:
-        sample, reply = play(pool, question("talk hello"), "one", "three")
+def test_the_conversation_is_trained_as_it_was_sampled(usual_agents):
+    sample, reply = play(usual_agents, question("talk hello"), "one", "three")
     messages = [
         *({"role": "user", "content": "hello"}, {"role": "assistant", "content": "one"}),
         *({"role": "user", "content": "more"}, {"role": "assistant", "content": "three"}),
@@ -68,9 +67,8 @@ ENDS = {
 
 
 @pytest.mark.parametrize("text", ENDS)
-def test_an_unchanged_client_gets_what_it_expects_or_a_clear_error(tmp_path, text):
-    with agents(tmp_path) as pool:
-        _, reply = play(pool, question(text), "abc", "abc")
+def test_an_unchanged_client_gets_what_it_expects_or_a_clear_error(usual_agents, text):
+    _, reply = play(usual_agents, question(text), "abc", "abc")
     assert not reply.failure
     assert reply.is_final
     assert reply.reward == pytest.approx(ENDS[text])
@@ -79,22 +77,20 @@ def test_an_unchanged_client_gets_what_it_expects_or_a_clear_error(tmp_path, tex
 @pytest.mark.parametrize(
     ("text", "wait_s"), [("retry", 1.0), ("abandoned", 0.5), ("abandoned", 1.5)]
 )
-def test_a_client_that_times_out_asks_again_and_gets_the_same_answer(tmp_path, text, wait_s):
+def test_a_client_that_times_out_asks_again_and_gets_the_same_answer(usual_agents, text, wait_s):
     """The sample may be parked during weight syncs, while its client gives up after 0.3 s each
     time. Fails when the request counts twice, or an answer that no one has read is lost.
     """
-    with agents(tmp_path) as pool:
-        sample = question(text)
-        sample = sample.with_span(answer(pool, sample))
-        time.sleep(wait_s)
-        reply = answer(pool, say(sample, "abc"))
+    sample = question(text)
+    sample = sample.with_span(answer(usual_agents, sample))
+    time.sleep(wait_s)
+    reply = answer(usual_agents, say(sample, "abc"))
     assert (reply.is_final, reply.reward) == (True, 3.0)
 
 
-def test_an_identical_new_request_gets_another_answer(tmp_path):
+def test_an_identical_new_request_gets_another_answer(usual_agents):
     """Agents that sample several times, or retry after an unreadable answer, need this."""
-    with agents(tmp_path) as pool:
-        sample, reply = play(pool, question("again"), "one", "two", "three")
+    sample, reply = play(usual_agents, question("again"), "one", "two", "three")
     assert (reply.is_final, reply.reward, len(sample.context_lengths)) == (True, 3.0, 3)
 
 
@@ -156,10 +152,9 @@ def test_an_agent_that_is_not_repeatable_is_named_with_the_remedies(tmp_path):
     assert "or set environment.on_restart=again" in reply.failure
 
 
-def test_tool_calls_are_read_in_the_form_of_the_model(tmp_path):
+def test_tool_calls_are_read_in_the_form_of_the_model(usual_agents):
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
-    with agents(tmp_path) as pool:
-        sample, reply = play(pool, question("tool"), call, "it rains")
+    sample, reply = play(usual_agents, question("tool"), call, "it rains")
     text = tokenizer().show_text(sample.sequence)
     assert "The weather of a city." in text, "the tools are told"
     assert "rain in Ulm" in text

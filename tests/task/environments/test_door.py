@@ -221,7 +221,6 @@ def test_deeply_nested_arguments_of_a_call_fail_that_turn(monkeypatch):
 
 
 def test_an_error_in_the_controller_fails_only_its_sample(monkeypatch):
-    """Fails when an error of a template or a tokenizer ends the run."""
     with pool() as environments:
         first, second = (hear(environments, fresh(n)) for n in (1, 2))
 

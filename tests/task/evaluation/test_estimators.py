@@ -2,7 +2,6 @@
 values.
 """
 
-from collections import Counter
 from itertools import combinations, product
 
 import numpy as np
@@ -60,23 +59,6 @@ def test_the_most_frequent_answer_decides(
     assert majorities([rewards], [answers]) == pytest.approx([expected])
 
 
-def test_majorities_of_random_votes_equal_breaking_ties_at_random() -> None:
-    """Compare the average of many random tie-breaks."""
-    rng = np.random.default_rng(0)
-    answers = rng.choice(list("abc"), (20, 6))
-    drawn = []
-    for _ in range(3000):
-        winners = []
-        for row in answers:
-            # `most_common` returns the first of several equal ones.
-            votes = Counter(rng.permutation(row).tolist())
-            winners.append(votes.most_common(1)[0][0] == "a")
-        drawn.append(winners)
-    found = majorities(answers == "a", answers.tolist())
-    assert found == pytest.approx(np.mean(drawn, axis=0), abs=0.05)
-    assert 0 < found.mean() < 1
-
-
 @pytest.mark.parametrize(
     ("successes", "trials", "low", "high"),
     [
@@ -101,15 +83,6 @@ def test_the_bootstrap_equals_all_resamples() -> None:
     values = np.array([0.1, 0.9, 0.25, 0.6, 0.0, 1.0])
     every = [np.mean(drawn) for drawn in product(values, repeat=len(values))]
     assert bootstrap(values) == pytest.approx(np.percentile(every, [2.5, 97.5]), abs=0.01)
-
-
-def test_the_interval_of_many_prompts_follows_the_central_limit_theorem() -> None:
-    values = np.random.default_rng(1).beta(0.5, 0.5, 2000)
-    found = estimate(values)
-    half = 1.96 * values.std() / np.sqrt(len(values))
-    assert found == pytest.approx(
-        (values.mean(), values.mean() - half, values.mean() + half), abs=1e-3
-    )
 
 
 def test_rewards_beyond_0_and_1_get_the_bootstrap() -> None:

@@ -137,7 +137,6 @@ def test_an_evaluation_does_not_touch_parked_samples_of_training(monkeypatch) ->
 
 
 def test_a_set_is_sampled_with_its_own_temperature_and_top_p() -> None:
-    """Fails when the engines' own values are used."""
     engines = FakeEngines(LENGTH_OF, num_engines=1, budget=BUDGET)
     aime = replace(HELD_OUT, sampling=replace(HELD_OUT.sampling, temperature=0.6, top_p=0.95))
     evaluator(engines, CountingScorer()).run(aime, lambda _: None)
@@ -204,7 +203,6 @@ def test_an_evaluation_quotes_the_error_of_a_failed_environment() -> None:
 
 
 def test_evaluation_function_selects_the_reward_function_that_decides() -> None:
-    """Fails when the weighted sum used in training counts as accuracy."""
     scorer = CountingScorer()
     scorer.parts = ("format", "math")
     found = run(scorer, held_out=replace(HELD_OUT, function="math"))

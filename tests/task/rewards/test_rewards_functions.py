@@ -131,7 +131,6 @@ def test_a_function_gets_the_columns_and_facts_that_it_names():
 
 @pytest.mark.parametrize(("name", "value"), [("in_another_order", 2183.0), ("by_place", 23.0)])
 def test_a_function_gets_prompts_responses_and_answers_by_their_names(name, value):
-    """Fails when they are passed by position, whatever names the function gives its arguments."""
     with pool(function=f"reward_functions:{name}") as scorer:
         scorer.submit(sample(prompt(difficulty=2), 0, "abc"), group_size=1)
         assert [score.value for score in scorer.collect(None)] == [value]
@@ -203,19 +202,18 @@ def test_a_reward_whose_sums_and_squares_overflow_is_refused_like_nan(value, wei
     assert "beyond ±1e+30: scale or clip it" in message
 
 
-@pytest.mark.parametrize("end", ["<think>", "<think>\n", ""])
 @pytest.mark.parametrize("function", ["exact", "math_verify", "last_number", "format"])
-def test_a_response_cut_off_in_thoughts_that_its_prompt_began_has_no_answer(function, end):
-    asked = replace(prompt(), text=f"1 + 1 = {end}")
+def test_a_response_cut_off_in_thoughts_that_its_prompt_began_has_no_answer(function):
     responses = (r"We try \boxed{2}. Then", "So 2 </think> Answer: 2", "Answer: 2")
-    reward = RewardConfig(function=function)
-    with reward_pool(reward) as scorer:
-        for index, response in enumerate(responses):
-            scorer.submit(sample(asked, index, response), group_size=3)
-        is_told = not end and function != "format"
-        assert [score.value for score in scorer.collect(None)] == [is_told, 1.0, is_told]
-        if function != "format":
-            assert scorer.try_on(asked, ["Answer: 2"])[0][0].value == 1.0
+    with pool(function=function) as scorer:
+        for number, end in enumerate(("<think>", "<think>\n", "")):
+            asked = replace(prompt(number), text=f"1 + 1 = {end}")
+            for index, response in enumerate(responses):
+                scorer.submit(sample(asked, index, response), group_size=3)
+            is_told = not end and function != "format"
+            assert [score.value for score in scorer.collect(None)] == [is_told, 1.0, is_told]
+            if function != "format":
+                assert scorer.try_on(asked, ["Answer: 2"])[0][0].value == 1.0
 
 
 def test_a_function_scores_only_its_own_sources():

@@ -71,20 +71,7 @@ def scores(model: RewardModel, responses: list[str], **more: object) -> list[flo
     return model.score(["1 + 1?"] * num, responses, ["2"] * num, **more)
 
 
-def test_scores_equal_a_direct_forward_pass(folder: Path, model: RewardModel) -> None:
-    texts = [f"<bos>user: 1 + 1?<eos><bos>assistant: {r}<eos>" for r in RESPONSES]
-    expected = direct(folder, *texts)
-    assert scores(model, RESPONSES) == pytest.approx(expected, abs=1e-5)
-    assert len({round(value, 3) for value in expected}) == len(RESPONSES)
-
-
-def test_a_batch_changes_no_score(model: RewardModel) -> None:
-    alone = [scores(model, [response])[0] for response in RESPONSES]
-    assert scores(model, RESPONSES) == pytest.approx(alone, abs=1e-5)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("padding_side", ["left", "right"])
+@pytest.mark.parametrize(("family", "padding_side"), [("llama", "left"), ("qwen3", "right")])
 @pytest.mark.parametrize(
     ("pad_token_id", "pad_token"),
     [

@@ -124,7 +124,6 @@ def test_the_example_of_the_page_remembers_and_continues(tmp_path, monkeypatch):
 
 
 def test_each_process_loads_once_for_columns_trial_and_scores(tmp_path):
-    """Fails when one of them uses another process."""
     reward = RewardConfig(function="reward_functions:LoadedAnywhere", num_processes=2)
     with reward_pool(reward, folder=tmp_path) as scorer:
         assert scorer.columns_of("") == ("difficulty",)

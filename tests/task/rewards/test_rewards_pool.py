@@ -300,14 +300,12 @@ def slow_to_load(tmp_path, monkeypatch) -> str:
 
 
 def test_a_function_that_takes_too_long_to_load_fails_the_check(slow_to_load):
-    """Fails when only calls have a time limit, because they do not include loading."""
     with pytest.raises(RewardError, match=r"including user_code\.start_timeout_s=1 for its start$"):
         check(slow_to_load, limits={"start_timeout_s": 1.0})
 
 
 @pytest.mark.slow
 def test_start_timeout_s_lets_a_slow_function_load(slow_to_load):
-    """Fails when another limit applies to the start."""
     settings = {"num_processes": 1, "hard_timeout_s": 1.2}
     with pool(slow_to_load, **settings, limits={"start_timeout_s": 30.0}) as scorer:
         scorer.submit(sample(1, "fine"), group_size=1)

@@ -56,18 +56,6 @@ def test_the_plan_equals_an_exhaustive_search_over_bins(lengths, num_ranks):
     assert plan_micro_batches(lengths, **sizes) == search(lengths, **sizes)
 
 
-@given(few_or_many, st.integers(1, 20))
-def test_no_micro_batch_costs_less_than_a_later_one_of_any_rank(lengths, num_ranks):
-    """Fails when a rank gets bins that are neighbours in the order of their cost."""
-    plan = plan_micro_batches(
-        lengths, num_ranks=num_ranks, max_tokens=BUDGET, hidden_size=HIDDEN_SIZE
-    )
-    costs = np.array(
-        [[sum(cost(lengths[i], HIDDEN_SIZE) for i in bin_) for bin_ in rank] for rank in plan]
-    )
-    assert (costs[:, 1:].max(axis=0) <= costs[:, :-1].min(axis=0)).all()
-
-
 def draw(distribution: str, num_sequences: int) -> list[int]:
     """Draw lengths of 257 to 16,640 tokens."""
     rng = np.random.default_rng(0)

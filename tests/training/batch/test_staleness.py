@@ -146,23 +146,3 @@ def test_tokens_on_an_old_kv_cache_are_not_compared_with_the_learner(keeps):
             assert mask[: last.start].tolist() == [False] * last.start
             assert mask[last.start :].tolist() == [not keeps] * len(last.token_ids)
     assert seen > 10
-
-
-@pytest.mark.parametrize("finish_stale", [True, False])
-def test_at_the_cap_a_step_either_waits_or_masks(finish_stale):
-    """Invariant 7, for both choices, with lengths that exceed a cap of one version. With finish, no
-    token is masked and none is older than the cap; with mask, tokens beyond it get no loss weight
-    and are counted. Fails when `on_stale` is ignored, or masked tokens keep their weight.
-    """
-    run = Run(replace(PARKING, max_staleness=1, finish_stale=finish_stale))
-    too_old = 0
-    for version in range(8):
-        groups = run.step().groups
-        batch = run.pack(groups)
-        ages = [version - v for sample in samples_of(groups) for v in sample.policy_versions]
-        beyond = sum(age > 1 for age in ages)
-        too_old += beyond
-        rows = rows_of(batch)
-        assert batch.metrics.read()["staleness/masked_tokens"] == beyond
-        assert sum(int((row.loss_weights > 0).sum()) for row in rows) == len(ages) - beyond
-    assert (too_old == 0) is finish_stale

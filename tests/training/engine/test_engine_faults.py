@@ -89,6 +89,14 @@ def ended_by(engine: VllmEngine, reason: FinishReason) -> Fault:
     return end
 
 
+def fault_of(engine: VllmEngine, kind: str) -> Fault:
+    return {
+        "nan": without_numbers,
+        "empty": ended_by(engine, FinishReason.STOP),
+        "error": ended_by(engine, FinishReason.ERROR),
+    }[kind]
+
+
 class RealRun:
     """A collector on the engine: α = 2, three groups of two per step."""
 
@@ -129,12 +137,7 @@ def request(prompt_id: int, *, max_tokens: int = BUDGET) -> Request:
 @pytest.mark.parametrize("kind", ["nan", "empty", "error"])
 def test_a_response_that_the_engine_fails_once_is_sampled_again(engine, planted, real_run, kind):
     """Fails when the run ends, the group is dropped, or the failed attempt leaves a token."""
-    fault = {
-        "nan": without_numbers,
-        "empty": ended_by(engine, FinishReason.STOP),
-        "error": ended_by(engine, FinishReason.ERROR),
-    }[kind]
-    changed = planted(fault, only=SampleId(0, 1), times=2)
+    changed = planted(fault_of(engine, kind), only=SampleId(0, 1), times=2)
     collections = [real_run.step() for _ in range(4)]
     assert changed == [SampleId(0, 1)] * 2
     assert sum(tick.failed_attempts for c in collections for _, tick in c.record.ticks) == 2
@@ -156,12 +159,7 @@ def test_a_group_whose_response_always_fails_is_dropped_with_the_reason(
     """Its siblings and the other groups continue. Fails when it gets a reward, or is retried
     forever.
     """
-    fault = {
-        "nan": without_numbers,
-        "empty": ended_by(engine, FinishReason.STOP),
-        "error": ended_by(engine, FinishReason.ERROR),
-    }[kind]
-    changed = planted(fault, only=SampleId(0, 1))
+    changed = planted(fault_of(engine, kind), only=SampleId(0, 1))
     collections = [real_run.step() for _ in range(4)]
     assert len(changed) == 3
     assert [len(collection.groups) for collection in collections] == [3] * 4

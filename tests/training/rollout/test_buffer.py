@@ -69,7 +69,6 @@ def test_groups_make_only_legal_moves_and_the_counts_add_up(events):
 
 
 def test_open_groups_are_in_flight_in_a_step_and_parked_between_two():
-    """Fails when a ready group is parked as well."""
     buffer = Buffer(1)
     buffer.is_step_under_way = True
     for prompt_id in range(3):
@@ -108,7 +107,6 @@ def test_a_state_with_a_missing_or_extra_group_is_refused(key, change, message):
 
 
 def test_a_step_that_lost_a_group_fails():
-    """Fails when training groups does not check the counts."""
     buffer = Buffer(1)
     for prompt_id in range(2):
         let(buffer, "open", prompt_id)

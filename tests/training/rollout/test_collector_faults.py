@@ -142,7 +142,6 @@ def test_a_late_completion_is_not_mistaken_for_the_one_from_the_abort():
 
 
 def test_a_sample_that_an_engine_loses_ends_the_run_with_an_error_that_names_it():
-    """Fails when the abort does not check for missing samples."""
     run, engines = faulty()
     engines.loses_samples = True
     with pytest.raises(LedgerError, match="did not return samples"):
@@ -182,7 +181,6 @@ def test_a_slow_reward_limits_how_many_prompts_are_opened():
 
 @pytest.mark.parametrize("refill", [True, False])
 def test_a_step_with_only_rejected_groups_fails_and_names_the_setting(refill):
-    """Fails when the limit on rejected groups is not checked (the fake engine counts ticks)."""
     run = Run(Setup(reject_every=1, refill=refill, max_rejected_groups=7))
     with pytest.raises(RunError, match="nothing can be learned from it"):
         run.step()
@@ -191,7 +189,6 @@ def test_a_step_with_only_rejected_groups_fails_and_names_the_setting(refill):
 
 
 def test_at_the_limit_on_rejected_groups_a_step_returns_its_ready_groups():
-    """Fails when reaching the limit is an error although there are groups to train."""
     run = Run(Setup(num_groups=4, reject_every=2, max_rejected_groups=3, refill=False, alpha=1.0))
     groups = run.step().groups
     assert 0 < len(groups) < 4
@@ -207,7 +204,6 @@ def test_messages_about_rejected_groups_name_the_users_filter():
 
 
 def test_one_shot_starts_another_group_after_a_rejected_one():
-    """Fails when one-shot does not free the slots: the step would end with too few groups."""
     run = Run(Setup(reject_every=2, refill=False, alpha=1.0, length_of=lognormal(5, 1.0)))
     groups = run.step().groups
     assert [scored.group.prompt.id for scored in groups] == [1, 3, 5]
@@ -215,7 +211,6 @@ def test_one_shot_starts_another_group_after_a_rejected_one():
 
 
 def test_a_rejected_groups_slots_are_refilled_while_the_others_still_run():
-    """Fails when one-shot starts another group only at the end."""
     setup = Setup(
         reject_every=4, refill=False, alpha=1.0, length_of=lambda s: 1 if s.prompt_id == 0 else 40
     )
@@ -224,7 +219,6 @@ def test_a_rejected_groups_slots_are_refilled_while_the_others_still_run():
 
 
 def test_rewards_that_always_fail_end_in_an_error_that_gives_the_reason():
-    """Fails when no limit counts dropped groups (the fake engine counts ticks)."""
     setup = Setup(failing=frozenset(range(1000)), max_rejected_groups=7)
     run = Run(setup)
     with pytest.raises(RunError, match=r"7 groups were dropped.*The last failure: sample 0"):

@@ -242,7 +242,6 @@ def test_groups_rejected_while_scores_are_settled_count_in_the_next_step():
 
 
 def test_a_state_of_another_format_is_refused_by_name():
-    """Fails when the format is not checked."""
     run = start(LONG)
     with pytest.raises(RunError, match=r"has format 1, .* reads format 8"):
         run.collector.restore({**run.collector.save(), "format": 1})

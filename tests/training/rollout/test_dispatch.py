@@ -134,20 +134,6 @@ def fill(sent: Sent, *tokens: float) -> None:
             sent.dispatch.slots.add(engine, tokens=total / 8)
 
 
-def test_new_samples_queue_at_the_engine_with_the_fewest_outstanding_tokens():
-    """Fails when an engine with more to do gets them first, or gets more than it has room for."""
-    # Eight slots and two queued requests for each engine.
-    sent = Sent(group_size=4, num_engines=3, num_slots=24)
-    fill(sent, 30.0, 10.0, 20.0)
-    for prompt_id in (1, 2):
-        sent.dispatch.add(sent.open(prompt_id))
-    assert sent.dispatch.assign(limit=3) == 3
-    assert sent.assignments() == {1: ids(1, 0, 1), 2: ids(1, 2)}
-    assert sent.dispatch.assign(limit=1000) == 3
-    assert sent.assignments() == {0: ids(2, 0, 1), 1: ids(1, 0, 1), 2: ids(1, 2, 3)}
-    assert sent.dispatch.num_waiting == 2
-
-
 def test_the_rest_of_a_group_queues_at_the_same_engine_as_its_siblings():
     """Fails when the rest goes to the engine with the least work although the siblings' engine has
     a slot again.

@@ -29,29 +29,6 @@ def test_slots_are_divided_evenly_and_completely(num_slots, num_engines, queue_s
     assert all(slots.in_flight(e) in (0, shares[e] + queue_size) for e in range(num_engines))
 
 
-def test_a_free_slot_comes_first_then_the_siblings_then_the_least_work():
-    """Fails when a sample queues behind its siblings although another engine has a free slot, or
-    siblings stay together on an engine without room.
-    """
-    slots = Slots(num_engines=2, num_slots=4, queue_size=1)
-    assert slots.choose(last_engine=None, siblings=None) == 0
-    slots.add(0, tokens=10.0)
-    assert slots.choose(last_engine=None, siblings=None) == 1
-    slots.add(1, tokens=1.0)
-    assert slots.choose(last_engine=None, siblings=0) == 0
-    slots.add(0, tokens=4.0)
-    assert slots.choose(last_engine=None, siblings=0) == 1
-    slots.add(1, tokens=1.0)
-    slots.withdraw(1)
-    assert slots.choose(last_engine=None, siblings=1) == 0
-    slots.add(0, tokens=1.0)
-    assert slots.choose(last_engine=0, siblings=0) is None
-    slots.remove(0, tokens=10.0)
-    slots.remove(0, tokens=4.0)
-    assert slots.in_flight(0) == 1
-    assert slots.choose(last_engine=None, siblings=None) == 0
-
-
 @pytest.mark.parametrize("turns", [0, 3])
 def test_step_statistics_match_the_work_of_the_engines(turns):
     """Fails when tokens of the abort, finished samples, or resumed or truncated samples are left
