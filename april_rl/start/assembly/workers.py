@@ -15,7 +15,7 @@ from april_rl.training.runtime.cluster import cluster_gpus
 from april_rl.training.runtime.layout import Layout
 from april_rl.training.runtime.local import LocalWorker
 from april_rl.training.runtime.worker_parts import WorkerSettings
-from april_rl.training.runtime.workers import Workers
+from april_rl.training.runtime.workers import WorkerGroup, Workers
 
 
 def machine_of(config: TrainConfig) -> Machine:
@@ -30,7 +30,7 @@ def machine_of(config: TrainConfig) -> Machine:
 
 def build_workers(
     config: TrainConfig, layout: Layout, *, run_dir: Path, sizes: Sizes
-) -> Workers | LocalWorker:
+) -> WorkerGroup:
     """Return the workers, with a watchdog that writes its report to the run directory; with
     runtime.ray=false the one worker, in this process.
     """

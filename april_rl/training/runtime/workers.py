@@ -11,12 +11,12 @@ from typing import Any
 import ray
 
 from april_rl.config import TrainConfig
-from april_rl.config.engine import EngineConfig
 from april_rl.metrics import Metrics, merge
 from april_rl.run.checkpointing.checkpointer import Written
 from april_rl.run.supervision.host_memory import WorkerMemory, allocator_environment
 from april_rl.run.supervision.watchdog import Watchdog
 from april_rl.training.batch.packing import Batch
+from april_rl.training.rollout.ports import Engines
 from april_rl.training.runtime.cluster import Placement, rank_order, start_ray, stop_ray
 from april_rl.training.runtime.engines import RayEngines
 from april_rl.training.runtime.layout import Layout
@@ -26,8 +26,101 @@ from april_rl.training.runtime.worker import WorkerActor
 from april_rl.training.runtime.worker_parts import WorkerSettings
 
 
-class Workers:
-    """All workers of the run, and the owner of their processes: `close` leaves none behind."""
+class WorkerGroup:
+    """The workers of a run, as the controller calls them. A subclass starts them, and knows how a
+    call reaches them.
+    """
+
+    has_failed = False  # whether a worker is dead or hung, so that no call to it would return
+
+    def __init__(self, layout: Layout, settings: WorkerSettings) -> None:
+        self.layout, self._settings = layout, settings
+        self.policy_version = 0  # version of the weights that were synced last
+
+    def start(self, config: TrainConfig, *, sleeps: bool, on_stage: Callable[[str], None]) -> None:
+        """Start learners and engines as planned; raise the errors of `Watchdog.results`."""
+        on_stage("joining the process group")
+        self._join()
+        on_stage("loading the learner")
+        self._all("build_learner", config.learner)
+        on_stage("starting vLLM")
+        keeps_parked = config.rollout.resume.keeps_caches
+        self._all("build_engine", config.engine, sleeps=sleeps, keeps_parked=keeps_parked)
+        if sends_adapter(config.lora):
+            self._all("load_first_adapter")
+
+    def start_engines(self) -> None:
+        """Form the process group and start the engines with the model's own weights, without a
+        learner: there is no update and no weight sync. Raise the errors of `Watchdog.results`.
+        """
+        self._join()
+        self._all("build_engine", self._settings.config.engine, sleeps=False, keeps_parked=False)
+
+    def memory(self) -> list[WorkerMemory]:
+        return self._all("memory")
+
+    def kv_cache_tokens(self) -> int:
+        """Return how many tokens fit the KV caches of all engines after their start."""
+        return sum(self._all("kv_cache_tokens")[:: self.layout.tensor_parallel_size])
+
+    def update(self, batch: Batch) -> Metrics:
+        """Take one optimizer step per minibatch on every worker; return the merged metrics."""
+        return merge(self._each("update", batch.of_rank))
+
+    def sync_weights(self, policy_version: int) -> Metrics:
+        """Load the learner's weights into every engine, which then samples as `policy_version`."""
+        metrics = merge(self._each("sync_weights", lambda _rank: policy_version))
+        self.policy_version = policy_version
+        return metrics
+
+    def export(self, path: Path) -> None:
+        self._all("export", path)
+
+    def start_saving(self, folder: Path) -> list[str]:
+        """Copy the learners' state, and begin to write it into `folder`, which must be shared if
+        there are several machines. Return the names of the files that will be written.
+        """
+        return [name for names in self._all("start_saving", folder) for name in names]
+
+    def load_state(self, folder: Path) -> None:
+        self._all("load_state", folder)
+
+    def start_profile(self, folder: Path) -> None:
+        """Trace the calls of the first worker from now on, as `CallProfiler.start` does."""
+        self._first("start_profile", folder)
+
+    def write_profile(self) -> None:
+        self._first("write_profile")
+
+    def engines(self, *, deterministic: bool) -> Engines:
+        """Return the engines as the collector drives them."""
+        raise NotImplementedError
+
+    def poll_save(self) -> Written | None:
+        """Return what all workers have written; None while one is writing. Never waits."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End or free the workers, without waiting for one."""
+        raise NotImplementedError
+
+    def _join(self) -> None:
+        raise NotImplementedError
+
+    def _all(self, method: str, *args: object, **keywords: object) -> list[Any]:
+        """Return what a method of each worker returns, by rank."""
+        raise NotImplementedError
+
+    def _each(self, method: str, argument_of: Callable[[int], object]) -> list[Any]:
+        """Do the same with an argument for each rank, in a call that may take long."""
+        raise NotImplementedError
+
+    def _first(self, method: str, *args: object) -> None:
+        raise NotImplementedError
+
+
+class Workers(WorkerGroup):
+    """Workers as Ray actors, and the owner of their processes: `close` leaves none behind."""
 
     def __init__(
         self,
@@ -39,10 +132,9 @@ class Workers:
         batch_tokens: int = 0,
     ) -> None:
         """Start Ray and place an actor per GPU or CPU slot; `start` loads what they need."""
-        self.layout, self.watchdog = layout, watchdog
-        self._lora, self._engine = settings.config.lora, settings.config.engine
+        super().__init__(layout, settings)
+        self.watchdog = watchdog
         self._polls: list[Any] = []  # running calls that ask what has been written
-        self.policy_version = 0  # version of the weights that were synced last
         start_ray(num_workers=layout.num_workers, address=address, batch_tokens=batch_tokens)
         self._placement = Placement(
             num_workers=layout.num_workers,
@@ -68,34 +160,8 @@ class Workers:
         ]  # in the order of ranks, once they have started
 
     @property
-    def has_failed(self) -> bool:
-        """Return whether a worker is dead or hung, so that no call to it would return."""
+    def has_failed(self) -> bool:  # type: ignore[override]
         return self.watchdog.has_failed
-
-    def start(self, config: TrainConfig, *, sleeps: bool, on_stage: Callable[[str], None]) -> None:
-        """Start learners and engines as planned; raise the errors of `Watchdog.results`."""
-        on_stage("joining the process group")
-        self._join()
-        on_stage("loading the learner")
-        self._all("build_learner", config.learner)
-        on_stage("starting vLLM")
-        keeps_parked = config.rollout.resume.keeps_caches
-        self._build_engines(config.engine, sleeps=sleeps, keeps_parked=keeps_parked)
-        if sends_adapter(self._lora):
-            self._all("load_first_adapter")
-
-    def start_engines(self) -> None:
-        """Form the process group and start the engines with the model's own weights, without a
-        learner: there is no update and no weight sync. Raise the errors of `Watchdog.results`.
-        """
-        self._join()
-        self._build_engines(self._engine, sleeps=False, keeps_parked=False)
-
-    def _build_engines(self, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool) -> None:
-        self._all("build_engine", engine, sleeps=sleeps, keeps_parked=keeps_parked)
-
-    def memory(self) -> list[WorkerMemory]:
-        return list(self._all("memory"))
 
     def _join(self) -> None:
         self.actors = [self.actors[index] for index in rank_order(self._all("location"))]
@@ -112,7 +178,6 @@ class Workers:
         )
 
     def engines(self, *, deterministic: bool) -> RayEngines:
-        """Return the engines as the collector drives them."""
         return RayEngines(self, deterministic=deterministic)
 
     @property
@@ -121,41 +186,7 @@ class Workers:
         size = self.layout.tensor_parallel_size
         return [self.actors[first : first + size] for first in range(0, len(self.actors), size)]
 
-    def kv_cache_tokens(self) -> int:
-        """Return how many tokens fit the KV caches of all engines after their start."""
-        calls = [ranks[0].kv_cache_tokens.remote() for ranks in self.engine_actors]
-        return sum(self.watchdog.results(calls))
-
-    def update(self, batch: Batch) -> Metrics:
-        """Take one optimizer step per minibatch on every worker; return the merged metrics."""
-        calls = [actor.update.remote(batch.of_rank(rank)) for rank, actor in enumerate(self.actors)]
-        return merge(self.watchdog.results(calls, reports_beats=True))
-
-    def sync_weights(self, policy_version: int) -> Metrics:
-        """Load the learner's weights into every engine, which then samples as `policy_version`."""
-        calls = [actor.sync_weights.remote(policy_version) for actor in self.actors]
-        metrics = merge(self.watchdog.results(calls, reports_beats=True))
-        self.policy_version = policy_version
-        return metrics
-
-    def export(self, path: Path) -> None:
-        self._all("export", path)
-
-    def start_profile(self, folder: Path) -> None:
-        """Trace the calls of the first worker from now on, as `CallProfiler.start` does."""
-        self.watchdog.results([self.actors[0].start_profile.remote(folder)])
-
-    def write_profile(self) -> None:
-        self.watchdog.results([self.actors[0].write_profile.remote()])
-
-    def start_saving(self, folder: Path) -> list[str]:
-        """Copy the learners' state, and begin to write it into `folder`, which must be shared if
-        there are several machines. Return the names of the files that will be written.
-        """
-        return [name for names in self._all("start_saving", folder) for name in names]
-
     def poll_save(self) -> Written | None:
-        """Return what all workers have written; None while one is writing. Never waits."""
         self._polls = self._polls or [actor.poll_save.remote() for actor in self.actors]
         found = self.watchdog.results_within(self._polls, 0.0)
         if found is None:
@@ -166,9 +197,6 @@ class Workers:
         records = {name: of for written in found for name, of in written.records.items()}
         errors = [written.error for written in found if written.error]
         return Written(records=records, error=errors[0] if errors else "")
-
-    def load_state(self, folder: Path) -> None:
-        self._all("load_state", folder)
 
     def close(self) -> None:
         """End every worker, and Ray if it was started here, without waiting for a worker."""
@@ -182,7 +210,17 @@ class Workers:
 
     def _all(self, method: str, *args: object, **keywords: object) -> list[Any]:
         calls = [getattr(actor, method).remote(*args, **keywords) for actor in self.actors]
-        return self.watchdog.results(calls)
+        return list(self.watchdog.results(calls))
+
+    def _each(self, method: str, argument_of: Callable[[int], object]) -> list[Any]:
+        calls = [
+            getattr(actor, method).remote(argument_of(rank))
+            for rank, actor in enumerate(self.actors)
+        ]
+        return list(self.watchdog.results(calls, reports_beats=True))
+
+    def _first(self, method: str, *args: object) -> None:
+        self.watchdog.results([getattr(self.actors[0], method).remote(*args)])
 
 
 def _own_folders() -> list[str]:
