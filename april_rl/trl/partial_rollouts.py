@@ -148,7 +148,6 @@ class PartialRollouts:
             self._rows,
             self._rules,
             over_sampling_factor=self._factor,
-            keep=lambda _: True,
         )
 
     def next_rows(self) -> list[dict[str, Any]]:

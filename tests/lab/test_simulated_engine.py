@@ -181,7 +181,6 @@ def test_the_collector_does_the_same_on_simulated_and_on_fake_engines():
                 requests=RequestRules(tick_steps=4, max_response_tokens=60, seed=0),
             ),
             over_sampling_factor=2.0,
-            keep=lambda scored: True,  # noqa: ARG005
             clock=iter(range(10**9)).__next__,
         )
         found: list[object] = []

@@ -191,7 +191,6 @@ class CollectorMode:
                 tick_timeout_s=60.0,
             ),
             over_sampling_factor=factor,
-            keep=lambda _: True,
         )
 
     def simulate(self, steps: int, cost: EngineCost) -> None:

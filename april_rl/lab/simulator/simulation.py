@@ -21,8 +21,9 @@ from april_rl.lab.simulator.world import (
 from april_rl.training.rollout.collector import Collection, Collector
 from april_rl.training.rollout.dispatch import RequestRules
 from april_rl.training.rollout.step import StepRules
-from april_rl.types import ScoredGroup
+from april_rl.training.rollout.stop_rule import Filter
 
+_WITH_SIGNAL = Filter(keep=lambda scored: scored.has_signal)
 _FOREVER_S = 1e12
 
 
@@ -89,6 +90,7 @@ class Scenario:
             max_staleness=self.max_staleness,
             finish_stale=self.finish_stale,
             max_rejected_groups=0,
+            group_filter=_WITH_SIGNAL if self.is_filtered else Filter(),
             abort_timeout_s=_FOREVER_S,
             tick_timeout_s=_FOREVER_S,
             deterministic=False,
@@ -162,7 +164,6 @@ class _Run:
             NumberedPrompts(scenario.prompt_tokens, has_environment=episodes is not None),
             scenario.rules(refill=refill),
             over_sampling_factor=over_sampling_factor,
-            keep=_has_signal if scenario.is_filtered else _any,
             clock=self._clock,
         )
 
@@ -181,11 +182,3 @@ class _Run:
     @property
     def peak_kv_tokens(self) -> int:
         return max(engine.peak_kv_tokens for engine in self._engines)
-
-
-def _has_signal(scored: ScoredGroup) -> bool:
-    return scored.has_signal
-
-
-def _any(scored: ScoredGroup) -> bool:  # noqa: ARG001
-    return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import OnRestart, OnStale
@@ -12,6 +12,7 @@ from april_rl.training.rollout.collector import Collector
 from april_rl.training.rollout.dispatch import RequestRules
 from april_rl.training.rollout.ports import Engines, Outside
 from april_rl.training.rollout.step import StepRules
+from april_rl.training.rollout.stop_rule import Filter
 from april_rl.types import ScoredGroup
 
 # For each group that it trains, a step may lose this many that have no signal or are dropped.
@@ -39,7 +40,7 @@ def build_collector(
             max_staleness=rollout.max_staleness,
             finish_stale=rollout.on_stale is OnStale.finish,
             max_rejected_groups=_REJECTED_PER_GROUP * config.trainer.num_groups,
-            group_filter=config.algorithm.group_filter or "",
+            group_filter=_filter(config, prompts),
             requests=RequestRules(
                 tick_steps=rollout.steps_per_tick,
                 max_response_tokens=rollout.max_response_tokens,
@@ -50,25 +51,27 @@ def build_collector(
             deterministic=config.deterministic,
         ),
         over_sampling_factor=rollout.over_sampling_factor,
-        keep=_filter(config, prompts),
         restarts_episodes=config.environment.on_restart is OnRestart.again,
     )
 
 
-def _filter(
-    config: TrainConfig, prompts: PromptStream | MixedStream
-) -> Callable[[ScoredGroup], bool]:
+def _filter(config: TrainConfig, prompts: PromptStream | MixedStream) -> Filter:
     """Return the group filter, which also passes rewards to a prompt sampler that reads them."""
-    keep = load_group_filter(config.algorithm) or (
-        (lambda scored: scored.has_signal)
-        if config.algorithm.dynamic_sampling
-        else (lambda _: True)
-    )
+    chosen = Filter()
+    if (own := load_group_filter(config.algorithm)) is not None:
+        chosen = Filter(
+            keep=own,
+            cause=f"by algorithm.group_filter={config.algorithm.group_filter}",
+            advice="see whether it returns True for a group that you would train, and what the "
+            "reward gives (python -m april_rl data shows it for right and wrong answers)",
+        )
+    elif config.algorithm.dynamic_sampling:
+        chosen = Filter(keep=lambda scored: scored.has_signal)
     if not prompts.learns:
-        return keep
+        return chosen
 
     def learn(scored: ScoredGroup) -> bool:
         prompts.learn(scored.group.prompt, scored.rewards)
-        return keep(scored)
+        return chosen.keep(scored)
 
-    return learn
+    return replace(chosen, keep=learn)

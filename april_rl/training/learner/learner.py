@@ -163,15 +163,6 @@ class Learner:
         adapted = self._adapt_entropy_bonus(statistics)
         return merge([*steps, statistics.metrics(), mismatch.metrics(), adapted])
 
-    def logprobs(self, micro_batch: MicroBatch) -> Tensor:
-        """Return log-probabilities [T] of the next token in nats, at the sampling temperature,
-        without gradient; 0 outside the response mask. A collective.
-        """
-        self._masters.reload()
-        row = PackedRow.of(micro_batch, device=self._device)
-        logprobs = self._logprobs(row)
-        return logprobs.new_zeros(row.token_ids.shape[1]).index_copy(0, row.positions, logprobs)
-
     def weights(self, *, merged: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Yield name and whole tensor, in `compute_dtype`, of everything in a checkpoint.
 

@@ -73,12 +73,11 @@ class Collector:
         rules: StepRules,
         *,
         over_sampling_factor: float,
-        keep: Callable[[ScoredGroup], bool],
         restarts_episodes: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`keep` is the filter, True for groups worth training; with `restarts_episodes`, groups
-        with episodes under way begin from their prompt after `restore`; `clock` reads seconds.
+        """With `restarts_episodes`, groups with episodes under way begin from their prompt after
+        `restore`; `clock` reads seconds.
         """
         self._engines = engines
         self._outside = outside
@@ -88,7 +87,7 @@ class Collector:
         self._restarts_episodes = restarts_episodes
         self._clock = clock
         self._buffer = Buffer(rules.group_size)
-        self._groups = Groups(self._buffer, outside, keep=keep)
+        self._groups = Groups(self._buffer, outside, keep=rules.group_filter.keep)
         self._expected_length = ExpectedLength()
 
     @garbage_collection_paused()
@@ -146,10 +145,10 @@ class Collector:
         record.end(self._buffer.train(groups))
         notes = lost_groups_notes(
             record.groups.lost,
+            rules.group_filter,
             num_groups=len(groups),
             num_wanted=rules.num_groups,
             limit=rules.max_rejected_groups,
-            group_filter=rules.group_filter,
         )
         return Collection(
             groups=tuple(groups),

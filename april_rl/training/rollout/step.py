@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from april_rl.errors import EngineStalledError
 from april_rl.training.rollout.buffer import Buffer
@@ -13,7 +13,7 @@ from april_rl.training.rollout.groups import Groups
 from april_rl.training.rollout.open_group import SampleState
 from april_rl.training.rollout.ports import Outside, PromptSource
 from april_rl.training.rollout.record import GroupEvents, StepRecord
-from april_rl.training.rollout.stop_rule import is_limit_reached, must_wait, no_signal_error
+from april_rl.training.rollout.stop_rule import Filter, is_limit_reached, must_wait, no_signal_error
 from april_rl.types import Completion, Reply, Score
 
 # With fewer, long groups that wait leave slots empty (docs/experiments.md).
@@ -32,7 +32,7 @@ class StepRules:
     max_staleness: int  # largest age of a token in training, in steps
     finish_stale: bool  # whether to wait for groups that would become too old, or mask tokens
     max_rejected_groups: int  # groups that a step may lose; 0: no limit
-    group_filter: str = ""  # the user's filter, for messages; empty: the built-in one
+    group_filter: Filter = field(default_factory=Filter)
     requests: RequestRules
     abort_timeout_s: float
     tick_timeout_s: float
@@ -144,7 +144,7 @@ class Step:
         if not self._buffer.num_ready:
             # A resumed run, perhaps with another reward, may lose as many again.
             self._buffer.events = GroupEvents()
-            raise no_signal_error(lost, group_filter=self._rules.group_filter)
+            raise no_signal_error(lost, self._rules.group_filter)
         return True
 
     def _launch(self) -> None:

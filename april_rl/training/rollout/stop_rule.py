@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from april_rl.errors import RunError
+from april_rl.types import ScoredGroup
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,38 +22,40 @@ class Lost:
         return self.rejected + self.dropped
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which scored groups are trained, and what the user is told about the others."""
+
+    keep: Callable[[ScoredGroup], bool] = lambda _: True
+    cause: str = "for equal rewards of all their samples"
+    advice: str = (
+        "the task is too easy or too hard for this model, or the reward is constant; nothing can "
+        "be learned from it. python -m april_rl data shows what the reward gives right and wrong "
+        "answers"
+    )
+
+
 def is_limit_reached(limit: int, lost: Lost) -> bool:
     """Return whether a step has lost as many groups as allowed; `limit` 0 means no limit."""
     return 0 < limit <= lost.total
 
 
-def no_signal_error(lost: Lost, *, group_filter: str) -> RunError:
-    """Return the error for a step that reached the limit with no group ready; `group_filter` is
-    the user's filter, empty for the built-in one.
-    """
+def no_signal_error(lost: Lost, group_filter: Filter) -> RunError:
+    """Return the error for a step that reached the limit with no group ready."""
     if lost.dropped > lost.rejected:
         return RunError(
             f"{lost.dropped} groups were dropped because a reward, environment or engine failed, "
             "and none is ready, so the step ended. The last failure: "
             f"{lost.last_failure}"
         )
-    if group_filter:
-        return RunError(
-            f"{lost.rejected} groups were rejected by algorithm.group_filter={group_filter} "
-            "(a step ends after 20 · trainer.num_groups), and none is ready: see whether it "
-            "returns True for a group that you would train, and what the reward gives "
-            "(python -m april_rl data shows it for right and wrong answers)"
-        )
     return RunError(
-        f"{lost.rejected} groups had equal rewards for all their samples "
-        "(a step ends after 20 · trainer.num_groups): the task is too easy "
-        "or too hard for this model, or the reward is constant; nothing can be learned from it. "
-        "python -m april_rl data shows what the reward gives right and wrong answers"
+        f"{lost.rejected} groups were rejected {group_filter.cause} (a step ends after 20 · "
+        f"trainer.num_groups), and none is ready: {group_filter.advice}"
     )
 
 
 def lost_groups_notes(
-    lost: Lost, *, num_groups: int, num_wanted: int, limit: int, group_filter: str
+    lost: Lost, group_filter: Filter, *, num_groups: int, num_wanted: int, limit: int
 ) -> list[str]:
     """Return notes on why groups were dropped, and that the limit made the batch smaller."""
     notes = []
@@ -62,10 +65,9 @@ def lost_groups_notes(
             f"the last: {lost.last_failure}"
         )
     if num_groups < num_wanted and is_limit_reached(limit, lost):
-        cause = f"by algorithm.group_filter={group_filter}" if group_filter else "for equal rewards"
         notes.append(
             f"this step trains {num_groups} groups instead of {num_wanted}: {lost.rejected} were "
-            f"rejected {cause}, {lost.dropped} dropped"
+            f"rejected {group_filter.cause}, {lost.dropped} dropped"
         )
     return notes
 

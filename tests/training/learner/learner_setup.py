@@ -356,8 +356,8 @@ def plain_adamw(model: PreTrainedModel) -> torch.optim.AdamW:
 
 
 def learner_logprobs(learner: Learner, examples: Sequence[Example]) -> torch.Tensor:
-    row = pack(examples, total=1)
-    return learner.logprobs(row)[torch.from_numpy(row.response_mask)]
+    learner.reload()
+    return learner._logprobs(PackedRow.of(pack(examples, total=1), device=learner._device))
 
 
 def all_plain_logprobs(model: PreTrainedModel, examples: Sequence[Example]) -> torch.Tensor:

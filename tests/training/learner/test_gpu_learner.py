@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from learner_setup import Example, make_learner, pack_minibatch
+from learner_setup import Example, learner_logprobs, make_learner, pack_minibatch
 from planned_models import INPUTS, change
 from tiny_models import write_tiny_qwen3
 from torch import Tensor, nn
@@ -110,9 +110,8 @@ def rows() -> list[Example]:
 
 def state(learner: Learner) -> list[Tensor]:
     """Return the weights as they are sent and all log-probabilities of a row, on the CPU."""
-    [row, *_] = pack_minibatch([[example] for example in rows()])
     sent = [tensor.cpu() for _, tensor in learner.weights()]
-    return [*sent, learner.logprobs(row).cpu()]
+    return [*sent, learner_logprobs(learner, rows()[:1]).cpu()]
 
 
 def test_offload_frees_weights_and_optimizer_state_and_restores_them_bit_by_bit(tmp_path):

@@ -42,13 +42,6 @@ def test_a_packed_row_gives_the_logprobs_of_each_response_on_its_own(either_path
     torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-5)
 
 
-def test_logprobs_are_zero_outside_the_response(path):
-    row = pack(make_examples(path, noise=0.0, age=0), total=1)
-    logprobs = make_learner(path).logprobs(row)
-    assert logprobs.shape == (sum(row.lengths),)
-    assert ((logprobs != 0) == torch.from_numpy(row.response_mask)).all()
-
-
 def test_a_packed_row_gives_the_gradients_of_its_sequences_one_by_one(either_path):
     check_gradients(build_policy(either_path), either_path)
 
@@ -79,7 +72,7 @@ def test_a_share_of_the_layers_is_recomputed_and_gradients_are_the_same(
 
 def test_weights_equal_the_checkpoint_even_after_a_forward_pass(either_path):
     learner = make_learner(either_path, compute_dtype=ComputeDtype.bfloat16)
-    learner.logprobs(pack(make_examples(either_path, noise=0.0, age=0), total=1))
+    learner_logprobs(learner, make_examples(either_path, noise=0.0, age=0))
     stored = load_file(Path(either_path, "model.safetensors"))
     sent = dict(learner.weights())
     assert sent.keys() == stored.keys()

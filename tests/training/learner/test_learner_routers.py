@@ -16,6 +16,7 @@ from learner_setup import (
     NO_ADAPTERS,
     Example,
     build_policy,
+    learner_logprobs,
     make_learner,
     pack,
     pack_minibatch,
@@ -278,8 +279,7 @@ def test_nothing_is_repeated_after_an_update(qwen):
     learner = make_learner(qwen, lr=0.1, router_replay=RouterReplay.learner)
     learner.update(two_minibatches())
     # More tokens than any earlier row, so that old choices would not fit.
-    logprobs = learner.logprobs(pack(examples_of(8), total=1))
-    assert logprobs.isfinite().all()
+    assert learner_logprobs(learner, examples_of(8)).isfinite().all()
 
 
 def test_an_error_inside_the_block_ends_the_repetition(qwen):

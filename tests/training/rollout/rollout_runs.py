@@ -17,6 +17,7 @@ from april_rl.training.rollout.dispatch import RequestRules
 from april_rl.training.rollout.ports import Engines
 from april_rl.training.rollout.record import GroupState
 from april_rl.training.rollout.step import StepRules
+from april_rl.training.rollout.stop_rule import Filter
 from april_rl.types import Completion, Group, Observation, Sample, SampleId, ScoredGroup
 
 
@@ -62,7 +63,7 @@ class Setup:
     max_staleness: int = 5
     finish_stale: bool = True
     max_rejected_groups: int = 1000
-    group_filter: str = ""  # the user's filter, which messages name
+    cause: str = Filter().cause  # of a rejected group, for messages
     deterministic: bool = False
     seed: int = 0
     keeps: bool = False  # whether engines keep the state of aborted samples
@@ -117,7 +118,7 @@ class Run:
                 max_staleness=setup.max_staleness,
                 finish_stale=setup.finish_stale,
                 max_rejected_groups=setup.max_rejected_groups,
-                group_filter=setup.group_filter,
+                group_filter=Filter(keep=self._keep, cause=setup.cause),
                 abort_timeout_s=7.0,
                 tick_timeout_s=9.0,
                 deterministic=setup.deterministic,
@@ -127,7 +128,6 @@ class Run:
             ),
             clock=self.fakes.clock,
             over_sampling_factor=setup.alpha,
-            keep=self._keep,
         )
         self.buffer = self.collector._buffer
 

@@ -196,11 +196,11 @@ def test_at_the_limit_on_rejected_groups_a_step_returns_its_ready_groups():
 
 def test_messages_about_rejected_groups_name_the_users_filter():
     """Fails when messages mention equal rewards, which the user's filter may ignore."""
-    setup = Setup(reject_every=1, max_rejected_groups=7, group_filter="mine:keep")
-    with pytest.raises(RunError, match=r"rejected by algorithm\.group_filter=mine:keep"):
+    setup = Setup(reject_every=1, max_rejected_groups=7, cause="by mine:keep")
+    with pytest.raises(RunError, match=r"rejected by mine:keep"):
         Run(setup).step()
     few = replace(setup, num_groups=4, reject_every=2, max_rejected_groups=3, refill=False, alpha=1)
-    assert any("rejected by algorithm.group_filter=mine:keep" in n for n in Run(few).step().notes)
+    assert any("rejected by mine:keep" in n for n in Run(few).step().notes)
 
 
 def test_one_shot_starts_another_group_after_a_rejected_one():
