@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import NamedTuple
+
+import numpy as np
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Advantage
-from april_rl.metrics import Metrics
+from april_rl.metrics import Histogram, Metrics
 from april_rl.training.algorithm.advantages import Credits, Floats64, penalized_rewards
 from april_rl.training.batch.packing import Batch, Floats32, Packer
 from april_rl.training.rollout.collector import Collection
@@ -24,16 +27,6 @@ class TeacherReply(NamedTuple):
 
 # Asks a teacher that is not in the workers; calls the second argument every second.
 AskTeacher = Callable[[Sequence[ScoredGroup], Callable[[], None]], TeacherReply]
-Phase = Callable[[str], AbstractContextManager[object]]
-
-
-class StepBatch(NamedTuple):
-    """The batch of a step, and what it was made from."""
-
-    batch: Batch
-    # [G] of each group: of a sample or of each of its tokens [R]. None: a critic estimates them.
-    advantages: Sequence[Sequence[float | Floats64]] | None
-    metrics: Metrics
 
 
 class Batches:
@@ -47,41 +40,41 @@ class Batches:
         ask_teacher: AskTeacher | None = None,
     ) -> None:
         """Pay samples as `credits_of` says for their rewards, and ask a teacher on a server."""
-        self._packer, self._credits_of = packer, credits_of
-        self._max_response_tokens = config.rollout.max_response_tokens
-        self._buffer_frac = config.algorithm.overlong_buffer_frac
-        self._penalty = config.algorithm.overlong_penalty
-        self._has_critic = config.algorithm.advantage == Advantage.gae
-        self._ask_teacher = ask_teacher
+        self._config, self._packer = config, packer
+        self._credits_of, self._ask_teacher = credits_of, ask_teacher
 
     def make(
         self,
         collection: Collection,
         *,
         policy_version: int,
-        phase: Phase,
+        phase: Callable[[str], AbstractContextManager[object]],
         look: Callable[[], None],
-    ) -> StepBatch:
-        """Return the batch that advances the policy from `policy_version`. What `look` raises while
-        a teacher is asked ends the call.
+    ) -> tuple[Batch, Sequence[Sequence[float | Floats64]] | None]:
+        """Return the batch that advances the policy from `policy_version`, and the advantages, None
+        if a critic estimates them. What `look` raises while a teacher is asked ends the call.
         """
+        groups, algorithm = collection.groups, self._config.algorithm
         rewards = penalized_rewards(
-            collection.groups,
-            max_response_tokens=self._max_response_tokens,
-            buffer_frac=self._buffer_frac,
-            penalty=self._penalty,
+            groups,
+            max_response_tokens=self._config.rollout.max_response_tokens,
+            buffer_frac=algorithm.overlong_buffer_frac,
+            penalty=algorithm.overlong_penalty,
         )
-        credits_ = self._credits_of(collection.groups, rewards)
-        reply = TeacherReply({}, Metrics())
+        credits_, reply = self._credits_of(groups, rewards), TeacherReply({}, Metrics())
         if self._ask_teacher is not None:
             with phase("teacher"):
-                reply = self._ask_teacher(collection.groups, look)
+                reply = self._ask_teacher(groups, look)
         batch = self._packer.pack(
-            collection.groups,
+            groups,
             credits_,
             policy_version=policy_version,
             probes=collection.probes,
             teacher_logprobs=reply.logprobs,
         )
         metrics = Metrics({**batch.metrics, **reply.metrics})
-        return StepBatch(batch, None if self._has_critic else credits_, metrics)
+        if algorithm.advantage == Advantage.gae:
+            return replace(batch, metrics=metrics), None
+        every = np.hstack([each for of_group in credits_ for each in of_group])
+        histogram = {"histogram/advantage": Histogram.of(every)}
+        return replace(batch, metrics=Metrics({**metrics, **histogram})), credits_

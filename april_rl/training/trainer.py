@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from april_rl.config import TrainConfig
 from april_rl.errors import ExportError, RunError
@@ -30,13 +30,6 @@ from april_rl.training.rollout.measures.timeline import timeline_of
 from april_rl.training.runtime.profiling.step_profiler import StepProfiler
 from april_rl.training.updates import Updates
 from april_rl.types import OnStep, ScoredGroup
-
-
-class TrainedStep(NamedTuple):
-    """The outcome of a step that trained."""
-
-    metrics: Metrics
-    num_tokens: int  # response tokens that were trained
 
 
 class Trainer:
@@ -132,16 +125,17 @@ class Trainer:
             self._interrupts.check()
             with self._profiler.step(step):
                 started = time.perf_counter()
-                result = self.step()
+                metrics = self.step()
                 step_s = time.perf_counter() - started
-            if result is None:
+            if metrics is None:
                 self._end_before(step, "no group is left to train")
                 break
+            num_tokens = metrics.read()["throughput/trained_tokens"]
             timed: dict[str, Metric | float] = {
                 "time/step_s": Sum(step_s),
-                "throughput/trained_tokens_per_s": result.num_tokens / step_s,
+                "throughput/trained_tokens_per_s": num_tokens / step_s,
             }
-            self._progress.row = Metrics({**result.metrics, **timed})
+            self._progress.row = Metrics({**metrics, **timed})
             self._end_step(self._progress.row)
             self._updates.check()
         self._save(is_finished=True)
@@ -189,8 +183,8 @@ class Trainer:
         if self._progress.evaluated != self._progress.version:
             self._tracker.amend(self._progress.version, self._evaluate())
 
-    def step(self) -> TrainedStep | None:
-        """Make one policy version; return None when no group was left to collect."""
+    def step(self) -> Metrics | None:
+        """Make a policy version; return its metrics, or None if no group was left to collect."""
         collection = self._collect()
         for note in collection.notes:
             self._tracker.message(note)
@@ -198,7 +192,7 @@ class Trainer:
             return None
         with ExitStack() as on_error:
             on_error.callback(self._collector.take_back, collection)
-            batch, advantages, made = self._parts.batches.make(
+            batch, advantages = self._parts.batches.make(
                 collection,
                 policy_version=self._progress.version,
                 phase=self._tracker.phase,
@@ -225,14 +219,14 @@ class Trainer:
             self._tracker.samples(self._progress.version, records(), timeline)
         of_step = [
             rollout_metrics(collection.record, num_needed=self._num_needed),
-            made,
+            batch.metrics,
             self._reward_metrics(collection),
             update,
             collection.metrics,
             sync,
             controller_memory(),
         ]
-        return TrainedStep(merge(of_step), batch.num_response_tokens)
+        return merge(of_step)
 
     def _collect(self) -> Collection:
         trainer = self._config.trainer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from april_rl.config import TrainConfig
 from april_rl.config.user_code import OwnFunctionError
@@ -19,20 +19,11 @@ from april_rl.training.learner.update_errors import (
     NonFiniteError,
 )
 
+if TYPE_CHECKING:
+    from april_rl.training.runtime.workers import WorkerGroup
+
 BAD_STEP = "loss/bad_step"
 _MAX_BAD_STEPS = 3  # consecutive steps that are not finite; the last one ends the run
-
-
-class Learners(Protocol):
-    """The workers' method that updates use."""
-
-    def update(self, batch: Batch) -> Metrics:
-        """Take the optimizer steps of a batch.
-
-        Raises MismatchError with the weights unchanged, NonFiniteError with the weights from
-        before the first minibatch that is not finite, and OwnFunctionError with the weights from
-        before the first minibatch in which the user's loss failed.
-        """
 
 
 class Updates:
@@ -48,14 +39,14 @@ class Updates:
 
     def __init__(
         self,
-        learners: Learners,
+        workers: WorkerGroup,
         config: TrainConfig,
         run_dir: Path,
         *,
         tell: Callable[[str], None],
     ) -> None:
         """Write the groups of skipped steps to `run_dir`/bad_steps; `tell` gets a line for each."""
-        self._learners = learners
+        self._workers = workers
         self._folder, self._tell = run_dir / "bad_steps", tell
         self._warning = MismatchWarning(config.learner.max_mismatch)
         self._num_bad = 0  # consecutive non-finite steps
@@ -86,7 +77,7 @@ class Updates:
         `records` returns the samples to write if the batch is skipped; call `check` after the step.
         """
         try:
-            update = self._learners.update(batch)
+            update = self._workers.update(batch)
         except (NonFiniteError, MismatchError, OwnFunctionError) as error:
             groups = self._write_groups(step, records())
             self._final = self._skip(error, step, groups)

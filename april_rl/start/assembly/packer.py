@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Advantage
 from april_rl.config.user_code import Hook, OwnFunctionError
 from april_rl.start.assembly.own_algorithm import load_advantages
 from april_rl.start.planning.plan import Plan
@@ -46,7 +45,6 @@ def build_packer(config: TrainConfig, *, num_ranks: int, hidden_size: int) -> Pa
         aggregation=aggregate(config.algorithm.aggregation, max_response_tokens=budget),
         hidden_size=hidden_size,
         mask_truncated=config.algorithm.mask_truncated,
-        has_critic=config.algorithm.advantage == Advantage.gae,
     )
 
 

@@ -12,14 +12,14 @@ response. `experts` alone belongs to the token at t itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.metrics import Histogram, Mean, Metrics, Sum
+from april_rl.metrics import Mean, Metrics, Sum
 from april_rl.training.batch.plan import plan_micro_batches
 from april_rl.training.batch.staleness import (
     comparable,
@@ -70,7 +70,6 @@ class Batch:
     """A step's training data, planned for every rank."""
 
     minibatches: MiniBatches
-    num_response_tokens: int
     metrics: Metrics  # staleness/*, loss/age_weight_mean
 
     def of_rank(self, rank: int) -> tuple[tuple[MicroBatch, ...], ...]:
@@ -116,7 +115,6 @@ class Packer:
         aggregation: Callable[[Sequence[Floats32]], list[Floats32]],
         hidden_size: int,
         mask_truncated: bool = False,
-        has_critic: bool = False,
     ) -> None:
         """Store the settings.
 
@@ -133,7 +131,6 @@ class Packer:
         self._max_staleness, self._age_weights = max_staleness, age_weights
         self._aggregation, self._mask_truncated = aggregation, mask_truncated
         self._hidden_size, self._max_response_tokens = hidden_size, max_response_tokens
-        self._has_critic = has_critic
 
     def pack(
         self,
@@ -160,9 +157,8 @@ class Packer:
         chunks = [range(len(groups))[first::num_minibatches] for first in range(num_minibatches)]
         rows = [
             [
-                replace(
-                    self._row(sample, credit, policy_version),
-                    teacher_logprobs=of_teacher.get(sample.id),
+                self._row(
+                    sample, credit, policy_version, teacher_logprobs=of_teacher.get(sample.id)
                 )
                 for i in chunk
                 for sample, credit in zip(groups[i].group.samples, credits[i], strict=True)
@@ -173,16 +169,15 @@ class Packer:
         weighed = [self._weigh(chunk) for chunk in rows]
         # The first minibatch is always compared before an optimizer step is made.
         if not any(row.comparable.any() for row in rows[0]):
-            weighed[0] += [_probe(sample, policy_version) for sample in probes]
+            for row in (self._row(sample, 0.0, policy_version) for sample in probes):
+                weighed[0].append(_Weighed(row, np.zeros_like(row.age_weights)))
         num_tokens = sum(len(row.ages) for row in every)
         return Batch(
             minibatches=tuple(self._minibatch(chunk) for chunk in weighed),
-            num_response_tokens=num_tokens,
             metrics=Metrics(
                 {
                     **self._metrics(every),
                     "throughput/trained_tokens": Sum(num_tokens),
-                    **self._histogram(every),
                 }
             ),
         )
@@ -204,14 +199,12 @@ class Packer:
             }
         )
 
-    def _histogram(self, rows: Sequence[_Row]) -> Metrics:
-        if self._has_critic:  # advantages do not exist yet
-            return Metrics()
-        advantages = np.hstack([row.credit for row in rows])
-        return Metrics({"histogram/advantage": Histogram.of(advantages)})
-
     def _row(
-        self, sample: Sample, credit: float | NDArray[np.float64], policy_version: int
+        self,
+        sample: Sample,
+        credit: float | NDArray[np.float64],
+        policy_version: int,
+        teacher_logprobs: Floats32 | None = None,
     ) -> _Row:
         ages = sample_ages(sample, policy_version=policy_version)
         age_weights = self._age_weights(np.minimum(ages, self._max_staleness))
@@ -221,6 +214,7 @@ class Packer:
             ages=ages,
             comparable=comparable(sample, policy_version=policy_version),
             age_weights=np.where(ages > self._max_staleness, np.float32(0), age_weights),
+            teacher_logprobs=teacher_logprobs,
         )
 
     def _weigh(self, rows: Sequence[_Row]) -> list[_Weighed]:
@@ -240,19 +234,6 @@ class Packer:
             hidden_size=self._hidden_size,
         )
         return tuple(tuple(pack_row([weighed[i] for i in bin_]) for bin_ in rank) for rank in plan)
-
-
-def _probe(sample: Sample, policy_version: int) -> _Weighed:
-    ages = sample_ages(sample, policy_version=policy_version)
-    nothing = np.zeros(len(ages), np.float32)
-    row = _Row(
-        sample=sample,
-        credit=0.0,
-        ages=ages,
-        comparable=comparable(sample, policy_version=policy_version),
-        age_weights=nothing,
-    )
-    return _Weighed(row, nothing)
 
 
 def pack_row(weighed: Sequence[_Weighed]) -> MicroBatch:

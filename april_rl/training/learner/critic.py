@@ -71,15 +71,11 @@ class Critic:
         self._num_steps_alone = num_steps_alone
         self._model = ValueModel.build(
             local_folder(config.path or model_path),
-            mesh=site.mesh,
-            device=site.device,
-            compute_dtype=site.compute_dtype,
+            site,
             activation_checkpointing=learner.recomputed_share,
             keep_attention=learner.keep_attention is True,
             temperature=1.0,
-            fused=site.is_fused,
         )
-        site.watch(self._model)
         self.trained = TrainedModel.of(
             self._model,
             replace(optimizer, lr=config.lr),
@@ -193,7 +189,7 @@ def _standardise(
     sums = torch.zeros(3, dtype=torch.float64, device=device)
     for row, of_row in zip(chain(*rows), chain(*advantages), strict=True):
         trained = of_row[row.loss_weights > 0].double()
-        sums += torch.stack([_count(trained), trained.sum(), trained.square().sum()])
+        sums += torch.stack([torch.ones_like(trained).sum(), trained.sum(), trained.square().sum()])
     count, total, squares = _over_ranks(sums)
     mean = total / max(count, 1.0)
     std = max(squares / max(count, 1.0) - mean**2, 0.0) ** 0.5
@@ -216,7 +212,7 @@ def _quality(
         returns = target.returns[is_trained].double()
         error = returns - target.old_values[is_trained].double()
         moments = (returns.sum(), returns.square().sum(), error.sum(), error.square().sum())
-        sums += torch.stack([_count(returns), *moments])
+        sums += torch.stack([torch.ones_like(returns).sum(), *moments])
         is_old = row.ages[is_trained] > 0
         for number, chosen in enumerate((error[~is_old].abs(), error[is_old].abs())):
             errors[2 * number] += chosen.sum()
@@ -235,11 +231,6 @@ def _quality(
     return Metrics(found)
 
 
-def _count(values: Tensor) -> Tensor:
-    return values.new_full((), len(values))
-
-
 def _over_ranks(sums: Tensor) -> list[float]:
     dist.all_reduce(sums)
-    found: list[float] = sums.tolist()
-    return found
+    return list(map(float, sums))

@@ -32,15 +32,11 @@ class FrozenModel:
         """
         self._policy = Policy.build(
             folder,
-            mesh=site.mesh,
-            device=site.device,
-            compute_dtype=site.compute_dtype,
+            site,
             storage_dtype=site.compute_dtype,
             activation_checkpointing=False,
             temperature=temperature,
-            fused=site.is_fused,
         ).requires_grad_(False)
-        site.watch(self._policy)
         moved = tuple if site.device.type == "cpu" else self._policy.parameters
         self.weights = Offloadable(moved, device=site.device, is_constant=True)
         self.weights.offload()

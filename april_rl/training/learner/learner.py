@@ -13,7 +13,6 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -39,13 +38,6 @@ from april_rl.training.learner.statistics import TokenStatistics
 from april_rl.training.learner.trained_model import TrainedModel
 from april_rl.training.learner.training_state import Snapshot, TrainingState
 from april_rl.training.learner.update_errors import NonFiniteError
-
-
-class _Pass(NamedTuple):
-    """Loss and log-probabilities of a minibatch whose gradients have been accumulated."""
-
-    loss: Tensor  # this rank's share of the sum over all ranks
-    logprobs: list[Tensor]  # [N] of each row, before the optimizer step
 
 
 class Learner:
@@ -77,7 +69,16 @@ class Learner:
         self._device, self._compute_dtype = site.device, site.compute_dtype
         self._folder = local_folder(model_path)
         self._lora = None if lora.rank is None else lora
-        self._policy = self._build_policy(config, site, temperature=temperature, lora_seed=seed)
+        self._policy = Policy.build(
+            self._folder,
+            site,
+            activation_checkpointing=config.recomputed_share,
+            keep_attention=config.keep_attention is True,
+            temperature=temperature,
+            storage_dtype=torch.float32 if self._lora is None else site.compute_dtype,
+            lora=self._lora,
+            lora_seed=seed,
+        )
         trained = TrainedModel.of(
             self._policy,
             optimizer,
@@ -149,10 +150,11 @@ class Learner:
         try:
             for part, part_anchors in self._num_passes * [*zip(rows, anchors, strict=True)]:
                 self._optimizer.zero_grad()
-                accumulated = self._accumulate(part, part_anchors, statistics)
+                compared = None if steps else mismatch
+                loss = self._accumulate(part, part_anchors, statistics, compared=compared)
                 if not steps:
-                    self._compare_first(part, part_anchors, accumulated.logprobs, mismatch)
-                steps.append(self._step(accumulated.loss))
+                    self._check(mismatch)
+                steps.append(self._step(loss))
         except NonFiniteError as error:
             raise error.after(len(steps), num_minibatches=len(rows)) from error
         finally:
@@ -222,25 +224,6 @@ class Learner:
         for model in self._models.values():
             model.reload()
 
-    def _build_policy(
-        self, config: LearnerConfig, site: Site, *, temperature: float, lora_seed: int
-    ) -> Policy:
-        policy = Policy.build(
-            self._folder,
-            mesh=site.mesh,
-            device=site.device,
-            compute_dtype=site.compute_dtype,
-            activation_checkpointing=config.recomputed_share,
-            keep_attention=config.keep_attention is True,
-            temperature=temperature,
-            storage_dtype=torch.float32 if self._lora is None else site.compute_dtype,
-            lora=self._lora,
-            lora_seed=lora_seed,
-            fused=site.is_fused,
-        )
-        site.watch(policy)
-        return policy
-
     def _build_reference(
         self, frozen: Callable[[Path], FrozenModel]
     ) -> FrozenModel | OwnReference | None:
@@ -257,10 +240,18 @@ class Learner:
         return logprobs
 
     def _accumulate(
-        self, rows: Sequence[PackedRow], anchors: Sequence[Anchor], statistics: TokenStatistics
-    ) -> _Pass:
-        """Run the forward and backward pass of every row; gradients accumulate."""
-        losses, seen = [], []
+        self,
+        rows: Sequence[PackedRow],
+        anchors: Sequence[Anchor],
+        statistics: TokenStatistics,
+        *,
+        compared: Mismatch | None,
+    ) -> Tensor:
+        """Run the forward and backward pass of every row; gradients accumulate. Return this rank's
+        share of the loss over all ranks. Rows whose proximal pass was not compared with the engine
+        are added to `compared`.
+        """
+        losses = []
         for number, (row, anchor) in enumerate(zip(rows, anchors, strict=True), start=1):
             self._policy.set_last_backward(number == len(rows))
             choices = anchor.choices or self._routers.of_engine(row.experts)
@@ -277,16 +268,17 @@ class Learner:
                 # FSDP averages gradients over ranks; the loss is a sum over them.
                 torch.autograd.backward(loss.total * dist.get_world_size())
             losses.append(loss.total.detach())
-            seen.append(logprobs.detach())
+            if compared is not None and anchor.proximal is None:
+                compared.add(row, logprobs.detach())
             statistics.add(
                 row,
-                logprobs=seen[-1],
+                logprobs=logprobs.detach(),
                 entropy=entropy,
                 row_loss=loss,
                 reference=anchor.reference,
                 teacher=anchor.teacher,
             )
-        return _Pass(loss=torch.stack(losses).sum(), logprobs=seen)
+        return torch.stack(losses).sum()
 
     def _adapt_entropy_bonus(self, statistics: TokenStatistics) -> Metrics:
         """Set the weight of the entropy bonus in the next update; return its weight in this one."""
@@ -297,21 +289,6 @@ class Learner:
         if entropy is not None:
             bonus.adapt(entropy)
         return Metrics({"loss/entropy_coefficient": weight})
-
-    def _compare_first(
-        self,
-        rows: Sequence[PackedRow],
-        anchors: Sequence[Anchor],
-        own: Sequence[Tensor],
-        mismatch: Mismatch,
-    ) -> None:
-        """Compare the first minibatch with the engine by the learner's `own` log-probabilities,
-        unless its proximal ones were compared already.
-        """
-        for row, anchor, logprobs in zip(rows, anchors, own, strict=True):
-            if anchor.proximal is None:
-                mismatch.add(row, logprobs)
-        self._check(mismatch)
 
     def _check(self, mismatch: Mismatch) -> None:
         model_type, has_synced = self._policy.model_type, self._num_updates > 1

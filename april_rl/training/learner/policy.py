@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, PreTrainedModel
 
 from april_rl.config.lora import LoraConfig
+from april_rl.training.learner.mesh import Site
 from april_rl.training.learner.model.architecture import (
     UnsupportedModelError,
     check_device,
@@ -126,36 +127,33 @@ class Policy(nn.Module):
     def build(
         cls,
         folder: Path,
+        site: Site,
         *,
-        mesh: DeviceMesh,
-        device: torch.device,
-        compute_dtype: torch.dtype,
         activation_checkpointing: float,
         keep_attention: bool = False,
         temperature: float,
         storage_dtype: torch.dtype = torch.float32,
         lora: LoraConfig | None = None,
         lora_seed: int = 0,
-        fused: bool = False,
     ) -> Self:
         """Return the sharded model with the weights of a Hugging Face folder, ready for its
         optimizer.
 
         `storage_dtype` is the dtype of the shards, float32 for master weights. With `lora` the
-        adapters are the master weights, and the frozen model may be stored in `compute_dtype`;
+        adapters are the master weights, and the frozen model may be stored in the compute dtype;
         `lora_seed` initialises the adapters. `activation_checkpointing` is the share of the layers
         that compute their activations again in the backward pass; with `keep_attention` they keep
-        the output of their attention. With `fused` some functions are compiled (`model.fused`).
+        the output of their attention. On a fused site some functions are compiled (`model.fused`).
 
         Raises UnsupportedModelError, before loading anything, when the learner would compute
         something other than the model; ModelFolderError or UnknownLayoutError when the folder does
         not match a model that the learner can hold; and LoraError when the model lacks the layers
-        that `lora` names. Raises CompilerError when `fused` is set and torch cannot compile here.
+        that `lora` names. Raises CompilerError on a fused site where torch cannot compile.
         """
-        if fused:
-            check_compiler(device)
+        if site.is_fused:
+            check_compiler(site.device)
         causal_lm = empty_model(AutoConfig.from_pretrained(folder), dtype=storage_dtype)
-        check_device(causal_lm, device)
+        check_device(causal_lm, site.device)
         if activation_checkpointing:
             _check_checkpointing(causal_lm)
             causal_lm.gradient_checkpointing_enable(
@@ -172,15 +170,16 @@ class Policy(nn.Module):
         policy._check_tied(checkpoint, prefixes)
         if lora is not None:
             inject(causal_lm, lora)
-        policy.shard(mesh, compute_dtype=compute_dtype)
-        policy.materialise(checkpoint, device=device)
+        policy.shard(site.mesh, compute_dtype=site.compute_dtype)
+        policy.materialise(checkpoint, device=site.device)
         if lora is not None:
             initialise(policy, seed=lora_seed)
-        if fused:
+        if site.is_fused:
             policy.fuse()
         policy.eval()
         if activation_checkpointing:
             recompute_activations(policy, share=activation_checkpointing)
+        site.watch(policy)
         return policy
 
     def _check_tied(self, checkpoint: Checkpoint, prefixes: TextPrefixes) -> None:

@@ -51,6 +51,3 @@ class LocalWorker(WorkerGroup):
 
     def _each(self, method: str, argument_of: Callable[[int], object]) -> list[Any]:
         return self._all(method, argument_of(0))
-
-    def _first(self, method: str, *args: object) -> None:
-        self._all(method, *args)

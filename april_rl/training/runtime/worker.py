@@ -203,7 +203,9 @@ class Worker:
 
     @records_activity
     def start_profile(self, folder: Path) -> None:
-        self._profiler.start(folder)
+        """Trace this worker's calls from now on, if it is the first one."""
+        if os.environ["RANK"] == "0":
+            self._profiler.start(folder)
 
     @records_activity
     def write_profile(self) -> None:

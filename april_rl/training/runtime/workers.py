@@ -27,9 +27,7 @@ from april_rl.training.runtime.worker_parts import WorkerSettings
 
 
 class WorkerGroup:
-    """The workers of a run, as the controller calls them. A subclass starts them, and knows how a
-    call reaches them.
-    """
+    """The workers of a run, as the controller calls them; subclasses know how calls reach them."""
 
     has_failed = False  # whether a worker is dead or hung, so that no call to it would return
 
@@ -64,7 +62,12 @@ class WorkerGroup:
         return sum(self._all("kv_cache_tokens")[:: self.layout.tensor_parallel_size])
 
     def update(self, batch: Batch) -> Metrics:
-        """Take one optimizer step per minibatch on every worker; return the merged metrics."""
+        """Take one optimizer step per minibatch on every worker; return the merged metrics.
+
+        Raises MismatchError with the weights unchanged, NonFiniteError with the weights from
+        before the first minibatch that is not finite, and OwnFunctionError with the weights from
+        before the first minibatch in which the user's loss failed.
+        """
         return merge(self._each("update", batch.of_rank))
 
     def sync_weights(self, policy_version: int) -> Metrics:
@@ -87,10 +90,10 @@ class WorkerGroup:
 
     def start_profile(self, folder: Path) -> None:
         """Trace the calls of the first worker from now on, as `CallProfiler.start` does."""
-        self._first("start_profile", folder)
+        self._all("start_profile", folder)
 
     def write_profile(self) -> None:
-        self._first("write_profile")
+        self._all("write_profile")
 
     def engines(self, *, deterministic: bool) -> Engines:
         """Return the engines as the collector drives them."""
@@ -113,9 +116,6 @@ class WorkerGroup:
 
     def _each(self, method: str, argument_of: Callable[[int], object]) -> list[Any]:
         """Do the same with an argument for each rank, in a call that may take long."""
-        raise NotImplementedError
-
-    def _first(self, method: str, *args: object) -> None:
         raise NotImplementedError
 
 
@@ -218,9 +218,6 @@ class Workers(WorkerGroup):
             for rank, actor in enumerate(self.actors)
         ]
         return list(self.watchdog.results(calls, reports_beats=True))
-
-    def _first(self, method: str, *args: object) -> None:
-        self.watchdog.results([getattr(self.actors[0], method).remote(*args)])
 
 
 def _own_folders() -> list[str]:

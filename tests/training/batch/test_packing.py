@@ -279,7 +279,7 @@ def test_a_group_is_never_split_over_minibatches_and_staleness_is_counted_when_t
     versions = [v for g in groups for s in g.group.samples for v in s.policy_versions]
     ages = [VERSION - version for version in versions]
     read = batch.metrics.read()
-    assert batch.num_response_tokens == len(ages)
+    assert batch.metrics.read()["throughput/trained_tokens"] == len(ages)
     assert read["staleness/age_mean"] == pytest.approx(np.mean(ages))
     assert read["staleness/age_max"] == max(ages)
     of_samples = [set(s.policy_versions) for g in groups for s in g.group.samples]

@@ -124,7 +124,7 @@ def test_every_trained_token_is_off_policy_or_on_an_old_cache_or_compared():
         shares.append(read["staleness/old_cache_token_frac"])
         compared = sum(int(row.is_comparable.sum()) for row in rows_of(batch))
         assert shares[-1] + read["staleness/off_policy_token_frac"] == pytest.approx(
-            1 - compared / batch.num_response_tokens
+            1 - compared / batch.metrics.read()["throughput/trained_tokens"]
         )
     assert shares[0] == 0 < max(shares)
 

@@ -316,9 +316,10 @@ def plain_update(
 
 
 def build_policy(path: str | Path, *, shard_size: int | None = None, **options: Any) -> Policy:
-    settings = {"compute_dtype": torch.float32, "activation_checkpointing": 0.0}
-    settings |= {"device": CPU, "temperature": TEMPERATURE} | options
-    return Policy.build(Path(path), mesh=build_mesh("cpu", shard_size=shard_size), **settings)
+    settings = {"activation_checkpointing": 0.0, "temperature": TEMPERATURE} | options
+    dtype, fused = settings.pop("compute_dtype", torch.float32), settings.pop("fused", False)
+    mesh, device = build_mesh("cpu", shard_size=shard_size), settings.pop("device", CPU)
+    return Policy.build(Path(path), Site(mesh, device, dtype, fused, None), **settings)
 
 
 def check_gradients(policy: Policy, path: str) -> None:

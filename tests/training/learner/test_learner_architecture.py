@@ -18,7 +18,6 @@ from transformers import (
     Starcoder2Config,
 )
 
-from april_rl.training.learner.mesh import build_mesh
 from april_rl.training.learner.model.architecture import (
     UnsupportedModelError,
     check_device,
@@ -200,11 +199,4 @@ def test_a_model_is_refused_before_its_weights_are_read(tmp_path):
     """The folder has no weights. Fails when the checkpoint is opened first."""
     AutoConfig.for_model("llama4_text", **SIZES).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="model_type llama4_text"):
-        Policy.build(
-            tmp_path,
-            mesh=build_mesh("cpu", shard_size=None),
-            device=CPU,
-            compute_dtype=torch.float32,
-            activation_checkpointing=False,
-            temperature=1.0,
-        )
+        build_policy(tmp_path)

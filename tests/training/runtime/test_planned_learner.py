@@ -11,6 +11,7 @@ from composed_config import load
 from april_rl.config import TrainConfig
 from april_rl.config.schema import LearnerConfig
 from april_rl.start.planning.plan import Plan
+from april_rl.start.planning.sizes import Sizes
 from april_rl.training.runtime import worker as worker_module
 from april_rl.training.runtime.layout import Layout
 from april_rl.training.runtime.local import LocalWorker
@@ -35,9 +36,7 @@ def planned() -> Plan:
     """Return a plan with a chosen share; the settings from before it still say auto."""
     config = load("+recipe=tiny_cpu", "rollout.resume=keep")
     learner = replace(config.learner, activation_checkpointing=0.5, fused=False)
-    return Plan(
-        config=replace(config, learner=learner), layout=LAYOUT, engines_sleep=False, lines=()
-    )
+    return Plan(config=replace(config, learner=learner), layout=LAYOUT, sizes=Sizes(1, 1, 8))
 
 
 def test_the_learner_in_one_process_gets_the_planned_settings(

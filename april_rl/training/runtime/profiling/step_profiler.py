@@ -8,26 +8,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from april_rl.run.tracking.tracker import Tracker
 
-
-class Profiled(Protocol):
-    """The workers' methods that a trace uses."""
-
-    def start_profile(self, folder: Path) -> None:
-        """Trace the calls of the first worker from now on."""
-
-    def write_profile(self) -> None:
-        """Write the trace into the folder."""
+if TYPE_CHECKING:
+    from april_rl.training.runtime.workers import WorkerGroup
 
 
 class StepProfiler:
     """Writes profile/step_N/ for the steps of `profiler.steps`."""
 
     def __init__(
-        self, steps: Sequence[int], workers: Profiled, tracker: Tracker, run_dir: Path
+        self, steps: Sequence[int], workers: WorkerGroup, tracker: Tracker, run_dir: Path
     ) -> None:
         self._steps, self._workers, self._tracker = steps, workers, tracker
         self._folder = run_dir.resolve() / "profile"
