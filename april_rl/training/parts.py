@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from april_rl.run.tracking.tracker import Tracker
     from april_rl.training.batches import Batches
     from april_rl.training.rollout.collector import Collector
-    from april_rl.training.runtime.workers import WorkerGroup
+    from april_rl.training.runtime.workers import Workers
 
 
 class Scoring(Protocol):
@@ -32,7 +32,7 @@ class RunParts:
     take_over: Callable[[View], Tracker]  # the run has not taken over its directory yet
     decode: Callable[[Sequence[int]], str]
     outside: Scoring
-    workers: WorkerGroup
+    workers: Workers
     save_prompts: Callable[[], Mapping[str, Any]]
     model: Mapping[str, Any]  # the facts that must stay the same when the run resumes
     checkpointer: Checkpointer

@@ -20,7 +20,7 @@ from april_rl.training.learner.update_errors import (
 )
 
 if TYPE_CHECKING:
-    from april_rl.training.runtime.workers import WorkerGroup
+    from april_rl.training.runtime.workers import Workers
 
 BAD_STEP = "loss/bad_step"
 _MAX_BAD_STEPS = 3  # consecutive steps that are not finite; the last one ends the run
@@ -39,7 +39,7 @@ class Updates:
 
     def __init__(
         self,
-        workers: WorkerGroup,
+        workers: Workers,
         config: TrainConfig,
         run_dir: Path,
         *,

@@ -39,7 +39,7 @@ from april_rl.training.parts import RunParts
 from april_rl.training.rollout.ports import Engines
 from april_rl.training.runtime.cluster import stop_ray
 from april_rl.training.runtime.layout import Layout
-from april_rl.training.runtime.workers import WorkerGroup
+from april_rl.training.runtime.workers import Workers
 
 
 def assemble(
@@ -203,7 +203,7 @@ def _checkpointer(
     )
 
 
-def _start(workers: WorkerGroup, plan: Plan, view: View) -> Engines:
+def _start(workers: Workers, plan: Plan, view: View) -> Engines:
     """Start the workers as planned, each stage shown as a phase; return the engines."""
     config, layout = plan.config, plan.layout
     with ExitStack() as shown:

@@ -15,7 +15,7 @@ from april_rl.training.runtime.cluster import cluster_gpus
 from april_rl.training.runtime.layout import Layout
 from april_rl.training.runtime.local import LocalWorker
 from april_rl.training.runtime.worker_parts import WorkerSettings
-from april_rl.training.runtime.workers import WorkerGroup, Workers
+from april_rl.training.runtime.workers import RayWorkers, Workers
 
 
 def machine_of(config: TrainConfig) -> Machine:
@@ -28,9 +28,7 @@ def machine_of(config: TrainConfig) -> Machine:
     return replace(machine, name="the Ray cluster", is_cluster=True, num_gpus=cluster_gpus(address))
 
 
-def build_workers(
-    config: TrainConfig, layout: Layout, *, run_dir: Path, sizes: Sizes
-) -> WorkerGroup:
+def build_workers(config: TrainConfig, layout: Layout, *, run_dir: Path, sizes: Sizes) -> Workers:
     """Return the workers, with a watchdog that writes its report to the run directory; with
     runtime.ray=false the one worker, in this process.
     """
@@ -42,7 +40,7 @@ def build_workers(
         stall_timeout_s=config.runtime.stall_timeout_s,
         call_timeout_s=6 * config.runtime.stall_timeout_s,
     )
-    return Workers(
+    return RayWorkers(
         layout,
         settings=settings,
         address=config.runtime.ray_address,

@@ -62,7 +62,6 @@ class MovingReference(FrozenModel):
     """A reference that the policy replaces after every `every` updates."""
 
     def __init__(self, folder: Path, site: Site, *, temperature: float, every: int) -> None:
-        """Load this rank's shard of the model that the run starts from; a collective."""
         super().__init__(folder, site, temperature=temperature)
         self._every, self.age = every, 0  # updates of the policy since it became this model
 

@@ -69,16 +69,7 @@ class Learner:
         self._device, self._compute_dtype = site.device, site.compute_dtype
         self._folder = local_folder(model_path)
         self._lora = None if lora.rank is None else lora
-        self._policy = Policy.build(
-            self._folder,
-            site,
-            activation_checkpointing=config.recomputed_share,
-            keep_attention=config.keep_attention is True,
-            temperature=temperature,
-            storage_dtype=torch.float32 if self._lora is None else site.compute_dtype,
-            lora=self._lora,
-            lora_seed=seed,
-        )
+        self._policy = self._build_policy(config, site, temperature=temperature, seed=seed)
         trained = TrainedModel.of(
             self._policy,
             optimizer,
@@ -130,12 +121,13 @@ class Learner:
             model.masters.reload()
         return [[PackedRow.of(m, device=self._device) for m in part] for part in minibatches]
 
+    @torch.no_grad()
     def compare(self, rows: Sequence[PackedRow]) -> Metrics:
         """Compare engine and learner on rows that are not trained; raise MismatchError."""
         mismatch = Mismatch(device=self._device)
         for row in rows:
             with self._routers.repeating(self._routers.of_engine(row.experts)):
-                mismatch.add(row, self._logprobs(row))
+                mismatch.add(row, self._policy(row)[0])
         self._check(mismatch)
         return mismatch.metrics()
 
@@ -224,6 +216,20 @@ class Learner:
         for model in self._models.values():
             model.reload()
 
+    def _build_policy(
+        self, config: LearnerConfig, site: Site, *, temperature: float, seed: int
+    ) -> Policy:
+        return Policy.build(
+            self._folder,
+            site,
+            activation_checkpointing=config.recomputed_share,
+            keep_attention=config.keep_attention is True,
+            temperature=temperature,
+            storage_dtype=torch.float32 if self._lora is None else site.compute_dtype,
+            lora=self._lora,
+            lora_seed=seed,
+        )
+
     def _build_reference(
         self, frozen: Callable[[Path], FrozenModel]
     ) -> FrozenModel | OwnReference | None:
@@ -233,11 +239,6 @@ class Learner:
         if self._lora is not None:
             return OwnReference(self._policy)
         return frozen(self._folder)
-
-    @torch.no_grad()
-    def _logprobs(self, row: PackedRow) -> Tensor:
-        logprobs: Tensor = self._policy(row)[0]
-        return logprobs
 
     def _accumulate(
         self,

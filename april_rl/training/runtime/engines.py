@@ -16,7 +16,7 @@ from april_rl.training.runtime.lockstep import Fingerprint, check_lockstep
 from april_rl.types import Completion
 
 if TYPE_CHECKING:
-    from april_rl.training.runtime.workers import Workers
+    from april_rl.training.runtime.workers import RayWorkers
 
 # Longest duration of `abort` after workers have failed: the others return what they have.
 _AFTER_FAILURE_S = 3.0
@@ -68,7 +68,7 @@ class _Call(NamedTuple):
 class RayEngines:
     """`rollout.ports.Engines` over the workers; an engine is a group of ranks in lockstep."""
 
-    def __init__(self, workers: Workers, *, deterministic: bool) -> None:
+    def __init__(self, workers: RayWorkers, *, deterministic: bool) -> None:
         """With `deterministic`, `wait` waits for a tick of every engine that has one."""
         self._workers, self._watchdog = workers, workers.watchdog
         self._engines = workers.engine_actors

@@ -16,10 +16,10 @@ from april_rl.training.rollout.in_process import SerialEngines
 from april_rl.training.runtime.layout import Layout
 from april_rl.training.runtime.worker import Worker
 from april_rl.training.runtime.worker_parts import WorkerSettings
-from april_rl.training.runtime.workers import WorkerGroup
+from april_rl.training.runtime.workers import Workers
 
 
-class LocalWorker(WorkerGroup):
+class LocalWorker(Workers):
     """The only worker of a run, in this process."""
 
     def __init__(self, layout: Layout, *, settings: WorkerSettings) -> None:

@@ -26,7 +26,7 @@ from april_rl.training.runtime.worker import WorkerActor
 from april_rl.training.runtime.worker_parts import WorkerSettings
 
 
-class WorkerGroup:
+class Workers:
     """The workers of a run, as the controller calls them; subclasses know how calls reach them."""
 
     has_failed = False  # whether a worker is dead or hung, so that no call to it would return
@@ -119,7 +119,7 @@ class WorkerGroup:
         raise NotImplementedError
 
 
-class Workers(WorkerGroup):
+class RayWorkers(Workers):
     """Workers as Ray actors, and the owner of their processes: `close` leaves none behind."""
 
     def __init__(
@@ -187,6 +187,7 @@ class Workers(WorkerGroup):
         return [self.actors[first : first + size] for first in range(0, len(self.actors), size)]
 
     def poll_save(self) -> Written | None:
+        """Return what `Workers.poll_save` does."""
         self._polls = self._polls or [actor.poll_save.remote() for actor in self.actors]
         found = self.watchdog.results_within(self._polls, 0.0)
         if found is None:

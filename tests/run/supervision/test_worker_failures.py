@@ -41,7 +41,7 @@ def embedded_ray() -> Iterator[None]:
 
 @dataclass(kw_only=True)
 class EngineGroup:
-    """The part of `Workers` that `RayEngines` uses."""
+    """The part of `RayWorkers` that `RayEngines` uses."""
 
     engine_actors: list[list[object]]
     policy_version: int

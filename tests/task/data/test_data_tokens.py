@@ -115,7 +115,7 @@ def test_the_engines_of_a_run_with_chat_get_the_token_that_ends_a_turn(
     composed = compose_overrides(["+recipe=tiny_cpu", "runtime.threads=1", *set_to])
     config, layout = settle(to_config(composed), gpus=0, where="this machine")
     given = {}
-    monkeypatch.setattr(workers, "Workers", lambda _, **settings: given.update(settings))
+    monkeypatch.setattr(workers, "RayWorkers", lambda _, **settings: given.update(settings))
     workers.build_workers(config, layout, run_dir=tmp_path, sizes=Sizes(1, 1, 1))
     ends = {"chat": sorted(ids.values()), "plain": [ids["<|endoftext|>"]]}
     assert [*given["settings"].stop_tokens] == ends[template]

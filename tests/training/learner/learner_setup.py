@@ -358,7 +358,9 @@ def plain_adamw(model: PreTrainedModel) -> torch.optim.AdamW:
 
 def learner_logprobs(learner: Learner, examples: Sequence[Example]) -> torch.Tensor:
     learner.reload()
-    return learner._logprobs(PackedRow.of(pack(examples, total=1), device=learner._device))
+    row = PackedRow.of(pack(examples, total=1), device=learner._device)
+    with torch.no_grad():
+        return learner._policy(row)[0]
 
 
 def all_plain_logprobs(model: PreTrainedModel, examples: Sequence[Example]) -> torch.Tensor:

@@ -16,7 +16,7 @@ from april_rl.training.runtime import worker as worker_module
 from april_rl.training.runtime.layout import Layout
 from april_rl.training.runtime.local import LocalWorker
 from april_rl.training.runtime.worker_parts import WorkerSettings
-from april_rl.training.runtime.workers import Workers
+from april_rl.training.runtime.workers import RayWorkers
 
 LAYOUT = Layout(device="cpu", num_workers=1, tensor_parallel_size=1)
 
@@ -71,7 +71,7 @@ def test_the_learner_on_ray_gets_the_planned_settings(
     planned: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when the actors do not get the settings of the plan."""
-    workers = Workers.__new__(Workers)
+    workers = RayWorkers.__new__(RayWorkers)
     workers._lora = planned.config.lora
     sent: list[tuple[object, ...]] = []
     monkeypatch.setattr(workers, "_all", lambda *call: sent.append(call))

@@ -71,7 +71,7 @@ class Rank:
 
 @dataclass(kw_only=True)
 class Group:
-    """The part of `Workers` that `RayEngines` uses."""
+    """The part of `RayWorkers` that `RayEngines` uses."""
 
     engine_actors: list[list[Any]]
     policy_version: int

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from april_rl.run.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
-    from april_rl.training.runtime.workers import WorkerGroup
+    from april_rl.training.runtime.workers import Workers
 
 
 class StepProfiler:
     """Writes profile/step_N/ for the steps of `profiler.steps`."""
 
     def __init__(
-        self, steps: Sequence[int], workers: WorkerGroup, tracker: Tracker, run_dir: Path
+        self, steps: Sequence[int], workers: Workers, tracker: Tracker, run_dir: Path
     ) -> None:
         self._steps, self._workers, self._tracker = steps, workers, tracker
         self._folder = run_dir.resolve() / "profile"
