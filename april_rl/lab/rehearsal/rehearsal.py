@@ -35,7 +35,7 @@ from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
 from april_rl.run.supervision.interrupts import Interrupts
 from april_rl.start.assembly.run import assemble
-from april_rl.start.planning.facts import ModelFacts, critic_facts
+from april_rl.start.planning.facts import critic_sizes
 from april_rl.start.planning.memory_inputs import Beside
 from april_rl.start.planning.model import read_model, without_network_go_offline
 from april_rl.start.planning.notes import inert_settings
@@ -117,11 +117,10 @@ class Rehearsal:
         config, found = self.config, Beside()
         if config.teacher.path:
             path = self._model_config(config.teacher.path, key="teacher.path")
-            facts = ModelFacts.of(path, read_model(path), LoraConfig())
-            found = found._replace(teacher=facts.sizes)
+            found = found._replace(teacher=model_sizes(read_model(path), LoraConfig()))
         if config.algorithm.advantage == Advantage.gae:
             path = self._model_config(config.critic.path or config.model.path, key="critic.path")
-            found = found._replace(critic=critic_facts(path, read_model(path)).sizes)
+            found = found._replace(critic=critic_sizes(read_model(path)))
         return found
 
     def _data(self, tokenizer: Tokenizer) -> None:

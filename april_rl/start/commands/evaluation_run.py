@@ -18,8 +18,14 @@ from april_rl.run.tracking.tracker import open_view
 from april_rl.start.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.start.assembly.inputs import RunSite, read_inputs, try_outside
 from april_rl.start.assembly.workers import build_workers, machine_of
+from april_rl.start.planning.facts import read_facts
 from april_rl.start.planning.model import without_network_go_offline
-from april_rl.start.planning.plan import config_of_training, draft_evaluation, plan_evaluation
+from april_rl.start.planning.plan import (
+    config_of_training,
+    draft_evaluation,
+    models_of,
+    plan_evaluation,
+)
 from april_rl.task.data.sets import PromptSets
 from april_rl.task.evaluation.evaluate import EvaluatedSet, evaluate
 from april_rl.task.evaluation.held_out import HeldOut
@@ -51,7 +57,9 @@ class EvaluationRun:
         """
         stack.callback(stop_ray)
         without_network_go_offline()
-        self._draft = draft = draft_evaluation(config, machine_of(config))
+        facts = read_facts(config, machine_of(config), trains=False)
+        self._draft = draft = draft_evaluation(config, facts)
+        models_of(draft, trains=False)
         config = draft.config
         _make(folder)
         self._folder, self._interrupts = folder, interrupts

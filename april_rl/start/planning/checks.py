@@ -1,9 +1,9 @@
 """Every check of a start is an entry of a list here; the lists are in the order of what they cost.
 
-`SETTINGS` needs the settings and small files, and imports nothing heavy. `MACHINE` needs the facts
-of this machine or cluster, `MODELS` the config.json of each model; `plan.py` runs both. After them
-come `USER_CODE` (`assembly/own_functions.py`), and what needs data or an engine, which is tried
-where `assembly/` builds it.
+`SETTINGS` needs the settings and small files, and imports nothing heavy; `FACTS` the machine and
+the config.json of each model; `MODELS` their sizes, for which torch is imported. After them come
+`USER_CODE` (`assembly/own_functions.py`), and what needs data or an engine, which is tried where
+`assembly/` builds it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from april_rl.config import TrainConfig
 from april_rl.config.user_code import Hook, OwnFunctionError, check_args, check_named, signature_of
 from april_rl.errors import PreflightError, RunError
-from april_rl.start.planning.machine import Machine, wrong_engine, wrong_tools
+from april_rl.start.planning.machine import wrong_engine, wrong_tools
 from april_rl.start.planning.model_folder import check_model_folder
 from april_rl.start.planning.sizes import batch_tokens, context_length
 from april_rl.start.planning.versions import check_versions
@@ -32,8 +32,8 @@ from april_rl.training.batch.packing import TOKEN_BYTES
 from april_rl.training.runtime.layout import Layout
 
 if TYPE_CHECKING:
-    from april_rl.start.planning.facts import Facts, ModelFacts
-    from april_rl.start.planning.machine import Machine
+    from april_rl.start.planning.facts import Facts, ModelFacts, Models
+
 _GIB = 1 << 30
 # Weights that vLLM copies outside the loaders that a weight sync uses (its models/gpt_oss.py).
 _NEVER_NEW = {"gpt_oss": "attention sinks and experts"}
@@ -51,20 +51,21 @@ class AskedSettings(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOnMachine:
-    """Settings on a machine."""
+class KnownRun:
+    """Settings with a layout, on a machine, with models."""
 
     config: TrainConfig
     layout: Layout
-    machine: Machine
+    facts: Facts
     trains: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunWithModels(RunOnMachine):
-    """Settings on a machine, with the models that they name."""
+class CountedModels(NamedTuple):
+    """Settings, and the sizes of the models."""
 
-    facts: Facts
+    config: TrainConfig
+    models: Models
+    trains: bool
 
 
 def failures(checks: Iterable[Callable[[T], object]], known: T) -> list[RunError]:
@@ -177,8 +178,8 @@ def _columns_of(function: RewardFunction) -> tuple[str, ...]:
     return Hook(function.key, function.function).call(read, "cannot be loaded")
 
 
-def _gpus(run: RunOnMachine) -> None:
-    layout, machine, workers = run.layout, run.machine, run.layout.num_workers
+def _gpus(run: KnownRun) -> None:
+    layout, machine, workers = run.layout, run.facts.machine, run.layout.num_workers
     if layout.device == "cuda" and machine.num_gpus < workers:
         raise PreflightError(
             f"GPUs: runtime.num_workers={workers} needs {workers} GPUs; {machine.name} has "
@@ -186,8 +187,8 @@ def _gpus(run: RunOnMachine) -> None:
         )
 
 
-def _cores(run: RunOnMachine) -> None:
-    layout, machine, workers = run.layout, run.machine, run.layout.num_workers
+def _cores(run: KnownRun) -> None:
+    layout, machine, workers = run.layout, run.facts.machine, run.layout.num_workers
     if layout.device == "cpu" and not machine.is_cluster and machine.num_cores < workers:
         raise PreflightError(
             f"cores: runtime.num_workers={workers} needs {workers} cores; this machine has "
@@ -195,7 +196,7 @@ def _cores(run: RunOnMachine) -> None:
         )
 
 
-def _engine_options(run: RunOnMachine) -> None:
+def _engine_options(run: KnownRun) -> None:
     """Importing vLLM would take seconds, so its source is read."""
     found = find_spec("vllm")
     if found is None or found.origin is None:
@@ -208,23 +209,24 @@ def _engine_options(run: RunOnMachine) -> None:
         raise PreflightError(f"{names}: the installed vLLM has no such option; remove it")
 
 
-def _engine_build(run: RunOnMachine) -> None:
-    _raise_lines(wrong_engine(run.layout.device, installed=run.machine.engines))
+def _engine_build(run: KnownRun) -> None:
+    _raise_lines(wrong_engine(run.layout.device, installed=run.facts.machine.engines))
 
 
-def _kernel_tools(run: RunOnMachine) -> None:
-    if run.layout.device == "cuda" and run.machine.num_local_gpus:
+def _kernel_tools(run: KnownRun) -> None:
+    if run.layout.device == "cuda" and run.facts.machine.num_local_gpus:
         _raise_lines(wrong_tools())
 
 
-def _raise_lines(lines: Iterable[str]) -> None:
-    raise_all([PreflightError(line) for line in lines])
+def _raise_lines(lines: Sequence[str]) -> None:
+    if lines:
+        raise PreflightError("\n  - ".join(lines))
 
 
-def _batch(run: RunOnMachine) -> None:
+def _batch(run: KnownRun) -> None:
     """The memory of this machine holds the batch of a step."""
 
-    needed, machine = TOKEN_BYTES * batch_tokens(run.config), run.machine
+    needed, machine = TOKEN_BYTES * batch_tokens(run.config), run.facts.machine
     if run.trains and needed > machine.free_bytes:
         raise PreflightError(
             "batch: trainer.num_groups · rollout.group_size samples of full length need "
@@ -233,7 +235,7 @@ def _batch(run: RunOnMachine) -> None:
         )
 
 
-def _model_context(run: RunWithModels) -> None:
+def _model_context(run: KnownRun) -> None:
     needed, key = context_length(run.config, is_training=run.trains)
     if needed > (most := run.facts.policy.context_tokens):
         raise PreflightError(
@@ -241,7 +243,7 @@ def _model_context(run: RunWithModels) -> None:
         )
 
 
-def _heads(run: RunWithModels) -> None:
+def _heads(run: KnownRun) -> None:
     size, heads = run.layout.tensor_parallel_size, run.facts.policy.num_heads
     if heads % size:
         raise PreflightError(
@@ -250,8 +252,8 @@ def _heads(run: RunWithModels) -> None:
         )
 
 
-def _new_weights(run: RunWithModels) -> None:
-    kind = run.facts.policy.sizes.model_type
+def _new_weights(run: KnownRun) -> None:
+    kind = run.facts.policy.model_type
     if run.trains and kind in _NEVER_NEW:
         raise PreflightError(
             f"model.path: model_type {kind} cannot be trained: vLLM 0.32 keeps its first "
@@ -259,9 +261,9 @@ def _new_weights(run: RunWithModels) -> None:
         )
 
 
-def _prefix_cache(run: RunWithModels) -> None:
-    sizes = run.facts.policy.sizes
-    if sizes.has_states and run.config.engine.prefix_caching:
+def _prefix_cache(counted: CountedModels) -> None:
+    sizes = counted.models.policy
+    if sizes.has_states and counted.config.engine.prefix_caching:
         raise PreflightError(
             f"engine.prefix_caching=true: model_type {sizes.model_type} has layers that carry a "
             "state, which vLLM's prefix cache does not support everywhere; set "
@@ -269,17 +271,17 @@ def _prefix_cache(run: RunWithModels) -> None:
         )
 
 
-def _routers(run: RunWithModels) -> None:
+def _routers(counted: CountedModels) -> None:
     """The learner knows the routers whose choices it should repeat."""
-    sizes, replay = run.facts.policy.sizes, run.config.learner.router_replay
-    if run.trains and replay.is_on and not sizes.has_known_routers:
+    sizes, replay = counted.models.policy, counted.config.learner.router_replay
+    if counted.trains and replay.is_on and not sizes.has_known_routers:
         raise PreflightError(
             f"learner.router_replay={replay.value}: model_type {sizes.model_type} has no router "
             "whose choices the learner can repeat (docs/usage.md names the families); remove it"
         )
 
 
-def _beside_reads(run: RunWithModels) -> None:
+def _beside_reads(run: KnownRun) -> None:
     """A teacher and a critic know every token of the policy, and read the longest sequence."""
     needed, setting = context_length(run.config)
     for key, model in (("teacher.path", run.facts.teacher), ("critic.path", run.facts.critic)):
@@ -320,19 +322,16 @@ SETTINGS: tuple[Callable[[AskedSettings], None], ...] = (
     _functions,
     _files,
 )
-MACHINE: tuple[Callable[[RunOnMachine], None], ...] = (
+FACTS: tuple[Callable[[KnownRun], None], ...] = (
     _gpus,
     _cores,
     _engine_options,
     _engine_build,
     _kernel_tools,
     _batch,
-)
-MODELS: tuple[Callable[[RunWithModels], None], ...] = (
     _model_context,
     _heads,
     _new_weights,
-    _prefix_cache,
-    _routers,
     _beside_reads,
 )
+MODELS: tuple[Callable[[CountedModels], None], ...] = (_prefix_cache, _routers)

@@ -8,21 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from april_rl.config import TrainConfig
-from april_rl.errors import PreflightError
 from april_rl.run.supervision.host_memory import WorkerMemory
 from april_rl.start.planning.checks import (
-    MACHINE,
+    FACTS,
     MODELS,
-    RunOnMachine,
-    RunWithModels,
+    CountedModels,
+    KnownRun,
     failures,
     raise_all,
 )
 from april_rl.start.planning.engine_share import alone
 from april_rl.start.planning.engine_sleep import decide_sleep_and_resume, with_resume
-from april_rl.start.planning.facts import Facts, read_facts
+from april_rl.start.planning.facts import Facts, Models, count_models, read_facts
 from april_rl.start.planning.layout import auto_choices, settle, unused_gpus, worker_threads
-from april_rl.start.planning.machine import Machine
 from april_rl.start.planning.memory_check import check_memory, least_room
 from april_rl.start.planning.memory_inputs import memory_inputs
 from april_rl.start.planning.notes import inert_settings, short_stop_deadline
@@ -61,42 +59,58 @@ class Plan:
     lines: tuple[str, ...] = ()  # shown to the user
 
 
-def draft_training(requested: TrainConfig, machine: Machine) -> TrainingDraft:
+def draft_training(requested: TrainConfig, facts: Facts) -> TrainingDraft:
     """Decide layout, precision, threads and ticks. Raise RunError with all that settings, machine
     and models lack.
     """
-    config, layout = _settle_rest(requested, machine)
+    config, layout = _settle_rest(requested, facts)
     sizes = training_sizes(config, layout)
-    facts = _facts(config, layout, machine, trains=True)
-    num_trained = facts.policy.sizes.num_trained
-    if facts.critic is not None:
-        num_trained += facts.critic.sizes.num_trained
+    _check(config, layout, facts, trains=True)
+    machine = facts.machine
     lines = (
         str(layout),
         *unused_gpus(layout, gpus=machine.num_gpus, where=machine.name),
         *auto_choices(requested, config),
         *inert_settings(requested, device=layout.device),
-        *short_stop_deadline(config, num_trained),
-        policy_line(facts.policy.sizes),
-        *_beside_lines(config, facts),
     )
     config = _with_sizes(config, sizes)
     return TrainingDraft(config=config, layout=layout, facts=facts, lines=lines, sizes=sizes)
 
 
-def draft_evaluation(requested: TrainConfig, machine: Machine) -> Draft:
+def draft_evaluation(requested: TrainConfig, facts: Facts) -> Draft:
     """Decide what `draft_training` does for a run without a learner."""
-    config, layout = _settle_rest(requested, machine)
-    facts = _facts(config, layout, machine, trains=False)
+    config, layout = _settle_rest(requested, facts)
+    _check(config, layout, facts, trains=False)
     return Draft(config=config, layout=layout, facts=facts, lines=(str(layout),))
 
 
-def plan_training(draft: TrainingDraft, memory: Sequence[WorkerMemory]) -> Plan:
+def models_of(draft: Draft, *, trains: bool) -> Models:
+    """Count the models of a draft. Raise RunError when learner or engine cannot compute one."""
+    models = count_models(draft.facts, draft.config.lora)
+    raise_all(failures(MODELS, CountedModels(draft.config, models, trains)))
+    return models
+
+
+def model_lines(config: TrainConfig, facts: Facts, models: Models) -> Iterator[str]:
+    """Yield the lines about the models that are shown at the start of a training."""
+    yield from short_stop_deadline(config, models.num_trained)
+    yield policy_line(models.policy)
+    if facts.critic is not None and models.beside.critic is not None:
+        trained = models.beside.critic.num_trained / 1e6
+        yield f"critic: from {facts.critic.path}, {trained:.1f} million trained"
+    if facts.teacher is not None and models.beside.teacher is not None:
+        size = models.beside.teacher.num_parameters / 1e6
+        yield f"teacher: {facts.teacher.path}, {size:.1f} million parameters"
+    if config.teacher.base_url:
+        yield f"teacher: {config.teacher.model} at {config.teacher.base_url}"
+
+
+def plan_training(draft: TrainingDraft, models: Models, memory: Sequence[WorkerMemory]) -> Plan:
     """Complete the draft with the memory of each worker: engine.sleep and rollout.resume. Raise
     PreflightError when the memory plan does not fit.
     """
-    layout, model = draft.layout, draft.facts.policy.sizes
-    inputs = memory_inputs(draft.config, layout, draft.facts.beside)
+    layout, model = draft.layout, models.policy
+    inputs = memory_inputs(draft.config, layout, models.beside)
     decided = decide_sleep_and_resume(draft.config, inputs, model=model, room=least_room(memory))
     table = str(check_memory(model, decided.inputs, memory))
     return Plan(
@@ -122,9 +136,9 @@ def config_of_training(draft: Draft, memory: Sequence[WorkerMemory]) -> TrainCon
     draft is that of an evaluation.
     """
     facts = read_facts(draft.config, draft.facts.machine, trains=True)
-    inputs = memory_inputs(draft.config, draft.layout, facts.beside)
-    room = least_room(memory)
-    return with_resume(draft.config, inputs, model=facts.policy.sizes, room=room)
+    models = count_models(facts, draft.config.lora)
+    inputs = memory_inputs(draft.config, draft.layout, models.beside)
+    return with_resume(draft.config, inputs, model=models.policy, room=least_room(memory))
 
 
 def policy_line(model: ModelSizes) -> str:
@@ -133,7 +147,8 @@ def policy_line(model: ModelSizes) -> str:
     return f"policy: {model.num_parameters / 1e6:.1f} million parameters{trained}"
 
 
-def _settle_rest(requested: TrainConfig, machine: Machine) -> tuple[TrainConfig, Layout]:
+def _settle_rest(requested: TrainConfig, facts: Facts) -> tuple[TrainConfig, Layout]:
+    machine = facts.machine
     config, layout = settle(requested, gpus=machine.num_gpus, where=machine.name)
     threads = config.runtime.threads
     if isinstance(threads, str):  # auto
@@ -150,27 +165,6 @@ def _with_sizes(config: TrainConfig, sizes: Sizes) -> TrainConfig:
     return replace(config, engine=engine)
 
 
-def _facts(config: TrainConfig, layout: Layout, machine: Machine, *, trains: bool) -> Facts:
-    """Check the machine, read the models and check them; raise RunError with all that is wrong."""
-    run = RunOnMachine(config=config, layout=layout, machine=machine, trains=trains)
-    found = failures(MACHINE, run)
-    try:
-        facts = read_facts(config, machine, trains=trains)
-    except PreflightError as error:
-        raise_all([*found, error])
-        raise
-    known = RunWithModels(config=config, layout=layout, machine=machine, trains=trains, facts=facts)
-    raise_all([*found, *failures(MODELS, known)])
-    return facts
-
-
-def _beside_lines(config: TrainConfig, facts: Facts) -> Iterator[str]:
-    """Yield the lines about a teacher and a critic that are shown at the start."""
-    if facts.critic is not None:
-        trained = facts.critic.sizes.num_trained / 1e6
-        yield f"critic: from {facts.critic.path}, {trained:.1f} million trained"
-    if facts.teacher is not None:
-        size = facts.teacher.sizes.num_parameters / 1e6
-        yield f"teacher: {facts.teacher.path}, {size:.1f} million parameters"
-    if config.teacher.base_url:
-        yield f"teacher: {config.teacher.model} at {config.teacher.base_url}"
+def _check(config: TrainConfig, layout: Layout, facts: Facts, *, trains: bool) -> None:
+    run = KnownRun(config=config, layout=layout, facts=facts, trains=trains)
+    raise_all(failures(FACTS, run))

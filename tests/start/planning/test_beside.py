@@ -14,17 +14,18 @@ from transformers import AutoConfig
 from april_rl.config.choices import Offload
 from april_rl.config.critic import CriticConfig
 from april_rl.errors import PreflightError
-from april_rl.start.planning.facts import critic_facts
+from april_rl.start.planning.facts import critic_sizes, read_facts
 from april_rl.start.planning.machine import this_machine
 from april_rl.start.planning.memory_inputs import Beside
 from april_rl.start.planning.memory_plan import plan_memory
-from april_rl.start.planning.plan import draft_training
+from april_rl.start.planning.plan import draft_training, models_of
 from april_rl.task.tiny.builtins import resolve_builtins
 
 
 def beside(teacher: Path | str, *overrides: str) -> Beside:
     config = resolve_builtins(load("+recipe=tiny_cpu", f"teacher.path={teacher}", *overrides))
-    return draft_training(config, this_machine()).facts.beside
+    draft = draft_training(config, read_facts(config, this_machine(), trains=True))
+    return models_of(draft, trains=True).beside
 
 
 def test_builtin_paths_are_replaced_in_a_new_configuration():
@@ -66,7 +67,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(copy, tmp_path):
     own = load("+recipe=tiny_cpu", "algorithm.advantage=gae", f"critic.path={copy}")
     config = resolve_builtins(own)
     with pytest.raises(PreflightError, match=rf"critic\.path={copy} has another tokenizer"):
-        draft_training(config, this_machine())
+        draft_training(config, read_facts(config, this_machine(), trains=True))
 
 
 def test_a_teacher_with_a_short_context_or_without_a_model_is_refused(copy, tmp_path):
@@ -102,8 +103,7 @@ def test_a_critic_is_a_second_trained_model_with_its_own_phase():
     vocabulary.
     """
     policy = sizes_of("1.7B")
-    critic = critic_facts("8B", CONFIGS["8B"]).sizes
-    assert critic is not None
+    critic = critic_sizes(CONFIGS["8B"])
     assert critic.num_parameters == sizes_of("8B").num_parameters - 151936 * 4096
     without = plan_memory(policy, INPUTS, device_bytes=GPU)
     found = plan_memory(policy, change(INPUTS, beside=Beside(critic=critic)), device_bytes=GPU)
@@ -124,8 +124,7 @@ def test_a_critic_is_a_second_trained_model_with_its_own_phase():
 def test_teacher_reference_and_critic_are_each_in_host_memory_once():
     """Fails when the critic's share counts the teacher or the reference again."""
     policy, teacher = sizes_of("1.7B"), sizes_of("8B")
-    critic = critic_facts("8B", CONFIGS["8B"]).sizes
-    assert critic is not None
+    critic = critic_sizes(CONFIGS["8B"])
     inputs = change(INPUTS, has_reference=True, beside=Beside(teacher, critic))
     host = plan_memory(policy, inputs, device_bytes=GPU).host
     assert host.items["critic"] == 12 * critic.num_parameters / 8
@@ -138,11 +137,10 @@ def test_teacher_reference_and_critic_are_each_in_host_memory_once():
 def test_the_sizes_of_a_critic_match_the_model_that_is_built(tmp_path, tied):
     """Fails when a vocabulary-sized head is counted, or the embedding counts as tied."""
     write_tiny_qwen3(tmp_path, tied=tied)
-    sizes = critic_facts("8B", AutoConfig.from_pretrained(tmp_path)).sizes
+    sizes = critic_sizes(AutoConfig.from_pretrained(tmp_path))
     with group_of_one():
         learner = make_actor_critic(str(tmp_path), critic=CriticConfig())
     model = learner.critic.trained.model
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert sizes is not None
     assert sizes.num_parameters == num_parameters - model.lm_head.weight.numel()
     assert sizes.embedding_unit == model.model.embed_tokens.weight.numel()

@@ -11,6 +11,7 @@ from transformers import Qwen3Config
 from april_rl.config.choices import ComputeDtype, Resume, Sleep
 from april_rl.config.engine import EngineConfig
 from april_rl.errors import LayoutError, PreflightError
+from april_rl.start.planning.facts import read_facts
 from april_rl.start.planning.machine import Machine
 from april_rl.start.planning.plan import (
     Plan,
@@ -18,6 +19,7 @@ from april_rl.start.planning.plan import (
     config_of_training,
     draft_evaluation,
     draft_training,
+    models_of,
     plan_evaluation,
     plan_training,
 )
@@ -57,16 +59,16 @@ def write_model(folder: Path, *, hidden_size: int, num_layers: int, num_tokens: 
 
 def make_draft(*overrides: str, machine: Machine, model: str) -> TrainingDraft:
     on_gpus = ("runtime.device=gpu", "runtime.num_workers=8") if machine.num_gpus else ()
-    return draft_training(
-        load("+recipe=tiny_cpu", f"model.path={model}", *on_gpus, *overrides), machine
-    )
+    config = load("+recipe=tiny_cpu", f"model.path={model}", *on_gpus, *overrides)
+    return draft_training(config, read_facts(config, machine, trains=True))
 
 
 def make_plan(*overrides: str, machine: Machine, model: str) -> Plan:
     memory = [worker("node", free=GPU)] * 8
     if not machine.num_gpus:
         memory = [replace(memory[0], device_bytes=0, free_bytes=0, host_free_bytes=500 << 30)]
-    return plan_training(make_draft(*overrides, machine=machine, model=model), memory)
+    draft = make_draft(*overrides, machine=machine, model=model)
+    return plan_training(draft, models_of(draft, trains=True), memory)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_a_profile_of_a_recipe_counts_the_critic_of_its_training(
             algorithm=replace(config.algorithm, advantage="gae"),
             critic=replace(config.critic, path=large),
         )
-    drafted = draft_evaluation(config, GPUS)
+    drafted = draft_evaluation(config, read_facts(config, GPUS, trains=False))
     found = config_of_training(drafted, [worker("node", free=GPU)] * 8)
     assert found.rollout.resume.value == expected
 
@@ -192,7 +194,7 @@ def test_an_evaluation_has_the_gpus_alone_and_as_many_requests_as_responses(
     overrides, num_responses, expected, model
 ) -> None:
     config = load("+recipe=tiny_cpu", f"model.path={model}", "runtime.device=gpu", *overrides)
-    drafted = draft_evaluation(config, GPUS)
+    drafted = draft_evaluation(config, read_facts(config, GPUS, trains=False))
     engine = plan_evaluation(drafted, num_responses=num_responses).config.engine
     assert (engine.gpu_memory_utilization, engine.max_num_seqs) == expected
 
@@ -230,9 +232,10 @@ def test_a_cluster_is_named_and_ray_counts_its_cores(model) -> None:
     alone = replace(on_cpus, is_cluster=False)
     with pytest.raises(PreflightError, match="num_workers=8 needs 8 cores; this machine has 1"):
         make_draft("runtime.num_workers=8", machine=alone, model=model)
-    nothing = replace(cluster, num_gpus=0)
+    asked = load("+recipe=tiny_gpu", "runtime.num_workers=auto", f"model.path={model}")
+    facts = read_facts(asked, replace(cluster, num_gpus=0), trains=True)
     with pytest.raises(LayoutError, match="the Ray cluster has none"):
-        draft_training(load("+recipe=tiny_gpu", "runtime.num_workers=auto"), nothing)
+        draft_training(asked, facts)
 
 
 @pytest.mark.parametrize(("num_gpus", "is_said"), [(8, False), (16, True)])

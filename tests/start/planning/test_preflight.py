@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from april_rl.errors import PreflightError
+from april_rl.start.planning.facts import read_facts
 from april_rl.start.planning.machine import num_gpus, this_machine, wrong_tools
 from april_rl.start.planning.model import read_model
 from april_rl.start.planning.plan import draft_training
@@ -27,7 +28,7 @@ HERE = this_machine()
 def start(path, *overrides: str):
     config = load("+recipe=tiny_cpu", f"model.path={path}", *overrides)
     machine = replace(HERE, num_cores=8, num_gpus=0)
-    return draft_training(config, machine).facts.policy
+    return draft_training(config, read_facts(config, machine, trains=True)).facts.policy
 
 
 def small_qwen3(tmp_path):
