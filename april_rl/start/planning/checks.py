@@ -21,6 +21,7 @@ from april_rl.config import TrainConfig
 from april_rl.config.user_code import Hook, OwnFunctionError, check_args, check_named, signature_of
 from april_rl.errors import PreflightError, RunError
 from april_rl.start.planning.machine import wrong_engine, wrong_tools
+from april_rl.start.planning.memory_plan import GIB
 from april_rl.start.planning.model_folder import check_model_folder
 from april_rl.start.planning.sizes import batch_tokens, context_length
 from april_rl.start.planning.versions import check_versions
@@ -34,7 +35,6 @@ from april_rl.training.runtime.layout import Layout
 if TYPE_CHECKING:
     from april_rl.start.planning.facts import Facts, ModelFacts, Models
 
-_GIB = 1 << 30
 # Weights that vLLM copies outside the loaders that a weight sync uses (its models/gpt_oss.py).
 _NEVER_NEW = {"gpt_oss": "attention sinks and experts"}
 
@@ -230,7 +230,7 @@ def _batch(run: KnownRun) -> None:
     if run.trains and needed > machine.free_bytes:
         raise PreflightError(
             "batch: trainer.num_groups · rollout.group_size samples of full length need "
-            f"{needed / _GIB:,.0f} GiB; this machine has {machine.free_bytes / _GIB:.0f} GiB "
+            f"{needed / GIB:,.0f} GiB; this machine has {machine.free_bytes / GIB:.0f} GiB "
             "free: lower one of the two"
         )
 

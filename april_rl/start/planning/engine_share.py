@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
 from april_rl.config.choices import Sleep
 from april_rl.config.engine import EngineConfig
 from april_rl.start.planning.kv_room import KvDemand, planned_kv_tokens
 from april_rl.start.planning.memory_check import Room
-from april_rl.start.planning.memory_inputs import MemoryInputs
+from april_rl.start.planning.memory_inputs import Decision, MemoryInputs
 from april_rl.start.planning.memory_plan import ENGINE_ITEMS, Phase, engine_workspace, plan_memory
 from april_rl.training.learner.model.sizes import ModelSizes
 
@@ -30,16 +29,9 @@ MARGIN_FRAC = 0.1
 _ENOUGH = 1.25
 
 
-class EngineShare(NamedTuple):
-    """The decision on engine.gpu_memory_utilization."""
-
-    inputs: MemoryInputs  # with the share as a number
-    reason: str  # shown to the user; empty when there was nothing to decide
-
-
 def settle_share(
     model: ModelSizes, inputs: MemoryInputs, *, room: Room, demand: KvDemand
-) -> EngineShare:
+) -> Decision:
     """Decide engine.gpu_memory_utilization=auto: a share whose KV cache is enough for the samples
     in flight, if every phase of the learner fits beside it with a margin; `use_rest` may raise it.
 
@@ -47,7 +39,7 @@ def settle_share(
     share is the largest that fits beside what the learner keeps during a rollout.
     """
     if inputs.is_on_cpu or not isinstance(inputs.engine.gpu_memory_utilization, str):
-        return EngineShare(inputs, "")
+        return Decision(inputs, "")
     awake, asleep = _largest_shares(model, inputs, room)
     needed = demand.total_tokens
     cache = _cache_tokens(model, inputs, awake, room=room)
@@ -61,7 +53,7 @@ def settle_share(
             for share in (number / 100 for number in range(1, 100))
             if _cache_tokens(model, inputs, share, room=room) >= _ENOUGH * needed
         )
-        return EngineShare(_with_share(inputs, min(awake, next(enough))), "")
+        return Decision(_with_share(inputs, min(awake, next(enough))), "")
     elif must_stay_awake or cache >= needed or awake >= asleep:
         share, because = awake, f"{beside}, gives {holds}"
     else:
@@ -70,12 +62,10 @@ def settle_share(
             (f"for engines that sleep during updates: {awake:g}, {beside}, would give {holds}"),
         )
     reason = f"engine.gpu_memory_utilization=auto: {share:g}, {because}"
-    return EngineShare(_with_share(inputs, share), reason)
+    return Decision(_with_share(inputs, share), reason)
 
 
-def use_rest(
-    model: ModelSizes, inputs: MemoryInputs, *, room: Room, demand: KvDemand
-) -> EngineShare:
+def use_rest(model: ModelSizes, inputs: MemoryInputs, *, room: Room, demand: KvDemand) -> Decision:
     """Raise the share of an engine that stays awake to the largest that fits beside the learner as
     it was decided.
     """
@@ -84,7 +74,7 @@ def use_rest(
     rest = _round_down((room.free - in_update) / room.device - MARGIN_FRAC)
     share = max(inputs.gpu_share, rest)
     holds = _holds(_cache_tokens(model, inputs, share, room=room), demand.total_tokens)
-    return EngineShare(
+    return Decision(
         _with_share(inputs, share),
         f"engine.gpu_memory_utilization=auto: {share:g}, what the learner's update leaves, gives "
         f"{holds}",

@@ -13,20 +13,13 @@ from april_rl.errors import PreflightError
 from april_rl.start.planning.engine_share import MARGIN_FRAC, settle_share, use_rest
 from april_rl.start.planning.kv_room import kv_demand
 from april_rl.start.planning.memory_check import Room, remedies
-from april_rl.start.planning.memory_inputs import MemoryInputs
+from april_rl.start.planning.memory_inputs import Decision, MemoryInputs
 from april_rl.start.planning.memory_plan import GIB, Phase, plan_memory
 from april_rl.start.planning.recomputation import settle_recomputation
 from april_rl.training.learner.model.sizes import ModelSizes
 
 
-class EngineSleep(NamedTuple):
-    """The decision on engine.sleep."""
-
-    inputs: MemoryInputs  # with the decided engine.sleep
-    reason: str  # shown to the user; empty when there was nothing to decide
-
-
-def settle_sleep(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> EngineSleep:
+def settle_sleep(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> Decision:
     """Decide engine.sleep=auto: engines stay awake if every phase of the learner fits beside them,
     with a margin.
 
@@ -34,13 +27,13 @@ def settle_sleep(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> Engi
     but rollout.resume=keep needs them awake.
     """
     if inputs.is_on_cpu or inputs.engine.sleep is not Sleep.auto:
-        return EngineSleep(inputs, "")
+        return Decision(inputs, "")
     awake = replace(inputs, engine=replace(inputs.engine, sleep=Sleep.never))
     plan = plan_memory(model, awake, device_bytes=room.device)
     fullest = max(plan.phases[1:], key=lambda phase: phase.total)  # all but the rollout
     usable = room.free - MARGIN_FRAC * room.device
     if fullest.total <= usable:
-        return EngineSleep(
+        return Decision(
             awake,
             "engine.sleep=auto: engines stay awake during updates; beside them, "
             f"{fullest.name} needs {fullest.total / GIB:.1f} of a GPU's {room.free / GIB:.1f} GiB",
@@ -56,7 +49,7 @@ def settle_sleep(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> Engi
             f"({fullest}). Change one: "
             f"{', '.join([*advice, 'rollout.resume=reprefill lets engines sleep'])}"
         )
-    return EngineSleep(
+    return Decision(
         replace(inputs, engine=replace(inputs.engine, sleep=Sleep.always)),
         f"engine.sleep=auto: engines sleep during updates; if they stayed awake, {too_much}",
     )

@@ -98,6 +98,13 @@ class MemoryInputs:
         return not self.is_on_cpu and self.engine.sleep is not Sleep.never
 
 
+class Decision(NamedTuple):
+    """Inputs after a decision about an auto, with its reason for the user, empty if it was set."""
+
+    inputs: MemoryInputs
+    reason: str
+
+
 def memory_inputs(config: TrainConfig, layout: Layout, beside: Beside) -> MemoryInputs:
     """Return what a settled configuration and the models beside the policy say about memory."""
     return MemoryInputs(

