@@ -187,7 +187,7 @@ histogram
     response_tokens | tokens | lengths of the trained responses
     age | steps | ages of the trained tokens
     reward | reward | rewards of the trained samples
-    advantage | advantage | advantages of the trained samples
+    advantage | advantage | advantages of the trained samples; absent with a critic
     ratio | ratio | ratios of the trained tokens, learner over behaviour; 2 stands for 2 and more
 """
 
