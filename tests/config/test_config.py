@@ -167,6 +167,7 @@ class Reads(ast.NodeVisitor):
 
     def _visit_annotation(self, name: str, annotation: ast.expr) -> None:
         known = self._classes | {"TrainConfig": "", "PromptSetConfig": "data"}
+        known["BackendSettings"] = ""  # it has one section
         if isinstance(annotation, ast.Name) and annotation.id in known:
             self._names[name] = known[annotation.id]
 

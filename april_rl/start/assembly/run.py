@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from april_rl.config import TrainConfig
 from april_rl.config.store import folder_options
@@ -27,16 +26,21 @@ from april_rl.start.assembly.run_directory import RunDirectory
 from april_rl.start.assembly.sampler import sampler_maker
 from april_rl.start.assembly.workers import build_workers, machine_of
 from april_rl.start.planning.checks import failures, raise_all
-from april_rl.start.planning.facts import read_facts
 from april_rl.start.planning.kv_room import kv_demand, kv_warning
-from april_rl.start.planning.plan import Plan, draft_training, model_lines, models_of, plan_training
+from april_rl.start.planning.plan import (
+    Plan,
+    draft_training,
+    facts_of,
+    model_lines,
+    models_of,
+    plan_training,
+)
 from april_rl.task.data.prompts import PromptTable
 from april_rl.task.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.task.evaluation.evaluate import evaluate_all
 from april_rl.task.evaluation.held_out import HeldOut
 from april_rl.task.rewards.pool import RewardPool
 from april_rl.training.batches import AskTeacher
-from april_rl.training.learner.model.sizes import ModelSizes
 from april_rl.training.parts import RunParts
 from april_rl.training.rollout.ports import Engines
 from april_rl.training.runtime.cluster import stop_ray
@@ -58,7 +62,7 @@ def assemble(
     Prompts continue from `resumed`; the caller restores the rest. `run_dir` is not changed.
     """
     stack.callback(stop_ray)
-    draft = draft_training(settings, read_facts(settings, machine_of(settings), trains=True))
+    draft = draft_training(settings, facts_of(settings, machine_of(settings), trains=True))
     models = models_of(draft, trains=True)
     raise_all(failures(USER_CODE, draft.config))
     site = RunSite(
@@ -70,10 +74,11 @@ def assemble(
     _show((*draft.lines, *model_lines(draft.config, draft.facts, models)), site.view)
     inputs = read_inputs(site, states=resumed.state.get("rewards", {}) if resumed else None)
     prompts, training, held_out = _read_prompts(site, inputs, resumed)
-    identity = _identity(draft.config, models.policy, resumed)
+    identity = model_identity(draft.config, models.policy)
+    if resumed is not None:
+        check_resume(draft.config, resumed.state, model=identity)
     num_slots = draft.sizes.num_slots
-    lines = open_files_line(draft.config, inputs.description, num_episodes=num_slots)
-    _show(lines, site.view)
+    _show(open_files_line(draft.config, inputs.description, num_episodes=num_slots), site.view)
     outside, teacher = _try_code(site, inputs, training, held_out)
     workers = build_workers(draft.config, draft.layout, run_dir=run_dir, sizes=draft.sizes)
     stack.callback(workers.close)
@@ -134,16 +139,6 @@ def _read_prompts(
                 "training data: a step trains several groups of one prompt"
             )
         return _stream(config, training, resumed), [*training.values()], held_out
-
-
-def _identity(
-    config: TrainConfig, policy: ModelSizes, resumed: Resumed | None
-) -> Mapping[str, Any]:
-    """Return the facts of the model, after comparing them with a checkpoint's."""
-    identity = model_identity(config, policy)
-    if resumed is not None:
-        check_resume(config, resumed.state, model=identity)
-    return identity
 
 
 def _try_code(

@@ -18,11 +18,11 @@ from april_rl.run.tracking.tracker import open_view
 from april_rl.start.assembly.evaluation import build_evaluator, held_out_sets
 from april_rl.start.assembly.inputs import RunSite, read_inputs, try_outside
 from april_rl.start.assembly.workers import build_workers, machine_of
-from april_rl.start.planning.facts import read_facts
 from april_rl.start.planning.model import without_network_go_offline
 from april_rl.start.planning.plan import (
     config_of_training,
     draft_evaluation,
+    facts_of,
     models_of,
     plan_evaluation,
 )
@@ -32,10 +32,6 @@ from april_rl.task.evaluation.held_out import HeldOut
 from april_rl.task.evaluation.report import SetReport, set_report
 from april_rl.training.rollout.ticks import TickWork
 from april_rl.training.runtime.cluster import stop_ray
-
-
-def sets_of_evaluation(config: TrainConfig, sets: PromptSets) -> dict[str, HeldOut]:
-    return held_out_sets(config, sets.load)
 
 
 class EvaluationRun:
@@ -48,16 +44,16 @@ class EvaluationRun:
         folder: Path,
         stack: ExitStack,
         interrupts: Interrupts,
-        choose: Callable[[TrainConfig, PromptSets], dict[str, HeldOut]] = sets_of_evaluation,
+        choose: Callable[[TrainConfig, PromptSets], dict[str, HeldOut]] | None = None,
     ) -> None:
         """Check what can be checked, then start the engines.
 
-        `choose` returns the sets to sample, by the names of `config.evaluation.sets`. Closing
+        `choose` returns other sets to sample, by the names of `config.evaluation.sets`. Closing
         `stack` ends the engines; samples are written to `folder`. Raise RunError with one message.
         """
         stack.callback(stop_ray)
         without_network_go_offline()
-        facts = read_facts(config, machine_of(config), trains=False)
+        facts = facts_of(config, machine_of(config), trains=False)
         self._draft = draft = draft_evaluation(config, facts)
         models_of(draft, trains=False)
         config = draft.config
@@ -72,7 +68,8 @@ class EvaluationRun:
         inputs = read_inputs(site)
         self._tokenizer = inputs.tokenizer
         with self._view.phase("reading the data"):
-            self._sets = choose(config, inputs.sets)
+            sets = inputs.sets
+            self._sets = choose(config, sets) if choose else held_out_sets(config, sets.load)
         prompts = [held_out.prompts for held_out in self._sets.values()]
         outside = try_outside(site, inputs, prompts)
         self.num_engines = draft.layout.num_engines

@@ -1,9 +1,9 @@
 """Every check of a start is an entry of a list here; the lists are in the order of what they cost.
 
-`SETTINGS` needs the settings and small files, and imports nothing heavy; `FACTS` the machine and
-the config.json of each model; `MODELS` their sizes, for which torch is imported. After them come
-`USER_CODE` (`assembly/own_functions.py`), and what needs data or an engine, which is tried where
-`assembly/` builds it.
+`SETTINGS` needs the settings and small files, and imports nothing heavy; `MACHINE` the machine or
+cluster; `FACTS` the config.json of each model, too; `MODELS` their sizes, for which torch is
+imported. After them come `USER_CODE` (`assembly/own_functions.py`), and what needs data or an
+engine, which is tried where `assembly/` builds it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from april_rl.config import TrainConfig
 from april_rl.config.user_code import Hook, OwnFunctionError, check_args, check_named, signature_of
 from april_rl.errors import PreflightError, RunError
-from april_rl.start.planning.machine import wrong_engine, wrong_tools
+from april_rl.start.planning.machine import Machine, wrong_engine, wrong_tools
 from april_rl.start.planning.memory_plan import GIB
 from april_rl.start.planning.model_folder import check_model_folder
 from april_rl.start.planning.sizes import batch_tokens, context_length
@@ -51,13 +51,20 @@ class AskedSettings(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownRun:
-    """Settings with a layout, on a machine, with models."""
+class PlacedRun:
+    """Settings with a layout on a machine."""
 
     config: TrainConfig
     layout: Layout
-    facts: Facts
+    machine: Machine
     trains: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRun(PlacedRun):
+    """A run on a machine, with what the config.json of its models says."""
+
+    facts: Facts
 
 
 class CountedModels(NamedTuple):
@@ -178,8 +185,8 @@ def _columns_of(function: RewardFunction) -> tuple[str, ...]:
     return Hook(function.key, function.function).call(read, "cannot be loaded")
 
 
-def _gpus(run: KnownRun) -> None:
-    layout, machine, workers = run.layout, run.facts.machine, run.layout.num_workers
+def _gpus(run: PlacedRun) -> None:
+    layout, machine, workers = run.layout, run.machine, run.layout.num_workers
     if layout.device == "cuda" and machine.num_gpus < workers:
         raise PreflightError(
             f"GPUs: runtime.num_workers={workers} needs {workers} GPUs; {machine.name} has "
@@ -187,8 +194,8 @@ def _gpus(run: KnownRun) -> None:
         )
 
 
-def _cores(run: KnownRun) -> None:
-    layout, machine, workers = run.layout, run.facts.machine, run.layout.num_workers
+def _cores(run: PlacedRun) -> None:
+    layout, machine, workers = run.layout, run.machine, run.layout.num_workers
     if layout.device == "cpu" and not machine.is_cluster and machine.num_cores < workers:
         raise PreflightError(
             f"cores: runtime.num_workers={workers} needs {workers} cores; this machine has "
@@ -196,7 +203,7 @@ def _cores(run: KnownRun) -> None:
         )
 
 
-def _engine_options(run: KnownRun) -> None:
+def _engine_options(run: PlacedRun) -> None:
     """Importing vLLM would take seconds, so its source is read."""
     found = find_spec("vllm")
     if found is None or found.origin is None:
@@ -209,12 +216,12 @@ def _engine_options(run: KnownRun) -> None:
         raise PreflightError(f"{names}: the installed vLLM has no such option; remove it")
 
 
-def _engine_build(run: KnownRun) -> None:
-    _raise_lines(wrong_engine(run.layout.device, installed=run.facts.machine.engines))
+def _engine_build(run: PlacedRun) -> None:
+    _raise_lines(wrong_engine(run.layout.device, installed=run.machine.engines))
 
 
-def _kernel_tools(run: KnownRun) -> None:
-    if run.layout.device == "cuda" and run.facts.machine.num_local_gpus:
+def _kernel_tools(run: PlacedRun) -> None:
+    if run.layout.device == "cuda" and run.machine.num_local_gpus:
         _raise_lines(wrong_tools())
 
 
@@ -223,10 +230,10 @@ def _raise_lines(lines: Sequence[str]) -> None:
         raise PreflightError("\n  - ".join(lines))
 
 
-def _batch(run: KnownRun) -> None:
+def _batch(run: PlacedRun) -> None:
     """The memory of this machine holds the batch of a step."""
 
-    needed, machine = TOKEN_BYTES * batch_tokens(run.config), run.facts.machine
+    needed, machine = TOKEN_BYTES * batch_tokens(run.config), run.machine
     if run.trains and needed > machine.free_bytes:
         raise PreflightError(
             "batch: trainer.num_groups · rollout.group_size samples of full length need "
@@ -322,13 +329,16 @@ SETTINGS: tuple[Callable[[AskedSettings], None], ...] = (
     _functions,
     _files,
 )
-FACTS: tuple[Callable[[KnownRun], None], ...] = (
+MACHINE: tuple[Callable[[PlacedRun], None], ...] = (
     _gpus,
     _cores,
     _engine_options,
     _engine_build,
     _kernel_tools,
     _batch,
+)
+FACTS: tuple[Callable[[KnownRun], None], ...] = (
+    *MACHINE,
     _model_context,
     _heads,
     _new_weights,

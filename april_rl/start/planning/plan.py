@@ -8,12 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from april_rl.config import TrainConfig
+from april_rl.errors import PreflightError
 from april_rl.run.supervision.host_memory import WorkerMemory
 from april_rl.start.planning.checks import (
     FACTS,
+    MACHINE,
     MODELS,
     CountedModels,
     KnownRun,
+    PlacedRun,
     failures,
     raise_all,
 )
@@ -21,6 +24,7 @@ from april_rl.start.planning.engine_share import alone
 from april_rl.start.planning.engine_sleep import decide_sleep_and_resume, with_resume
 from april_rl.start.planning.facts import Facts, Models, count_models, read_facts
 from april_rl.start.planning.layout import auto_choices, settle, unused_gpus, worker_threads
+from april_rl.start.planning.machine import Machine
 from april_rl.start.planning.memory_check import check_memory, least_room
 from april_rl.start.planning.memory_inputs import memory_inputs
 from april_rl.start.planning.notes import inert_settings, short_stop_deadline
@@ -57,6 +61,19 @@ class Plan:
     sizes: Sizes
     engines_sleep: bool = False  # during updates
     lines: tuple[str, ...] = ()  # shown to the user
+
+
+def facts_of(requested: TrainConfig, machine: Machine, *, trains: bool) -> Facts:
+    """Read the models. Raise PreflightError for one that cannot be used, and for all that the
+    machine lacks then.
+    """
+    try:
+        return read_facts(requested, machine, trains=trains)
+    except PreflightError as error:
+        config, layout = settle(requested, gpus=machine.num_gpus, where=machine.name)
+        run = PlacedRun(config=config, layout=layout, machine=machine, trains=trains)
+        raise_all([*failures(MACHINE, run), error])
+        raise
 
 
 def draft_training(requested: TrainConfig, facts: Facts) -> TrainingDraft:
@@ -166,5 +183,5 @@ def _with_sizes(config: TrainConfig, sizes: Sizes) -> TrainConfig:
 
 
 def _check(config: TrainConfig, layout: Layout, facts: Facts, *, trains: bool) -> None:
-    run = KnownRun(config=config, layout=layout, facts=facts, trains=trains)
+    run = KnownRun(config=config, layout=layout, machine=facts.machine, facts=facts, trains=trains)
     raise_all(failures(FACTS, run))
