@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the config.json of a model says."""
+    """Facts from the config.json of a model."""
 
     path: str
     model_type: str

@@ -35,7 +35,7 @@ from april_rl.training.runtime.layout import Layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What settings and facts decide. Only what the second step decides may still be auto."""
+    """A plan before its second step: settings that only that step can decide may be auto."""
 
     config: TrainConfig
     layout: Layout

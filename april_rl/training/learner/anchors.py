@@ -19,7 +19,7 @@ from april_rl.training.learner.row import PackedRow
 
 
 class Anchor(NamedTuple):
-    """What stays fixed during an update of a row."""
+    """Values of a row that stay fixed during an update."""
 
     advantages: Tensor  # [N]
     proximal: Tensor | None = None  # log-probabilities [N]; None: taken from the row's own pass

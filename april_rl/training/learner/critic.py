@@ -42,7 +42,7 @@ class Targets(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What a critic says about the rows of an update, by minibatch."""
+    """Advantages, and targets of the value loss, for the rows of an update, by minibatch."""
 
     advantages: list[list[Tensor]]  # [N]
     targets: list[list[Targets]]

@@ -24,7 +24,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which scored groups are trained, and what the user is told about the others."""
+    """A filter of scored groups, and the words for the user about a group that it rejects."""
 
     keep: Callable[[ScoredGroup], bool] = lambda _: True
     cause: str = "for equal rewards of all their samples"

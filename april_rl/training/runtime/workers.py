@@ -49,7 +49,7 @@ class Workers:
 
     def start_engines(self) -> None:
         """Form the process group and start the engines with the model's own weights, without a
-        learner: there is no update and no weight sync. Raise the errors of `Watchdog.results`.
+        learner, for a run that only samples. Raise the errors that `Watchdog.results` raises.
         """
         self._join()
         self._all("build_engine", self._settings.config.engine, sleeps=False, keeps_parked=False)

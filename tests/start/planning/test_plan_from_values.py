@@ -7,29 +7,18 @@ from dataclasses import replace
 import pytest
 from composed_config import load
 from planned_models import GPU, sizes_of, worker
+from test_plan import GPUS
 
 from april_rl.config.choices import Sleep
 from april_rl.errors import PreflightError
 from april_rl.start.planning.facts import Facts, ModelFacts, Models
-from april_rl.start.planning.machine import Machine
 from april_rl.start.planning.memory_inputs import Beside
 from april_rl.start.planning.plan import draft_training, plan_training
 
 MODEL = ModelFacts(
     path="policy", model_type="qwen3", context_tokens=32768, num_heads=32, vocab_size=151936
 )
-FACTS = Facts(
-    machine=Machine(
-        name="this machine",
-        is_cluster=True,
-        num_gpus=8,
-        num_local_gpus=0,
-        num_cores=64,
-        free_bytes=500 << 30,
-        engines=frozenset({"vllm"}),
-    ),
-    policy=MODEL,
-)
+FACTS = Facts(machine=replace(GPUS, num_cores=64), policy=MODEL)
 RECIPE = ("+recipe=qwen3_4b_dapo", "model.path=policy", "data.path=rows.jsonl")
 
 
@@ -47,7 +36,7 @@ def test_a_plan_is_a_function_of_values() -> None:
 
 
 def test_all_that_is_wrong_is_in_one_message() -> None:
-    """Of the machine, the policy and a model beside it."""
+    """The message names what is wrong with the machine, the policy and a critic."""
     small = replace(MODEL, context_tokens=64)
     facts = replace(FACTS, policy=small, critic=replace(small, path="policy"))
     facts = replace(facts, machine=replace(FACTS.machine, engines=frozenset(), free_bytes=1))
