@@ -50,7 +50,7 @@ class Job:
     def output(self, *arguments: str, status: int) -> str:
         """Return what the script prints, which ends with `status`."""
         process = self.start(*arguments)
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=900)
         assert process.returncode == status, output
         return output
 
@@ -151,7 +151,7 @@ def test_a_job_on_two_nodes_stops_at_its_signal_and_finishes_after_it_is_requeue
         with suppress(psutil.NoSuchProcess):  # the process has ended in the meantime
             if not any("slurm" in word for word in task.cmdline()):
                 task.send_signal(signal.SIGUSR1)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert "Ray has 2 of 2 nodes" in output
     assert "2 workers on cpu, 2 engines" in output

@@ -98,7 +98,7 @@ def save(folder, *, status: int = 200, key: str = "0" * 40):
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
         server.shutdown()
     return done, address, handler.sent

@@ -364,7 +364,7 @@ def test_a_browser_draws_every_chart_without_errors(
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []

@@ -67,7 +67,7 @@ class EndlessRun(NamedTuple):
         children, worker = self.descendants(), self.worker()
         started = time.monotonic()
         worker.send_signal(sent)
-        _, errors = self.process.communicate(timeout=120)
+        _, errors = self.process.communicate(timeout=600)
         took_s = time.monotonic() - started
         wait_until(lambda: not any(is_running(child.pid) for child in children))
         report = self.run_dir / "stall_report.txt"

@@ -87,7 +87,7 @@ def test_the_process_lives_on_after_a_stop_and_the_run_continues(tmp_path: Path)
         [sys.executable, "script.py"],
         cwd=tmp_path,
         env=environment(),
-        timeout=300,
+        timeout=900,
         check=False,
         capture_output=True,
         text=True,
@@ -303,7 +303,7 @@ def test_a_notebook_is_not_told_to_install_table_packages() -> None:
         "import april_rl.training.runtime.cluster\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600
     )
     assert "ipywidgets" not in done.stdout + done.stderr
 

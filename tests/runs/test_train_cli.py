@@ -28,7 +28,7 @@ def train(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=600,
     )
 
 
@@ -122,7 +122,7 @@ def test_a_stop_whose_exception_python_drops_still_ends_the_start_soon(tmp_path:
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=600,
     )
     assert (done.returncode, done.stderr.splitlines()[0]) == (130, "interrupted"), done.stderr
     assert "stacks" not in done.stderr

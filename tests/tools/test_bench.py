@@ -37,7 +37,7 @@ class Engine(SimulatedEngine):
 @pytest.mark.parametrize("name", ["rollout", "step"])
 def test_each_benchmark_explains_its_options(name):
     command = [sys.executable, str(ROOT / "tools" / "bench.py"), name, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert "--rounds" in done.stdout
 

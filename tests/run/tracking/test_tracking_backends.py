@@ -148,7 +148,7 @@ def output_on_a_terminal(command: list[str], environment: dict[str, str]) -> str
     """Return what the command prints when stdin, stdout and stderr are a terminal."""
     ours, theirs = pty.openpty()
     ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    ran = subprocess.run(command, env=environment, timeout=180, check=True, **ends)
+    ran = subprocess.run(command, env=environment, timeout=600, check=True, **ends)
     assert ran.returncode == 0
     os.close(theirs)
     with os.fdopen(ours, "rb", buffering=0) as terminal:
@@ -195,7 +195,7 @@ def test_a_killed_offline_run_of_wandb_loses_at_most_its_last_second(tmp_path):
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-c", script, str(tmp_path)]
-    subprocess.run(command, env=environment, timeout=180, check=False)
+    subprocess.run(command, env=environment, timeout=600, check=False)
     (record,) = [r["history"]["item"] for r in wandb_records(tmp_path) if "history" in r]
     assert record["step"] == 1
 

@@ -223,7 +223,7 @@ def test_the_installed_command_finds_modules_in_the_current_folder(tmp_path: Pat
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert "did you mean exact?" in done.stderr

@@ -250,7 +250,7 @@ def test_the_proxy_of_the_machine_is_not_used(command):
         env={**os.environ, **proxies, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert "hello" in done.stdout, done.stderr

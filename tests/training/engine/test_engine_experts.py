@@ -227,7 +227,7 @@ def test_the_first_rank_of_an_engine_reports_the_experts(tmp_path):
             threads.submit(in_own_process, run_rank, rank, address, tmp_path / "model")
             for rank in range(2)
         ]
-        (first, wrong), (second, _) = (rank.result(timeout=300) for rank in ranks)
+        (first, wrong), (second, _) = (rank.result(timeout=900) for rank in ranks)
     assert wrong == []
     assert first == [True] * 4
     assert second == [False] * 4

@@ -31,7 +31,7 @@ def test_weights_that_were_not_loaded_are_named_once_at_any_level():
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     at_warning, mark, by_default = ran.stdout.partition("by default")
     assert mark

@@ -104,7 +104,7 @@ def connect(cluster: RunningCluster, token: Path | None, *args: str) -> tuple[st
         env=environment(token),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         check=False,
     )
     return done.stdout.strip(), done.stderr.splitlines(), done.returncode
@@ -152,7 +152,7 @@ def test_a_start_of_ray_that_takes_too_long_ends_in_one_message_and_leaves_no_pr
         env={**os.environ, "RAY_gcs_server_port_wait_time_s": "0"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 1
@@ -177,7 +177,7 @@ def test_a_folder_that_ray_cannot_use_is_named_by_its_variable(tmp_path, variabl
         env={**os.environ, variable: str(folder)},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 1
