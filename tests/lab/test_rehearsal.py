@@ -107,6 +107,15 @@ def test_tests_that_check_nothing_are_flagged_with_their_row(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_a_reward_that_pays_for_nothing_is_flagged_with_the_command_that_shows_it(tmp_path, capsys):
+    reward = "reward.function=attacked_rewards:any_box"
+    assert quick(tmp_path, "+recipe=qwen3_0_6b_smoke", reward) == 1
+    printed = capsys.readouterr().out
+    assert "paid_for_nothing: data.path: the reward pays for several, thoughts_only" in printed
+    assert "python -m april_rl attack" in printed
+
+
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_is_flagged_and_an_accepted_finding_is_not(tmp_path, capsys):
     changes = ("model.path=Qwen/Qwen3-8B", "runtime.num_workers=1", "trainer.num_minibatches=1")
     assert quick(tmp_path, FLAGSHIP, *changes, "accept=one_update,duplicates") == 1

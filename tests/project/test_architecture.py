@@ -62,6 +62,7 @@ HOUSE: dict[str, tuple[set[str], ...]] = {
     "lab": (
         {"lab.simulator", "lab.dashboards"},
         {"lab.report"},
+        {"lab.attack"},
         {"lab.rehearsal"},
         {"lab.commands", "lab"},
     ),

@@ -20,7 +20,8 @@ from april_rl.errors import DataError
 from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.copied_rows import UnwritableError, copy_rows
 from april_rl.lab.rehearsal.decontamination import Overlap, Passages
-from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, rate, shorten, try_forms
+from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, rate, try_forms
+from april_rl.lab.report.html import shorten
 from april_rl.task.data.prompts import PromptTable, load_prompts
 from april_rl.task.environments.loading import describe
 from april_rl.task.rewards.check import check_tests, reads_answers

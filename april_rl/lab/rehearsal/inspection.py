@@ -8,10 +8,11 @@ from textwrap import indent
 
 import numpy as np
 
+from april_rl.lab.attack.attack import pay_by
+from april_rl.lab.attack.forms import FORMS, another_answer, asked_form, state_answer
 from april_rl.lab.rehearsal.findings import Finding
-from april_rl.lab.rehearsal.forms import FORMS, another_answer, asked_form, state_answer
+from april_rl.lab.report.html import shorten
 from april_rl.task.rewards.pool import RewardPool
-from april_rl.task.rewards.scorebook import total
 from april_rl.types import Prompt
 
 _NUM_TRIED = 4  # prompts whose answers are rated
@@ -41,8 +42,8 @@ def rate(
     """Return the reward of each response to the prompt at the same position; None for no score.
     Each response is its own group.
     """
-    tried = (rewards.try_on(p, [r])[0] for p, r in zip(prompts, responses, strict=True))
-    return [total(rewards.functions, scores).value for scores in tried]
+    pay = pay_by(rewards)
+    return [pay(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
 
 
 def try_forms(prompts: Sequence[Prompt], rate: Rate) -> FormsTried | None:
@@ -138,11 +139,3 @@ def forms_lines(tried: FormsTried | None) -> str:
             f"reward of a wrong answer: at most {tried.wrong:g}",
         ]
     )
-
-
-def shorten(text: str, *, limit: int = 700) -> str:
-    """Return the text, without its middle if it is longer than `limit` characters."""
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"

@@ -24,6 +24,7 @@ from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.store import plain_config
 from april_rl.config.task import PromptSetConfig
 from april_rl.errors import PreflightError, RunError
+from april_rl.lab.attack.attack import attack_set, pay_by
 from april_rl.lab.rehearsal import findings as find
 from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.assumptions import Assumptions
@@ -51,7 +52,8 @@ from april_rl.training.trainer import Trainer
 
 Say = Callable[[str], None]
 
-_TRAINING_ROWS, _HELD_OUT_ROWS = 64, 8
+_TRAINING_ROWS, _HELD_OUT_ROWS, _ATTACKED_ROWS = 64, 8, 2
+_ATTACKS = ("nothing", "prompt_back", "several", "in_passing", "thoughts_only", "plea")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,12 +169,23 @@ class Rehearsal:
         is_stated = reads_answers(rewards, dataset)
         tried = try_forms(table, partial(rate, rewards)) if is_stated else None
         self.findings += check_forms(tried, set_name=key)
+        if tried is not None:
+            self._attack(table, rewards, key=key)
         self.say(shown_set(key, table, tried))
         try:
             check_tests(rewards, table, most=NUM_ROWS_TRIED)
         except RewardError as error:
             self._add(Finding(name="tests", message=f"{key}: {error}"))
         return _Set(key=key, chosen=chosen, table=table, tried=tried)
+
+    def _attack(self, table: PromptTable, rewards: RewardPool, *, key: str) -> None:
+        """Try some responses that deserve nothing; `python -m april_rl attack` tries more."""
+        _, results = attack_set(
+            table, pay_by(rewards), num=_ATTACKED_ROWS, reads_answers=True, names=_ATTACKS
+        )
+        if paid := [result.name for result in results if result.wins]:
+            message = f"{key}: the reward pays for {', '.join(paid)}: python -m april_rl attack"
+            self._add(Finding(name="paid_for_nothing", message=f"{message} shows the responses"))
 
     def _keep(self, found: _Set, kept: dict[str, Path], name: str, *, num_rows: int) -> None:
         """Write some rows of a set for the two steps, and note the file in `kept`."""

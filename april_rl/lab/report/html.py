@@ -96,9 +96,9 @@ WITHOUT_CHARTS = (
 )
 
 
-def page(title: str, body: Iterable[str]) -> str:
+def page(title: str, body: Iterable[str], *, has_charts: bool = True) -> str:
     """Return the whole page; `title` is plain text, `body` is HTML."""
-    bundle = vega_bundle()
+    bundle = vega_bundle() if has_charts else ""
     shades = "".join(
         f".age{age} {{ background: {colour}59; }}\n" for age, colour in enumerate(AGE_COLOURS)
     )
@@ -164,3 +164,11 @@ def advice(sentences: Iterable[str]) -> str:
     """Return the sentences as a list; empty without sentences."""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
     return f'<ul class="advice">{items}</ul>' if items else ""
+
+
+def shorten(text: str, *, limit: int = 700) -> str:
+    """Return the text, without its middle if it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"

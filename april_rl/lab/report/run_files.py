@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -141,6 +141,10 @@ class RunFiles:
         the step that `samples` returns.
         """
         return self._read_samples(self._sample_paths[:-1][:1])
+
+    def all_samples(self) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
+        """Yield each step with saved samples, and the samples."""
+        return (self._read_samples([path]) for path in self._sample_paths)
 
     @cached_property
     def _sample_paths(self) -> list[Path]:

@@ -37,6 +37,7 @@ COMMANDS = {
     "data": Command(
         "inspect a data set: rows, duplicates, lengths, prompts, overlap with evaluation sets"
     ),
+    "attack": Command("what does a reward pay for nothing? try responses that deserve none"),
     "simulate": Command(
         "simulate over-sampling factors, without a GPU, from a recorded run or a preset"
     ),

@@ -1,0 +1,1 @@
+"""Responses that solve nothing, and what a reward pays for them."""

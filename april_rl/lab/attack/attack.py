@@ -1,0 +1,131 @@
+"""Attacks the reward of a run on some prompts of a set.
+
+An attack is paid where the reward gives it more than an honest wrong answer to the same prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from april_rl.lab.attack.attacks import ATTACKS
+from april_rl.lab.attack.programs import block
+from april_rl.lab.attack.target import STYLES, Style, Target, targets
+from april_rl.task.rewards.jobs import RewardError
+from april_rl.task.rewards.pool import RewardPool
+from april_rl.task.rewards.scorebook import total
+from april_rl.types import Prompt
+
+_MORE = 1e-6  # a smaller difference between two rewards is rounding
+_HONEST_PROGRAMS = ("pass", "print()")  # programs that are wrong and do not try to deceive
+
+Pay = Callable[[Prompt, str], float | None]  # the reward of a response; None: no score
+
+
+class Trial(NamedTuple):
+    """One response to one prompt that deserves nothing, and what it was paid."""
+
+    target: Target
+    response: str
+    paid: float | None  # None: the reward raised, gave no score, or its process died
+    honest: float  # the most that an honest wrong answer to the prompt is paid
+
+
+class AttackResult(NamedTuple):
+    """An attack on some prompts of a set."""
+
+    name: str  # in ATTACKS
+    trials: Sequence[Trial]  # none where it does not apply to any prompt
+
+    @property
+    def wins(self) -> list[Trial]:
+        """Return the trials that were paid."""
+        return [each for each in self.trials if each.paid and each.paid > each.honest + _MORE]
+
+    @property
+    def num_failed(self) -> int:
+        return sum(trial.paid is None for trial in self.trials)
+
+
+class Honest(NamedTuple):
+    """What the reward pays to honest answers to some prompts of a set."""
+
+    style: Style  # in which an answer is paid best
+    right: float | None  # mean reward of right answers in it; None: no answer is read
+    wrong: Sequence[float]  # the most that a wrong answer to each prompt is paid
+
+    @property
+    def is_blind(self) -> bool:
+        """Return whether right answers are paid no more than wrong ones."""
+        return self.right is not None and self.right <= fmean(self.wrong) + _MORE
+
+
+def pay_by(rewards: RewardPool) -> Pay:
+    """Return a function that scores one response as a group of its own."""
+
+    def pay(prompt: Prompt, response: str) -> float | None:
+        [scores] = rewards.try_on(prompt, [response])
+        return total(rewards.functions, scores).value
+
+    return pay
+
+
+def attack_set(
+    prompts: Sequence[Prompt],
+    pay: Pay,
+    *,
+    num: int,
+    reads_answers: bool,
+    names: Collection[str] = ATTACKS,
+) -> tuple[Honest, Iterator[AttackResult]]:
+    """Return the rewards of honest answers to `num` of the prompts, and the attacks on the same
+    prompts as they are made. Raise RewardError when no right answer gets a score.
+    """
+    aimed = targets(prompts, num=num)
+    honest = (_pay_answers if reads_answers else _pay_work)(aimed, pay)
+    made = (AttackResult(name, [*_trials(name, aimed, honest, pay)]) for name in names)
+    return honest, made
+
+
+def _pay_answers(aimed: Sequence[Target], pay: Pay) -> Honest:
+    """Find the style in which right answers are paid best, and what wrong ones get in it."""
+    means = {style: _mean_right(pay, aimed, style) for style in STYLES}
+    best = max(STYLES, key=lambda style: means[style] or 0.0)
+    if means[best] is None:
+        raise RewardError("the reward gives right answers no score, in any form")
+    return Honest(best, means[best], [_most(pay, t, map(best.state, t.others)) for t in aimed])
+
+
+def _pay_work(aimed: Sequence[Target], pay: Pay) -> Honest:
+    """Find out what wrong programs get, and wrong answers in the style that is paid best."""
+    stated = {
+        style: [pay(each.prompt, style.state(each.others[0])) or 0.0 for each in aimed]
+        for style in STYLES
+    }
+    best = max(STYLES, key=lambda style: fmean(stated[style]))
+    programs = [_most(pay, each, map(block, _HONEST_PROGRAMS)) for each in aimed]
+    return Honest(best, None, [*map(max, stated[best], programs)])
+
+
+def _trials(name: str, aimed: Sequence[Target], honest: Honest, pay: Pay) -> Iterator[Trial]:
+    for target, wrong in zip(aimed, honest.wrong, strict=True):
+        response = ATTACKS[name].respond(target._replace(style=honest.style))
+        if response is None:
+            continue
+        try:
+            paid = pay(target.prompt, response)
+        except RewardError:  # the response has ended the process of the reward
+            paid = None
+        yield Trial(target, response, paid, wrong)
+
+
+def _mean_right(pay: Pay, aimed: Sequence[Target], style: Style) -> float | None:
+    found = [pay(each.prompt, style.state(each.answer)) for each in aimed]
+    scored = [value for value in found if value is not None]
+    return fmean(scored) if scored else None
+
+
+def _most(pay: Pay, target: Target, responses: Iterable[str]) -> float:
+    values = [pay(target.prompt, response) for response in responses]
+    return max((value for value in values if value is not None), default=0.0)
