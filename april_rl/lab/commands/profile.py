@@ -8,7 +8,7 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -24,7 +24,7 @@ from april_rl.config.store import ConfigError, compose_overrides
 from april_rl.config.task import EvaluationSetConfig
 from april_rl.errors import RunError
 from april_rl.run.supervision.interrupts import Interrupts
-from april_rl.start.commands.arguments import OUTPUT, Arguments, output_folder
+from april_rl.start.commands.arguments import OUTPUT, Arguments, at_least, output_folder
 from april_rl.start.planning.checks import check_settings
 
 if TYPE_CHECKING:
@@ -71,27 +71,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("settings", nargs="*", help="+recipe=NAME and key=value, as in training")
     parser.add_argument(
         "--prompts",
-        type=partial(_at_least, 1, int),
+        type=partial(at_least, 1, int),
         default=64,
         metavar="N",
         help="prompts, each with rollout.group_size samples (default 64)",
     )
     parser.add_argument(
         "--alpha",
-        type=partial(_at_least, 1, float),
+        type=partial(at_least, 1, float),
         nargs="+",
         default=[1.5, 2.0, 3.0, 4.0],
         metavar="α",
         help="over-sampling factors to simulate (default 1.5 2 3 4)",
     )
     return parser
-
-
-def _at_least(least: int, kind: type[int] | type[float], text: str) -> int | float:
-    with suppress(ValueError):
-        if (number := kind(text)) >= least:
-            return number
-    raise argparse.ArgumentTypeError(f"must be a number >= {least}, got {text}")
 
 
 def _configure(overrides: Sequence[str]) -> TrainConfig:

@@ -8,21 +8,21 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 
 from april_rl.errors import RunError
-from april_rl.lab.simulator.april_paper import paper_cases, simulate_case
 from april_rl.lab.simulator.calibration import Calibration
 from april_rl.lab.simulator.length_distributions import Lognormal, Recorded, median_for
 from april_rl.lab.simulator.prediction import modes_of, predict
 from april_rl.lab.simulator.presets import PRESETS
 from april_rl.lab.simulator.simulation import Scenario
-from april_rl.lab.simulator.tables import comparison_table, paper_table
+from april_rl.lab.simulator.tables import comparison_table
 from april_rl.lab.simulator.turns import Turns
-from april_rl.start.commands.arguments import Arguments
+from april_rl.start.commands.arguments import Arguments, at_least
 
 # Options that replace a field of the scenario: its name, type and meaning.
 _FIELDS: tuple[tuple[str, type, str], ...] = (
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     """Simulate what the command line asks for, print the table and return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        found = _paper() if options.paper else _compare(_source(options), options)
+        found = _compare(_source(options), options)
         if options.json is not None:
             _write(options.json, found)
     except ValueError as error:
@@ -85,8 +85,9 @@ def _parser() -> argparse.ArgumentParser:
         "--run", type=Path, metavar="DIR", help="a run directory: its lengths, settings and costs"
     )
     where.add_argument("--preset", choices=sorted(PRESETS), help="a model on a GPU")
-    where.add_argument("--paper", action="store_true", help="simulate the table of the APRIL paper")
-    parser.add_argument("--alpha", type=_alpha, nargs="+", default=[1.5, 2.0, 3.0])
+    parser.add_argument(
+        "--alpha", type=partial(at_least, 1, float), nargs="+", default=[1.5, 2.0, 3.0]
+    )
     parser.add_argument(
         "--mean-tokens", type=float, help="with --preset: mean length (default 6000)"
     )
@@ -106,32 +107,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--on-stale", choices=("finish", "mask"))
     parser.add_argument(
         "--turns",
-        type=_count,
+        type=partial(at_least, 1, int),
         help="turns of every sample, of equal length, with a tool call between each two "
         "(default: no environment)",
     )
     for name, kind, meaning in (*_FIELDS, *_TURN_FIELDS):
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=meaning)
-    parser.add_argument("--steps", type=_count, default=12, help="steps to count (default 12)")
+    parser.add_argument(
+        "--steps", type=partial(at_least, 1, int), default=12, help="steps to count (default 12)"
+    )
     parser.add_argument(
         "--warmup-steps", type=int, default=6, help="steps before these (default 6)"
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
     return parser
-
-
-def _alpha(text: str) -> float:
-    factor = float(text)
-    if factor < 1:
-        raise argparse.ArgumentTypeError(f"alpha must be >= 1, got {text}")
-    return factor
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"must be >= 1, got {text}")
-    return count
 
 
 def _source(options: argparse.Namespace) -> Source:
@@ -235,9 +224,10 @@ def _compare(source: Source, options: argparse.Namespace) -> list[dict[str, obje
         f"{'KV kept' if scenario.keeps_parked else 're-prefill'}"
     )
     table = comparison_table(found, title=title, kv_bytes_per_token=source.kv_bytes_per_token)
-    _console().print(table)
+    shown = Console(width=120)
+    shown.print(table)
     if source.doubt:
-        _console().print(source.doubt)
+        shown.print(source.doubt)
     return [each.figures() for each in found]
 
 
@@ -248,21 +238,6 @@ def _check_cap(scenario: Scenario, factor: float) -> None:
             f"--max-staleness must be >= {factor - 1:g} with --alpha {factor:g} (a sample stays "
             f"about that many steps), got {scenario.max_staleness}"
         )
-
-
-def _paper() -> list[dict[str, object]]:
-    """Simulate the cases of the paper's table, print them next to the paper's figures and return
-    the rows.
-    """
-    cases = list(paper_cases())
-    console = Console(stderr=True)
-    found = [simulate_case(case) for case in track(cases, "simulating", console=console)]
-    _console().print(paper_table(found))
-    return [row.figures() for row in found]
-
-
-def _console() -> Console:
-    return Console(width=120)
 
 
 def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from april_rl.lab.simulator.april_paper import PaperRow
 from april_rl.lab.simulator.prediction import Prediction
 
 _GIB = 1 << 30
@@ -44,16 +43,3 @@ def _memory(num_tokens: int, bytes_per_token: int | None) -> str:
     if bytes_per_token is None:
         return f"{num_tokens:,} tokens"
     return f"{num_tokens * bytes_per_token / _GIB:.1f} GiB"
-
-
-def paper_table(rows: Sequence[PaperRow]) -> Table:
-    """Return a table of the paper's gains and the simulated ones, in percent over synchronous."""
-    table = Table(title="gain over synchronous at α = 2: the paper's, and simulated")
-    for head in ("data set", "model", "filter", "paper", "one-shot", "refill", "refill, KV kept"):
-        table.add_column(head, justify="left" if head in ("data set", "model") else "right")
-    for row in rows:
-        case = row.case
-        gains = (case.paper_gain, row.one_shot.gain, row.refill.gain, row.kept.gain)
-        cells = (f"{100 * (gain - 1):+.0f} %" for gain in gains)
-        table.add_row(case.data_set, case.model, "on" if case.is_filtered else "off", *cells)
-    return table

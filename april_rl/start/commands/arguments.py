@@ -61,3 +61,11 @@ class Arguments(argparse.ArgumentParser):
         rest = f"it has {', '.join(known)}" if known else "the command takes none"
         hint = f"did you mean {near[0]}?" if near else rest
         return f"{option} is not an option; {hint}"
+
+
+def at_least(least: int, kind: type[int] | type[float], text: str) -> int | float:
+    """Return the number of an argument."""
+    with suppress(ValueError):
+        if (number := kind(text)) >= least:
+            return number
+    raise argparse.ArgumentTypeError(f"must be a number >= {least}, got {text}")
