@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import FunctionType, TracebackType
+from types import FunctionType
 from typing import Any, Self, TypeVar, cast
 
 from april_rl.config.secrets import hint_at_forgotten
@@ -254,16 +254,11 @@ class Caught:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
         if isinstance(error, KeyboardInterrupt) and multiprocessing.parent_process() is None:
             return False
         if error is not None:
-            last_line, place = traceback.format_exception_only(error)[-1].strip(), _place(error, tb)
+            last_line, place = traceback.format_exception_only(error)[-1].strip(), _place(error)
             is_sentence = isinstance(
                 error, RunError | TypeError | ModuleNotFoundError | RuntimeError
             )
@@ -287,12 +282,14 @@ def _limit(error: BaseException) -> str:
     return f"; the user_code.memory_gib of its process is {memory_gib():g}"
 
 
-def _place(error: BaseException, tb: TracebackType | None) -> str:
+def _place(error: BaseException) -> str:
     """Return ` (file:line)` of the user code that raised; empty for code of this package."""
     if isinstance(error, SyntaxError):
         return f" ({error.filename}:{error.lineno})"
     machinery = ("<frozen", importlib.__file__, inspect.__file__, ast.__file__)
-    frames = [f for f in traceback.extract_tb(tb) if not f.filename.startswith(machinery)]
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(machinery)
+    ]
     if Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1]):
         return ""
     return f" ({frames[-1].filename}:{frames[-1].lineno})"

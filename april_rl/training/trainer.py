@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from april_rl.config import TrainConfig
 from april_rl.errors import ExportError, RunError
@@ -336,17 +335,12 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:  # noqa: ANN401 - what ExitStack takes
         """Write samples that were not trained, end every process and close every file."""
         self._exits.callback(self._interrupts.arm)
         self._exits.callback(self._keep_leftovers)  # before the tracker is closed
         self._interrupts.disarm()
-        self._exits.__exit__(kind, error, traceback)
+        self._exits.__exit__(*raised)
 
     def _show(self, phase: ProgressPhase, count: int, tokens_per_s: float | None = None) -> None:
         """Show progress, and stop here if requested."""

@@ -12,8 +12,7 @@ from report_runs import make_run
 
 from april_rl.__main__ import main
 from april_rl.lab.attack.attack import attack_set
-from april_rl.lab.attack.attacks import ATTACKS
-from april_rl.lab.attack.programs import PROGRAMS
+from april_rl.lab.attack.attacks import ATTACKS, PROGRAMS
 from april_rl.lab.attack.samples import suspicious
 from april_rl.lab.attack.target import targets
 from april_rl.task.rewards.functions import RewardFunction
@@ -60,7 +59,7 @@ def red_of(reward, names=None, *, num=2, reads_answers=True, chosen=None):
     ("faulty", "attack", "mended"),
     [
         (rewards.anywhere, "in_passing", rewards.exact),
-        (rewards.anywhere, "guesses", rewards.exact),
+        (rewards.anywhere, "numbers", rewards.exact),
         (rewards.any_box, "several", rewards.exact),
         (rewards.in_box, "choice", rewards.exact),
         (rewards.in_box, "list", rewards.exact),

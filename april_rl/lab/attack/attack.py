@@ -5,7 +5,7 @@ An attack is paid where the reward gives it more than an honest wrong answer to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ from april_rl.task.rewards.scorebook import total
 from april_rl.types import Prompt
 
 _MORE = 1e-6  # a smaller difference between two rewards is rounding
-_HONEST_PROGRAMS = ("pass", "print()")  # programs that are wrong and do not try to deceive
 
 Pay = Callable[[Prompt, str], float | None]  # the reward of a response; None: no score
 
@@ -42,10 +41,6 @@ class AttackResult(NamedTuple):
     def wins(self) -> list[Trial]:
         """Return the trials that were paid."""
         return [each for each in self.trials if each.paid and each.paid > each.honest + _MORE]
-
-    @property
-    def num_failed(self) -> int:
-        return sum(trial.paid is None for trial in self.trials)
 
 
 class Honest(NamedTuple):
@@ -83,29 +78,35 @@ def attack_set(
     prompts as they are made. Raise RewardError when no right answer gets a score.
     """
     aimed = targets(prompts, num=num)
-    honest = (_pay_answers if reads_answers else _pay_work)(aimed, pay)
+    honest = _honest(aimed, pay, reads_answers=reads_answers)
     made = (AttackResult(name, [*_trials(name, aimed, honest, pay)]) for name in names)
     return honest, made
 
 
-def _pay_answers(aimed: Sequence[Target], pay: Pay) -> Honest:
-    """Find the style in which right answers are paid best, and what wrong ones get in it."""
-    means = {style: _mean_right(pay, aimed, style) for style in STYLES}
-    best = max(STYLES, key=lambda style: means[style] or 0.0)
-    if means[best] is None:
-        raise RewardError("the reward gives right answers no score, in any form")
-    return Honest(best, means[best], [_most(pay, t, map(best.state, t.others)) for t in aimed])
+def _honest(aimed: Sequence[Target], pay: Pay, *, reads_answers: bool) -> Honest:
+    """Find the style in which answers are paid best: right ones, if any are read. Return what
+    wrong ones get in it, and wrong programs, which a reward that reads answers takes for none.
+    """
 
+    def scores(*responses: tuple[Target, str]) -> list[float]:
+        found = (pay(target.prompt, response) for target, response in responses)
+        return [score for score in found if score is not None]
 
-def _pay_work(aimed: Sequence[Target], pay: Pay) -> Honest:
-    """Find out what wrong programs get, and wrong answers in the style that is paid best."""
     stated = {
-        style: [pay(each.prompt, style.state(each.others[0])) or 0.0 for each in aimed]
+        style: scores(
+            *((t, style.state(t.answer if reads_answers else t.others[0])) for t in aimed)
+        )
         for style in STYLES
     }
-    best = max(STYLES, key=lambda style: fmean(stated[style]))
-    programs = [_most(pay, each, map(block, _HONEST_PROGRAMS)) for each in aimed]
-    return Honest(best, None, [*map(max, stated[best], programs)])
+    if not any(stated.values()):
+        raise RewardError("the reward gives no answer a score, in any form")
+    best = max(STYLES, key=lambda style: fmean(stated[style] or [0.0]))
+    programs = [] if reads_answers else [block("pass"), block("print()")]
+    wrong = [
+        max(scores(*((t, text) for text in (*map(best.state, t.others), *programs))), default=0.0)
+        for t in aimed
+    ]
+    return Honest(best, fmean(stated[best]) if reads_answers else None, wrong)
 
 
 def _trials(name: str, aimed: Sequence[Target], honest: Honest, pay: Pay) -> Iterator[Trial]:
@@ -118,14 +119,3 @@ def _trials(name: str, aimed: Sequence[Target], honest: Honest, pay: Pay) -> Ite
         except RewardError:  # the response has ended the process of the reward
             paid = None
         yield Trial(target, response, paid, wrong)
-
-
-def _mean_right(pay: Pay, aimed: Sequence[Target], style: Style) -> float | None:
-    found = [pay(each.prompt, style.state(each.answer)) for each in aimed]
-    scored = [value for value in found if value is not None]
-    return fmean(scored) if scored else None
-
-
-def _most(pay: Pay, target: Target, responses: Iterable[str]) -> float:
-    values = [pay(target.prompt, response) for response in responses]
-    return max((value for value in values if value is not None), default=0.0)

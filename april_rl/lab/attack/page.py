@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from statistics import fmean
 from typing import NamedTuple
@@ -11,8 +11,7 @@ from april_rl.lab.attack.attack import AttackResult, Honest, Trial
 from april_rl.lab.attack.attacks import ATTACKS
 from april_rl.lab.report.html import page, shorten
 
-_NUM_SHOWN = 3  # responses of an attack that the page shows
-_SHOWN_CHARACTERS = 1200
+_NUM_SHOWN, _SHOWN_CHARACTERS = 3, 1200  # responses of an attack on the page, and of each
 _WIDTH = max(map(len, ATTACKS))
 
 
@@ -21,7 +20,7 @@ class SetResult(NamedTuple):
 
     name: str  # the setting that names it, and its path
     honest: Honest
-    results: Sequence[AttackResult]
+    results: list[AttackResult]
 
 
 def honest_line(honest: Honest) -> str:
@@ -60,7 +59,8 @@ def attack_page(sets: Iterable[SetResult]) -> str:
 
 
 def _counts(result: AttackResult) -> str:
-    failed = f", no score in {result.num_failed}" if result.num_failed else ""
+    num_failed = sum(trial.paid is None for trial in result.trials)
+    failed = f", no score in {num_failed}" if num_failed else ""
     return f"{len(result.wins)} of {len(result.trials)}{failed}" if result.trials else "not here"
 
 

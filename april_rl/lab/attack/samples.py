@@ -14,13 +14,9 @@ _MIN_CHARACTERS = 500  # shorter texts compress little, whatever they say
 _REPEATED = 12.0  # times that zlib makes a text smaller; prose is at 2 to 4
 _SHOWN = 80  # characters of a response
 
-Record = Mapping[str, Any]
-
 
 def search_run(run_dir: Path) -> list[str]:
-    """Return a line for each suspicious response of the steps whose samples were saved. Raise
-    ReportError when `run_dir` is not the directory of a run.
-    """
+    """Return a line for each suspicious response in a run's files. Raise ReportError."""
     return [
         f"{run_dir}, step {step}, {line}"
         for step, records in read_run(run_dir).all_samples()
@@ -28,7 +24,7 @@ def search_run(run_dir: Path) -> list[str]:
     ]
 
 
-def suspicious(records: Sequence[Record]) -> Iterator[str]:
+def suspicious(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each text that was paid like the best for prompts with different answers,
     and for each that repeats a few words.
     """
@@ -41,11 +37,6 @@ def suspicious(records: Sequence[Record]) -> Iterator[str]:
     for text, found in answers.items():
         if len(found) > 1:
             yield f"paid for {len(found)} different right answers: {text[:_SHOWN]!r}"
-        if (times := repetition(text)) > _REPEATED:
+        times = len(text.encode()) / len(zlib.compress(text.encode()))
+        if len(text) >= _MIN_CHARACTERS and times > _REPEATED:
             yield f"paid for a text that repeats itself {times:.0f} times: {text[-_SHOWN:]!r}"
-
-
-def repetition(text: str) -> float:
-    """Return how many times smaller zlib makes a text; 1 for a text that is too short to tell."""
-    encoded = text.encode()
-    return len(encoded) / len(zlib.compress(encoded)) if len(text) >= _MIN_CHARACTERS else 1.0

@@ -10,7 +10,6 @@ from april_rl.lab.attack.forms import FORMS, another_answer
 from april_rl.task.rewards.builtin.short import value_of
 from april_rl.types import Prompt
 
-_NUM_OTHERS = 4  # answers of other rows that a prompt is attacked with
 _FORMS = {**FORMS, "answer tag": "<answer>{answer}</answer>", "hashes": "#### {answer}"}
 
 
@@ -40,17 +39,19 @@ class Target(NamedTuple):
     others: Sequence[str]  # wrong answers [at least 1]
     style: Style = STYLES[0]  # in which the reward reads an answer
 
+    @property
+    def wrong(self) -> str:
+        """Return a response that states a wrong answer."""
+        return self.state(self.others[0])
+
+    @property
+    def thoughts(self) -> str:
+        """Return thoughts, still open, that state the right answer."""
+        return f"<think>\n{self.style._replace(thinks=False).state(self.answer)}"
+
     def state(self, *answers: str) -> str:
         """Return a response that states the answers, each on its own."""
         return "\n".join(map(self.style.state, answers))
-
-    def state_wrong(self, after: str = "", *, before: str = "") -> str:
-        """Return a response with a wrong answer between two texts."""
-        return f"{before}{self.state(self.others[0])}{after}"
-
-    def think(self) -> str:
-        """Return thoughts, still open, that state the right answer."""
-        return f"<think>\n{self.style._replace(thinks=False).state(self.answer)}"
 
     def among_wrong(self) -> list[str]:
         """Return wrong answers with the right one in their middle."""
@@ -74,7 +75,7 @@ def _others(answer: str, answers: Sequence[str]) -> list[str]:
     for other in (another_answer(answer), *answers):
         if not any(_may_equal(other, known) for known in (answer, *found)):
             found.append(other)
-    return found[:_NUM_OTHERS] or [f"not {answer}"]
+    return found[:4] or [f"not {answer}"]
 
 
 def _may_equal(one: str, other: str) -> bool:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from april_rl.errors import RunError
+
+if TYPE_CHECKING:
+    from april_rl.config import TrainConfig
+    from april_rl.lab.attack.page import SetResult
 
 _USAGE = """\
 usage: python -m april_rl attack [+recipe=NAME] [reward.KEY=VALUE ...] [data.KEY=VALUE ...]
@@ -14,21 +20,14 @@ usage: python -m april_rl attack [+recipe=NAME] [reward.KEY=VALUE ...] [data.KEY
        python -m april_rl attack RUN...
 
   python -m april_rl attack reward.function=my_rewards:graded data.path=train.jsonl
-  python -m april_rl attack +recipe=qwen3_4b_dapo accept=several
   python -m april_rl attack outputs/my_run
 
-Gives the reward responses that deserve nothing: an empty one, the prompt back, the form alone, the
-right answer among wrong ones or in the thoughts only, orders to a judge, programs that exit, patch
-the tests or look for them. An attack is paid where the reward gives it more than an honest wrong
-answer to the same prompt. Settings are those of training. `prompts` is how many prompts of each
-set are attacked; the page has the responses that were paid.
-
-With the directory of a run, its saved samples are searched for responses that were paid and
-look as if they should not be: the same text for prompts with different answers, or a few words
-over and over.
-
-Exit status 0: nothing is paid for nothing; 1: something is. Accept an attack by its name:
-accept=several."""
+Gives the reward responses that deserve nothing: an empty one, the prompt back, the right answer
+among wrong ones or in the thoughts only, orders to a judge, programs that patch the tests. An
+attack is paid where the reward gives it more than an honest wrong answer to the same prompt.
+`prompts` of each set are attacked, with the settings of training; the page has the responses.
+Of a run, saved samples are searched for texts that were paid for prompts with different answers,
+or that repeat a few words. Exit status 1: something is paid; accept=several accepts it."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,14 +36,10 @@ def main(arguments: Sequence[str]) -> int:
         print(_USAGE)
         return 0
     runs = [Path(word) for word in arguments if "=" not in word and word[0] not in "+~-"]
-    if runs:
-        if others := [word for word in arguments if Path(word) not in runs]:
-            raise RunError(f"{others[0]} has no effect on the samples of a run: remove it")
-        return _search(runs)
-    return _attack(arguments)
-
-
-def _search(runs: Sequence[Path]) -> int:
+    if not runs:
+        return _attack(arguments)
+    if others := [word for word in arguments if Path(word) not in runs]:
+        raise RunError(f"{others[0]} has no effect on the samples of a run: remove it")
     from april_rl.lab.attack.samples import search_run
 
     found = [line for run in runs for line in search_run(run)]
@@ -56,6 +51,7 @@ def _attack(arguments: Sequence[str]) -> int:
     from april_rl.config import TrainConfig
     from april_rl.config.store import ConfigError, compose_overrides, to_config
     from april_rl.config.wrong_settings import wrong_option
+    from april_rl.lab.attack.attacks import ATTACKS
     from april_rl.start.planning.checks import check_settings
 
     own = {"prompts": "8", "accept": "", "page": "attack.html"}
@@ -63,24 +59,56 @@ def _attack(arguments: Sequence[str]) -> int:
         raise ConfigError(wrong_option(options[0], arguments, TrainConfig, own=tuple(own)))
     own |= dict(word.split("=", 1) for word in arguments if word.partition("=")[0] in own)
     rest = [word for word in arguments if word.partition("=")[0] not in own]
-    names = {word.lstrip("+").partition("=")[0] for word in rest}
-    if not {"model.path", "recipe"} & names:
+    if not {"model.path", "recipe"} & {word.lstrip("+").partition("=")[0] for word in rest}:
         rest.append("model.path=Qwen/Qwen3-4B")
-    num, accepted = _count(own["prompts"]), own["accept"].strip("[]").replace(" ", "")
+    if not own["prompts"].isdecimal() or not int(own["prompts"]):
+        raise RunError(f"prompts={own['prompts']} must be a whole number of at least 1")
+    accepted = {*filter(None, own["accept"].strip("[]").replace(" ", "").split(","))}
+    if unknown := sorted(accepted - {*ATTACKS}):
+        raise RunError(f"accept={unknown[0]}: no attack has this name; use {', '.join(ATTACKS)}")
     config = check_settings(to_config(compose_overrides(rest)), loads_model=False)
-    from april_rl.lab.rehearsal.attacked_sets import attack_sets
+    sets, path = _attack_sets(config, int(own["prompts"]), accepted), Path(own["page"])
+    from april_rl.lab.attack.page import attack_page
 
-    is_good = attack_sets(
-        config,
-        num=num,
-        accepted=frozenset(filter(None, accepted.split(","))),
-        path=Path(own["page"]),
-        say=partial(print, flush=True),
-    )
-    return 0 if is_good else 1
+    try:
+        path.write_text(attack_page(sets), "utf-8")
+    except OSError as error:
+        raise RunError(f"page={path} cannot be written: {error.strerror}") from error
+    paid = sorted({each.name for one in sets for each in one.results if each.wins} - accepted)
+    print(f"paid for nothing: {', '.join(paid) or 'nothing else'}; {path} has the responses")
+    return 1 if paid or any(each.honest.is_blind for each in sets) else 0
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise RunError(f"prompts={text} must be a whole number of at least 1")
-    return int(text)
+def _attack_sets(config: TrainConfig, num: int, accepted: Collection[str]) -> list[SetResult]:
+    """Attack the reward on `num` prompts of each set that a run would train on, and say what comes
+    of it.
+    """
+    from april_rl.config.prompt_sets import training_sets
+    from april_rl.lab.attack.attack import attack_set, pay_by
+    from april_rl.lab.attack.page import SetResult, honest_line, result_line
+    from april_rl.lab.rehearsal import stand_ins
+    from april_rl.start.planning.model import without_network_go_offline
+    from april_rl.task.rewards.check import reads_answers
+    from april_rl.task.rewards.pool import RewardPool
+
+    say = partial(print, flush=True)
+    without_network_go_offline()
+    tokenizer, sets = stand_ins.find_tokenizer(config.model.path, say), []
+    with closing(RewardPool(config.reward, config.user_code, decode=tokenizer.decoder())) as pool:
+        for name, chosen in training_sets(config.data).items():
+            key = f"data.sources.{name}.path" if name else "data.path"
+            columns = pool.columns_of(name)
+            table, chosen = stand_ins.load_set(
+                config, chosen, say, tokenizer=tokenizer, key=key, dataset=name, columns=columns
+            )
+            if table.has_environment:
+                raise RunError(f"{key}: an environment rewards these prompts, not a function")
+            say(f"{key}={chosen.path}: {min(num, len(table))} of {len(table):,} prompts")
+            reads = reads_answers(pool, name)
+            honest, made = attack_set(table, pay_by(pool), num=num, reads_answers=reads)
+            say(honest_line(honest))
+            sets.append(SetResult(f"{key}={chosen.path}", honest, []))
+            for result in made:
+                say(result_line(result, accepted=result.name in accepted))
+                sets[-1].results.append(result)
+    return sets

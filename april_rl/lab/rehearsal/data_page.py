@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import NamedTuple
@@ -17,12 +16,13 @@ from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.task import PromptSetConfig
 from april_rl.errors import DataError
+from april_rl.lab.attack.attack import pay_by
 from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.copied_rows import UnwritableError, copy_rows
 from april_rl.lab.rehearsal.decontamination import Overlap, Passages
-from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, rate, try_forms
+from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, try_forms
 from april_rl.lab.report.html import shorten
-from april_rl.task.data.prompts import PromptTable, load_prompts
+from april_rl.task.data.prompts import PromptTable
 from april_rl.task.environments.loading import describe
 from april_rl.task.rewards.check import check_tests, reads_answers
 from april_rl.task.rewards.pool import RewardPool
@@ -72,7 +72,7 @@ class DataPage:
                 columns = rewards.columns_of(name)
                 table, chosen = self._load(chosen, key=key, dataset=name, columns=columns)
                 is_stated = reads_answers(rewards, name)
-                tried = try_forms(table, partial(rate, rewards)) if is_stated else None
+                tried = try_forms(table, pay_by(rewards)) if is_stated else None
                 self._show_set(table, chosen, tried)
                 found = overlapping(table, held_out)
                 overlaps = frozenset(overlap.row for overlap in found)
@@ -125,19 +125,16 @@ class DataPage:
     def _load(
         self, chosen: PromptSetConfig, *, key: str, columns: Sequence[str], dataset: str = ""
     ) -> tuple[PromptTable, PromptSetConfig]:
-        data = self._config.data
-        load = partial(
-            load_prompts,
+        return stand_ins.load_set(
+            self._config,
+            chosen,
+            self._say,
             tokenizer=self._tokenizer,
             key=key,
             dataset=dataset,
             columns=columns,
-            max_prompt_tokens=data.max_prompt_tokens,
-            deduplicate=data.deduplicate,
-            seed=self._config.seed,
             has_agent=self._has_agent,
         )
-        return stand_ins.find_prompts(load, chosen, self._say)
 
     def _show_set(
         self, table: PromptTable, chosen: PromptSetConfig, tried: FormsTried | None

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import indent
 
 import numpy as np
 
-from april_rl.lab.attack.attack import pay_by
+from april_rl.lab.attack.attack import Pay
 from april_rl.lab.attack.forms import FORMS, another_answer, asked_form, state_answer
 from april_rl.lab.rehearsal.findings import Finding
 from april_rl.lab.report.html import shorten
-from april_rl.task.rewards.pool import RewardPool
 from april_rl.types import Prompt
 
 _NUM_TRIED = 4  # prompts whose answers are rated
 _RIGHT = 1e-6  # a reward this close to the best one counts as equal to it
-
-# Returns the rewards of responses to prompts; None: no score.
-Rate = Callable[[Sequence[Prompt], Sequence[str]], list[float | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +32,7 @@ class FormsTried:
         return max(self.right.values()) - self.wrong
 
 
-def rate(
-    rewards: RewardPool, prompts: Sequence[Prompt], responses: Sequence[str]
-) -> list[float | None]:
-    """Return the reward of each response to the prompt at the same position; None for no score.
-    Each response is its own group.
-    """
-    pay = pay_by(rewards)
-    return [pay(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
-
-
-def try_forms(prompts: Sequence[Prompt], rate: Rate) -> FormsTried | None:
+def try_forms(prompts: Sequence[Prompt], pay: Pay) -> FormsTried | None:
     """Rate right and wrong answers in every form, for some of the prompts; None if whole episodes
     with an environment are rewarded.
     """
@@ -57,10 +43,10 @@ def try_forms(prompts: Sequence[Prompt], rate: Rate) -> FormsTried | None:
         for i in np.linspace(0, len(prompts) - 1, min(_NUM_TRIED, len(prompts))).astype(int)
     ]
     right = {
-        form: _mean(rate, chosen, [state_answer(p.answer, form) for p in chosen]) for form in FORMS
+        form: _mean(pay, chosen, [state_answer(p.answer, form) for p in chosen]) for form in FORMS
     }
     wrong = (
-        _mean(rate, chosen, [state_answer(another_answer(p.answer), form) for p in chosen])
+        _mean(pay, chosen, [state_answer(another_answer(p.answer), form) for p in chosen])
         for form in FORMS
     )
     asked = {asked_form(prompt.text) for prompt in chosen}
@@ -71,8 +57,9 @@ def try_forms(prompts: Sequence[Prompt], rate: Rate) -> FormsTried | None:
     )
 
 
-def _mean(rate: Rate, prompts: Sequence[Prompt], responses: Sequence[str]) -> float:
-    rewards = [reward for reward in rate(prompts, responses) if reward is not None]
+def _mean(pay: Pay, prompts: Sequence[Prompt], responses: Sequence[str]) -> float:
+    paid = map(pay, prompts, responses)
+    rewards = [reward for reward in paid if reward is not None]
     return float(np.mean(rewards)) if rewards else float("nan")
 
 

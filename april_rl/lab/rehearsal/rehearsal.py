@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from textwrap import indent
 
@@ -30,7 +29,7 @@ from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.copied_rows import write_sampled_rows
 from april_rl.lab.rehearsal.findings import Finding
-from april_rl.lab.rehearsal.inspection import FormsTried, check_forms, rate, shown_set, try_forms
+from april_rl.lab.rehearsal.inspection import FormsTried, check_forms, shown_set, try_forms
 from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, real_layout
 from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
@@ -40,7 +39,7 @@ from april_rl.start.planning.facts import critic_sizes
 from april_rl.start.planning.memory_inputs import Beside
 from april_rl.start.planning.model import read_model, without_network_go_offline
 from april_rl.start.planning.notes import inert_settings
-from april_rl.task.data.prompts import PromptTable, load_prompts
+from april_rl.task.data.prompts import PromptTable
 from april_rl.task.data.tokenizer import Tokenizer
 from april_rl.task.environments.loading import describe
 from april_rl.task.rewards.check import NUM_ROWS_TRIED, check_tests, reads_answers
@@ -154,20 +153,19 @@ class Rehearsal:
         dataset: str,
     ) -> _Set:
         """Load one set, or rows in its schema where it is out of reach; show it, try the reward."""
-        load = partial(
-            load_prompts,
+        table, chosen = stand_ins.load_set(
+            self.config,
+            chosen,
+            self.say,
             tokenizer=tokenizer,
             key=key,
             dataset=dataset,
             columns=rewards.columns_of(dataset),
-            max_prompt_tokens=self.config.data.max_prompt_tokens,
             deduplicate=True,  # to count duplicates, also where a run would keep them
-            seed=self.config.seed,
             has_agent=self.has_agent,
         )
-        table, chosen = stand_ins.find_prompts(load, chosen, self.say)
         is_stated = reads_answers(rewards, dataset)
-        tried = try_forms(table, partial(rate, rewards)) if is_stated else None
+        tried = try_forms(table, pay_by(rewards)) if is_stated else None
         self.findings += check_forms(tried, set_name=key)
         if tried is not None:
             self._attack(table, rewards, key=key)

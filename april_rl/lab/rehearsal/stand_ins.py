@@ -6,14 +6,16 @@ each published schema, in `schemas/`. Tokenizer: Qwen3's, from the package qwen-
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from april_rl.config import TrainConfig
 from april_rl.config.task import PromptSetConfig
 from april_rl.errors import DataError, RunError
-from april_rl.task.data.prompts import PromptTable
+from april_rl.task.data.prompts import PromptTable, load_prompts
 from april_rl.task.data.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 
 _HERE = Path(__file__).resolve().parent
@@ -63,14 +65,33 @@ def find_tokenizer(path: str, say: Callable[[str], None]) -> Tokenizer:
         return load_tokenizer(_tokenizer_folder())
 
 
-def find_prompts(
-    load: Callable[[PromptSetConfig], PromptTable],
+def load_set(
+    config: TrainConfig,
     chosen: PromptSetConfig,
     say: Callable[[str], None],
+    *,
+    tokenizer: Tokenizer,
+    key: str,
+    dataset: str = "",
+    columns: Collection[str] = (),
+    deduplicate: bool | None = None,
+    has_agent: bool = False,
 ) -> tuple[PromptTable, PromptSetConfig]:
     """Return the prompts of a set and where they come from: the set itself or, if it is on the hub
-    and the hub is out of reach, rows in its schema, with a line for the user. Raises DataError.
+    and the hub is out of reach, rows in its schema, with a line for the user. `deduplicate`
+    replaces the setting. Raises DataError.
     """
+    load = partial(
+        load_prompts,
+        tokenizer=tokenizer,
+        key=key,
+        dataset=dataset,
+        columns=columns,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        deduplicate=config.data.deduplicate if deduplicate is None else deduplicate,
+        seed=config.seed,
+        has_agent=has_agent,
+    )
     try:
         return load(chosen), chosen
     except DataError:
