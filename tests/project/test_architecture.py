@@ -63,7 +63,7 @@ HOUSE: dict[str, tuple[set[str], ...]] = {
         {"lab.simulator", "lab.dashboards"},
         {"lab.report"},
         {"lab.attack"},
-        {"lab.rehearsal"},
+        {"lab.rehearsal", "lab.certify"},
         {"lab.commands", "lab"},
     ),
     "python -m": ({"api", "train"}, {"__main__"}),
@@ -194,7 +194,7 @@ def test_only_the_runtime_knows_both_learner_and_engine() -> None:
     for path in package_files():
         known.setdefault(part_of(path), set()).update(imported_parts(path))
     both = {part for part, parts in known.items() if {"learner", "engine"} <= parts}
-    assert both <= {"runtime"}
+    assert both <= {"runtime", "lab.certify"}
 
 
 def test_the_pure_floors_import_nothing_heavy() -> None:

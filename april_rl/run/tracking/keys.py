@@ -126,6 +126,8 @@ mismatch, frozen
     logprob_abs_mean | nats | mean difference of log-probabilities, engine against learner, \
 on tokens that the same weights sampled
     logprob_abs_max | nats | the largest such difference
+mismatch
+    to_*_tokens | nats | the mean at this depth in the context or less, down to a quarter of it
 ledger, frozen
     opened | groups | prompts taken since the run began: the sum of the counts below
     in_flight | groups | groups being generated or scored; 0 between steps

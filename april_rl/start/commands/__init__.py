@@ -28,9 +28,7 @@ COMMANDS = {
     "evaluate": Command(
         "avg@k, pass@k and maj@k of any checkpoint or hub model on held-out sets", _CORE
     ),
-    "rehearse": Command(
-        "try a recipe on this machine before GPUs are rented: data, reward, memory, two steps"
-    ),
+    "rehearse": Command("try a recipe before GPUs are rented: data, reward, memory, two steps"),
     "profile": Command(
         "lengths of a policy's responses, and which over-sampling factor they call for"
     ),
@@ -38,6 +36,7 @@ COMMANDS = {
         "inspect a data set: rows, duplicates, lengths, prompts, overlap with evaluation sets"
     ),
     "attack": Command("what does a reward pay for nothing? try responses that deserve none"),
+    "certify": Command("do transformers, learner and engine compute the same model here?"),
     "simulate": Command(
         "simulate over-sampling factors, without a GPU, from a recorded run or a preset"
     ),

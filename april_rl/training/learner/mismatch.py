@@ -10,24 +10,28 @@ from april_rl.metrics import Max, Mean, Metrics
 from april_rl.training.learner.row import PackedRow
 from april_rl.training.learner.update_errors import END_FACTOR, MEAN, MismatchError
 
+DEPTHS = (256, 1024, 4096, 16_384, 65_536, 1 << 20)  # tokens of the context up to a token
+
 
 class Mismatch:
-    """Sums of |logprobs - behaviour_logprobs|, added row by row.
+    """Sums of |logprobs - behaviour_logprobs| by depth in the context, added row by row.
 
     Counts only tokens that were sampled with the learner's current weights and a KV cache computed
     with them.
     """
 
     def __init__(self, *, device: torch.device) -> None:
-        self._sums = torch.zeros(2, dtype=torch.float64, device=device)  # Σ, number of tokens
+        self._sums = torch.zeros(len(DEPTHS), 2, dtype=torch.float64, device=device)  # Σ, tokens
         self._largest = torch.zeros((), device=device)
 
     def add(self, row: PackedRow, logprobs: Tensor) -> None:
         """Compare a row's log-probabilities [N], computed before the first optimizer step."""
         distances = (logprobs.detach() - row.behaviour_logprobs).abs()[row.is_comparable]
         if distances.numel():
-            total = distances.sum(dtype=torch.float64)
-            self._sums += torch.stack([total, total.new_tensor(distances.numel())])
+            depths = row.position_ids[0, row.positions][row.is_comparable] + 1
+            place = torch.bucketize(depths.clamp_max(DEPTHS[-1]), depths.new_tensor(DEPTHS))
+            counted = torch.stack([distances.double(), torch.ones_like(distances.double())], dim=1)
+            self._sums.index_add_(0, place, counted)
             self._largest = torch.maximum(self._largest, distances.max())
 
     def check(self, max_mismatch: float, *, model_type: str, has_synced: bool) -> None:
@@ -37,7 +41,7 @@ class Mismatch:
         error names the most likely cause first: `has_synced` says whether the engine got its
         weights from the learner or, like the learner, from model.path.
         """
-        sums, largest = self._sums.clone(), self._largest.clone()
+        sums, largest = self._sums.sum(0), self._largest.clone()
         dist.all_reduce(sums)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         total, count = sums.tolist()
@@ -55,13 +59,15 @@ class Mismatch:
 
     def metrics(self) -> Metrics:
         """Return mismatch/* of this rank; empty when there was no token to compare."""
-        total, count = self._sums.tolist()
+        total, count = self._sums.sum(0).tolist()
         if not count:
             return Metrics()
+        by_depth = zip(DEPTHS, self._sums.tolist(), strict=True)
         return Metrics(
             {
                 MEAN: Mean(total, count),
                 "mismatch/logprob_abs_max": Max(self._largest.item()),
+                **{f"mismatch/to_{d}_tokens": Mean(*sums) for d, sums in by_depth if sums[1]},
             }
         )
 

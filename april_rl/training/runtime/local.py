@@ -27,27 +27,27 @@ class LocalWorker(Workers):
         if layout.device == "cuda":  # as a worker on Ray; torch reads it at the first allocation
             os.environ.update(allocator_environment(os.environ))
         super().__init__(layout, settings)
-        self._worker = Worker(settings)
+        self.worker = Worker(settings)
 
     def engines(self, *, deterministic: bool) -> SerialEngines:  # noqa: ARG002 (one always is)
         """Return the engine as the collector drives it, with the samples of a run with Ray."""
-        return SerialEngines([self._worker.engine], computes_launched=True)
+        return SerialEngines([self.worker.engine], computes_launched=True)
 
     def poll_save(self) -> Written | None:
-        return self._worker.poll_save()
+        return self.worker.poll_save()
 
     def close(self) -> None:
         """Free the model and leave the process group, so that another run can follow."""
-        self._worker.close()
+        self.worker.close()
         gc.collect()
 
     def _join(self) -> None:
-        address = self._worker.listen(1)
+        address = self.worker.listen(1)
         timeout_s = self._settings.config.runtime.stall_timeout_s
-        self._worker.join(address, rank=0, world_size=1, timeout_s=timeout_s)
+        self.worker.join(address, rank=0, world_size=1, timeout_s=timeout_s)
 
     def _all(self, method: str, *args: object, **keywords: object) -> list[Any]:
-        return [getattr(self._worker, method)(*args, **keywords)]
+        return [getattr(self.worker, method)(*args, **keywords)]
 
     def _each(self, method: str, argument_of: Callable[[int], object]) -> list[Any]:
         return self._all(method, argument_of(0))

@@ -116,15 +116,15 @@ class Worker:
         """Load this rank's shard, write its first adapter, which is still zero, and offload it, so
         that the engine finds the memory free.
         """
-        self._learner, self._update = build_learner(
+        self.learner, self._update = build_learner(
             replace(self._settings.config, learner=learner),
             device=self._settings.device,
             on_forward=self.heartbeat.beat,
         )
         if sends_adapter(self._settings.config.lora):
             self._first_adapter = TemporaryDirectory(prefix="april_rl_adapter_")
-            self._learner.write_adapter(Path(self._first_adapter.name))
-        self._learner.offload()
+            self.learner.write_adapter(Path(self._first_adapter.name))
+        self.learner.offload()
 
     @records_activity
     def build_engine(self, engine: EngineConfig, *, sleeps: bool, keeps_parked: bool) -> None:
@@ -195,7 +195,7 @@ class Worker:
         """
         self.engine.sleep()
         try:
-            self._learner.export(path)
+            self.learner.export(path)
         except ExportError:  # every rank has reached the end of the export, so the run can continue
             self._send_weights(self.engine.policy_version)
             raise
@@ -214,7 +214,7 @@ class Worker:
     @records_activity
     def start_saving(self, folder: Path) -> list[str]:
         """Copy the learner's state, which a thread then writes; return the names of the files."""
-        snapshot = self._learner.snapshot()
+        snapshot = self.learner.snapshot()
         self._saving = BackgroundWrite(snapshot.write, folder)
         return snapshot.file_names
 
@@ -225,7 +225,7 @@ class Worker:
     def load_state(self, folder: Path) -> None:
         """Restore the learner from a checkpoint's files; a weight sync must follow."""
         self.engine.sleep()
-        self._learner.load_state(folder)
+        self.learner.load_state(folder)
 
     def close(self) -> None:
         """Free learner and engine, so that the process can make another worker."""
@@ -241,8 +241,8 @@ class Worker:
     def _send_weights(self, policy_version: int) -> int:
         self.engine.wake_weights()
         send = send_adapter if sends_adapter(self._settings.config.lora) else send_weights
-        num_bytes = send(self._learner, self.engine, self.heartbeat, version=policy_version)
-        self._learner.offload()
+        num_bytes = send(self.learner, self.engine, self.heartbeat, version=policy_version)
+        self.learner.offload()
         self.engine.wake_kv_cache()
         return num_bytes
 

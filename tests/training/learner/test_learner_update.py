@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from learner_setup import (
     ALGORITHM,
+    CPU,
     OPTIMIZER,
     Example,
     all_plain_logprobs,
@@ -26,6 +28,7 @@ from april_rl.config.choices import Correction, Loss, Ratio, Schedule
 from april_rl.config.schema import OptimizerConfig
 from april_rl.metrics import Mean, Metrics
 from april_rl.training.learner.learner import Learner
+from april_rl.training.learner.mismatch import Mismatch
 from april_rl.training.learner.objective import EntropyBonus
 from april_rl.training.learner.optimizer import Optimizer, lr_factor
 from april_rl.training.learner.update_errors import (
@@ -161,10 +164,27 @@ def test_loss_metrics_equal_their_definitions(path):
         "loss/lr": OPTIMIZER["lr"],
         "mismatch/logprob_abs_mean": np.abs(logprobs - behaviour).mean(),
         "mismatch/logprob_abs_max": np.abs(logprobs - behaviour).max(),
+        "mismatch/to_256_tokens": np.abs(logprobs - behaviour).mean(),  # no text is longer
     }
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, rel=1e-3, abs=1e-6)
     assert metrics.keys() - expected.keys() == {"loss/entropy", "loss/grad_norm"}
     assert 0 < metrics["loss/entropy"] < math.log(98)
+
+
+def test_the_mismatch_is_counted_by_depth_in_the_context():
+    """A token counts at its own place, from 1; the last one is not comparable."""
+    places = torch.tensor([0, 255, 256, 1023, 4096, 70_000, 70_001])
+    row = SimpleNamespace(
+        position_ids=places[None],
+        positions=torch.arange(7),
+        behaviour_logprobs=-torch.tensor([1.0, 3.0, 5.0, 6.0, 7.0, 8.0, 90.0]),
+        is_comparable=torch.arange(7) < 6,
+    )
+    mismatch = Mismatch(device=CPU)
+    mismatch.add(row, torch.zeros(7))
+    found = {key: value for key, value in mismatch.metrics().read().items() if "/to_" in key}
+    means = {256: 2.0, 1024: 5.5, 16_384: 7.0, 1 << 20: 8.0}
+    assert found == {f"mismatch/to_{depth}_tokens": mean for depth, mean in means.items()}
 
 
 def test_tokens_with_zero_weight_are_not_trained_and_not_counted(path):

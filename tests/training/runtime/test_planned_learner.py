@@ -53,7 +53,7 @@ def test_the_learner_in_one_process_gets_the_planned_settings(
     undecided = load("+recipe=tiny_cpu", "learner.activation_checkpointing=auto")
     worker = LocalWorker(LAYOUT, settings=settings(undecided))
     monkeypatch.setattr(worker, "_join", nothing)
-    monkeypatch.setattr(worker._worker, "build_engine", nothing)
+    monkeypatch.setattr(worker.worker, "build_engine", nothing)
     worker.start(planned.config, sleeps=planned.engines_sleep, on_stage=nothing)
     assert built == [planned.config.learner]
 

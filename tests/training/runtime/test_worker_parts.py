@@ -67,7 +67,7 @@ class BareWorker(Worker):
     def __init__(self, log: Log) -> None:
         self.heartbeat, self._profiler = Heartbeat(), CallProfiler(device="cpu")
         self._settings, self._closing = SETTINGS, ExitStack()
-        self.engine = self._learner = log
+        self.engine = self.learner = log
 
 
 def test_a_checkpoint_is_written_while_the_engine_sleeps_and_it_wakes_with_the_same_weights():

@@ -1,0 +1,1 @@
+"""A certificate of numerics: transformers, learner and engine compute the same model."""
