@@ -81,8 +81,8 @@ def test_an_unknown_command_gives_one_message_with_the_closest_name(
         ("push A B me/x", "me/x: too many arguments; the command takes EXPORT OWNER/NAME"),
         ("checkpoint lst RUN", "checkpoint has no lst; did you mean list?"),
         ("checkpoint burn RUN", "checkpoint has no burn; choose show, verify, list, prune"),
-        ("simulate --alpha two", "--alpha: must be a number, got two"),
-        ("simulate --alpha 0.5", "--alpha: alpha must be >= 1, got 0.5"),
+        ("simulate --alpha two", "--alpha: must be a number >= 1, got two"),
+        ("simulate --alpha 0.5", "--alpha: must be a number >= 1, got 0.5"),
     ],
 )
 def test_wrong_arguments_of_a_command_give_one_line(

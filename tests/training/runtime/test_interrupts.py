@@ -14,6 +14,12 @@ import pytest
 from april_rl.run.supervision.interrupts import SIGNALS, Interrupts, block_signals
 
 
+@pytest.fixture(autouse=True)
+def _without_nohup() -> None:
+    """Take SIGHUP again where `nohup` started the tests, which ignores it in all of them."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.fixture
 def interrupts() -> Iterator[Interrupts]:
     owner = Interrupts()
