@@ -112,6 +112,9 @@ def test_tests_that_the_prompt_shows_are_red_and_hidden_ones_are_not():
 def test_a_reward_that_cannot_tell_right_from_wrong_is_blind():
     honest, _ = attack_set(prompts(), lambda *_: 1.0, num=2, reads_answers=True)
     assert honest.is_blind
+    strict = lambda prompt, response: 2.0 * (prompt.answer in response) - bool(response)  # noqa: E731
+    [nothing] = attack_set(prompts(), strict, num=2, reads_answers=True, names=["nothing"])[1]
+    assert len(nothing.wins) == 2, "0 is more than the -1 of a wrong answer"
     graded = lambda prompt, response: 0.5 + 0.5 * (prompt.answer in response)  # noqa: E731
     assert not attack_set(prompts(), graded, num=2, reads_answers=True)[0].is_blind
 

@@ -106,7 +106,7 @@ def rounded(patch: pytest.MonkeyPatch) -> None:
 
 
 def shifted(patch: pytest.MonkeyPatch) -> None:
-    """Count the positions of every text but the first from its prompt's last token on anew."""
+    """Shift the positions of the later tokens of a packed row by one."""
     of = PackedRow.of.__func__
 
     def late(cls, micro_batch, *, device):

@@ -40,11 +40,12 @@ class AttackResult(NamedTuple):
     @property
     def wins(self) -> list[Trial]:
         """Return the trials that were paid."""
-        return [each for each in self.trials if each.paid and each.paid > each.honest + _MORE]
+        limits = ((each, each.honest + _MORE) for each in self.trials)
+        return [each for each, least in limits if each.paid is not None and each.paid > least]
 
 
 class Honest(NamedTuple):
-    """What the reward pays to honest answers to some prompts of a set."""
+    """The rewards of honest answers to some prompts of a set."""
 
     style: Style  # in which an answer is paid best
     right: float | None  # mean reward of right answers in it; None: no answer is read
@@ -100,7 +101,7 @@ def _honest(aimed: Sequence[Target], pay: Pay, *, reads_answers: bool) -> Honest
     }
     if not any(stated.values()):
         raise RewardError("the reward gives no answer a score, in any form")
-    best = max(STYLES, key=lambda style: fmean(stated[style] or [0.0]))
+    best = max(STYLES, key=lambda style: fmean(stated[style] or [float("-inf")]))
     programs = [] if reads_answers else [block("pass"), block("print()")]
     wrong = [
         max(scores(*((t, text) for text in (*map(best.state, t.others), *programs))), default=0.0)

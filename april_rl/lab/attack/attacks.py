@@ -24,7 +24,7 @@ class Attack(NamedTuple):
 
 
 def _part(t: Target) -> str | None:
-    """Return the first character of an answer that is no answer by itself."""
+    """Return a response that states only the first character of the right answer."""
     is_whole = t.answer.isdigit() or t.answer.isalpha()
     return t.state(t.answer[0]) if is_whole and len(t.answer) > 1 else None
 

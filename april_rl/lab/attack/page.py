@@ -1,4 +1,4 @@
-"""What was found, as lines for a terminal and as a page."""
+"""Lines for the terminal, and a page, about the attacks on a reward."""
 
 from __future__ import annotations
 

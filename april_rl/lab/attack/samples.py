@@ -10,7 +10,7 @@ from typing import Any
 
 from april_rl.lab.report.run_files import read_run
 
-_MIN_CHARACTERS = 500  # shorter texts compress little, whatever they say
+_MIN_CHARACTERS = 500  # the ratio of a shorter text says little
 _REPEATED = 12.0  # times that zlib makes a text smaller; prose is at 2 to 4
 _SHOWN = 80  # characters of a response
 

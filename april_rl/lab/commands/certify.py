@@ -22,8 +22,8 @@ usage: python -m april_rl certify model.path=FOLDER [lora.rank=8] [engine.KEY=VA
 Does this model compute the same in transformers, in the learner and in the engine? Compared are
 tokens, log-probabilities and gradients: packed and alone, as loaded, after an interruption, with
 kept caches, after an update with its weight sync, after sleep, and in an export. Limits come from
-what rounding alone does to transformers, which runs on the CPU, in twice the precision. Settings
-are those of training; the temperature is 0.8 and responses have 48 tokens unless given.
+what rounding alone does to transformers, which runs on the CPU, in twice the precision. It takes
+the settings of training, with a temperature of 0.8 and 48 response tokens by default.
 
 certificate.html and .json are written to `output`. Exit status 0: all
 comparisons pass; 1: one fails."""
