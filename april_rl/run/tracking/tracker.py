@@ -122,10 +122,7 @@ class Tracker:
         with self._count_time():
             with self._writing():
                 self._metrics_file.append(step, values)
-            self._backends.log(
-                step, values, metrics.histograms(), is_repeated=self._is_repeated(step)
-            )
-            self._view.step(step, values)
+            self._show(step, values, metrics)
         self._watch_signal(step, values.get("reward/no_signal_frac"))
         return values
 
@@ -146,10 +143,11 @@ class Tracker:
         with self._count_time():
             with self._writing():
                 self._metrics_file.amend(step, values)
-            self._backends.log(
-                step, values, metrics.histograms(), is_repeated=self._is_repeated(step)
-            )
-            self._view.step(step, values)
+            self._show(step, values, metrics)
+
+    def _show(self, step: int, values: Mapping[str, float], metrics: Metrics) -> None:
+        self._backends.log(step, values, metrics.histograms(), is_repeated=self._is_repeated(step))
+        self._view.step(step, values)
 
     def _is_repeated(self, step: int) -> bool:
         return step <= self._metrics_file.forgotten_step

@@ -63,9 +63,7 @@ def no_column(where: str, setting: str, names: Iterable[str]) -> DataError:
 def _check(chosen: PromptSetConfig, *, key: str, of_reward: Collection[str]) -> None:
     path, where = chosen.path, f"{key}={chosen.path}"
     if path.startswith(TASK_PREFIX):
-        from april_rl.task.data.procedural import (
-            open_task,  # it needs xxhash, which --cfg job does not
-        )
+        from april_rl.task.data.procedural import open_task  # --cfg job does without its xxhash
 
         open_task(path, key=key, split=chosen.split, args=chosen.args)
     if Path(path).is_dir() and not _has_data(Path(path)):

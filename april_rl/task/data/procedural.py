@@ -17,6 +17,7 @@ from april_rl.errors import DataError
 
 PREFIX = TASK_PREFIX
 _NUM_ROWS = {"train": 2000, "test": 200}  # used unless `args` has a size
+_MIXTURE = "composite"  # the library's task that mixes others
 _TEST_SHARE = 5  # one question in five goes to the split `test`
 _TEST_SEED = 0  # seed of the split `test` in every run, so that evaluations are comparable
 _NUM_TRIED = 16  # rows whose gold answer and wrong answers are scored
@@ -42,16 +43,19 @@ def open_task(path: str, *, key: str, split: str, args: Mapping[str, Any], seed:
     if not isinstance(size, int) or size < 1:
         raise DataError(f"{where}: args.size={size} must be a whole number of at least 1")
     tasks = _library(where).factory.DATASETS
-    names = sorted(tasks.keys() - {"composite"})
-    if task not in names:
-        raise DataError(f"{where}: there is no such task; the tasks are {', '.join(names)}")
+    if task not in tasks:
+        raise DataError(f"{where}: there is no such task; the tasks are {', '.join(sorted(tasks))}")
     known = [entry.name for entry in fields(tasks[task][1]) if entry.name != "seed"]
     for name in sorted(args.keys() - {*known}):
         raise DataError(f"{where}: the task has no setting args.{name}; it has {', '.join(known)}")
     is_test = split == "test"
     share = _TEST_SHARE if is_test else _TEST_SHARE / (_TEST_SHARE - 1)
-    own = {"size": round(size * share * 1.25) + 20, "seed": _TEST_SEED if is_test else seed}
+    own: dict[str, Any] = {"size": round(size * share * 1.25) + 20}
+    own["seed"] = _TEST_SEED if is_test else seed
     try:
+        if task == _MIXTURE:
+            spec, plain = _library(where).composite.DatasetSpec, {"weight": 1.0, "config": {}}
+            own["datasets"] = [spec(**{**plain, **each}) for each in args.get("datasets", ())]
         return _library(where).create_dataset(task, **{**args, **own})
     except (TypeError, AssertionError, ValueError) as error:
         raise DataError(f"{where}: the task rejects args={args}: {error}; change them") from error
@@ -70,11 +74,14 @@ def draw_rows(
     where, task = f"{key}={path}", path.removeprefix(PREFIX)
     opened = open_task(path, key=key, split=split, args=args, seed=seed)
     entries = _draw(opened, where=where, split=split, size=args.get("size", _NUM_ROWS[split]))
-    check_verifier(task, entries, where=where)
+    names = [e["metadata"]["source_dataset"] if task == _MIXTURE else task for e in entries]
+    for name in dict.fromkeys(names):
+        own = [entry for entry, of in zip(entries, names, strict=True) if of == name]
+        check_verifier(name, own, where=where if name == task else f"{where} of {name}")
     return {
         "prompt": [str(entry["question"]) for entry in entries],
         "answer": [str(entry["answer"]) for entry in entries],
-        "entry": [json.dumps({"task": task, **entry}) for entry in entries],
+        "entry": [json.dumps({"task": n, **e}) for n, e in zip(names, entries, strict=True)],
     }
 
 
@@ -151,9 +158,7 @@ def _wrong_answers(gold: object) -> list[str]:
 
 def _score(score: Scorer, answer: str, entry: Mapping[str, Any]) -> float:
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # answers that do not parse cause a SyntaxWarning
+        with warnings.catch_warnings(action="ignore"):  # SyntaxWarning, where nothing parses
             return float(score(answer, entry))
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError):
         return 0.0

@@ -39,13 +39,35 @@ def test_the_run_seed_selects_the_training_rows_but_not_the_test_rows():
     assert draw("gcd", split="test", run_seed=3) == draw("gcd", split="test", run_seed=4)
 
 
+def test_a_mixture_draws_from_its_tasks_by_weight_and_each_is_scored_by_its_own_verifier():
+    """Fails when a row names the mixture, whose verifier needs the drawn set."""
+    mixed = [{"name": "products", "weight": 3, "config": {"max_digits": 1}}, {"name": "gcd"}]
+    rows = draw("composite", size=200, datasets=mixed)
+    tasks = [json.loads(entry)["task"] for entry in rows["entry"]]
+    assert {*tasks} == {"products", "gcd"}
+    assert 120 < tasks.count("products") < 180
+    held_out = draw("composite", split="test", datasets=mixed)["prompt"]
+    trained = draw("products", max_digits=1)["prompt"]
+    assert not {*trained, *draw("gcd")["prompt"]} & {*held_out}
+
+
 REFUSED = {
     "gold scores 0": ("rush_hour", {}, "gives 0.0 to its own answer"),
     "gold does not survive JSON": ("rearc", {}, "to its own answer"),
     "garbage scores 1": ("game_of_life_halting", {}, "gives 1 to the wrong answer 'this is not"),
     "zero scores 1": ("coin_flip", {}, "gives 1 to the wrong answer '0'"),
     "no such task": ("sums", {}, "no such task; the tasks are ab, acre"),
-    "a mixture": ("composite", {}, "no such task"),
+    "an empty mixture": ("composite", {}, r"rejects args=\{'size': 20\}"),
+    "no such task in a mixture": (
+        "composite",
+        {"datasets": [{"name": "sums"}]},
+        "rejects args=.*'sums'",
+    ),
+    "a wrong verifier in a mixture": (
+        "composite",
+        {"datasets": [{"name": "products"}, {"name": "coin_flip"}]},
+        "of coin_flip: .* gives 1 to the wrong answer '0'",
+    ),
     "no such setting": ("products", {"digits": 3}, r"no setting args\.digits; it has min"),
     "bad value": (
         "products",
@@ -62,7 +84,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_task_that_cannot_be_trained_is_refused_with_its_name_and_the_reason(name):
     task, settings, reason = REFUSED[name]
-    with pytest.raises(DataError, match=rf"data\.path=reasoning_gym:{task}: .*{reason}"):
+    with pytest.raises(DataError, match=rf"data\.path=reasoning_gym:{task}.*{reason}"):
         draw(task, **{"size": 20, **settings})
 
 
