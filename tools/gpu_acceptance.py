@@ -37,7 +37,7 @@ PARTS: tuple[Part, ...] = (  # the most valuable part comes first
     Part("learner", "learner: MFU, compiled functions, offload", 4, parts.learner, False),
     Part("engine", "engine: speeds, weight sync in parts, sleep", 3, parts.engine),
     Part("async", "asynchronous scheduling and ticks", 6, runs.asynchronous),
-    Part("sync", "weight sync", 2, runs.sync),
+    Part("certify", "certificate of numerics", 4, runs.certify),
     Part("smoke", "ten steps of qwen3_0_6b_smoke", 4, runs.smoke),
     Part("alpha", "over-sampling: α 1, 1.5 and 2 on a long tail", 5, runs.alpha),
     Part("graphs", "CUDA graphs against eager", 4, runs.graphs),

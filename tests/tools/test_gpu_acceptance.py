@@ -83,7 +83,7 @@ def test_the_settings_that_a_comparison_proposes_work_together(modes):
 
 def test_a_wrong_argument_is_reported_before_anything_runs_and_the_help_lists_every_part(capsys):
     for argument, message in (
-        ("parts=sync,nonsense", "nonsense is not a part"),
+        ("parts=certify,nonsense", "nonsense is not a part"),
         ("folder=x", "folder is not an option"),
     ):
         assert gpu_acceptance.main([argument]) == 2
@@ -106,7 +106,7 @@ def test_a_command_that_hangs_fails_and_leaves_no_process(tmp_path):
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-@pytest.mark.parametrize(("part", "library"), [("learner", "hydra"), ("sync", "vllm")])
+@pytest.mark.parametrize(("part", "library"), [("learner", "hydra"), ("engine", "vllm")])
 def test_a_part_that_fails_is_on_the_page_and_a_second_start_repeats_nothing(
     tmp_path, capsys, part, library
 ):
@@ -142,9 +142,9 @@ def test_a_part_that_fails_is_on_the_page_and_a_second_start_repeats_nothing(
 def test_without_vllm_the_learner_is_measured_and_the_other_parts_give_the_reason(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(HIDES_VLLM)
     folder = tmp_path / "out"
-    ended = accept(folder, "parts=sync,learner,keep", path=tmp_path)
+    ended = accept(folder, "parts=certify,learner,keep", path=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert statuses(folder) == {"sync": "skipped", "learner": "done", "keep": "skipped"}
+    assert statuses(folder) == {"certify": "skipped", "learner": "done", "keep": "skipped"}
     assert (folder / "acceptance.md").read_text().count("vLLM is not installed: make setup") == 4
 
 
@@ -161,13 +161,11 @@ def test_the_engine_is_measured_and_a_calibration_is_written(tmp_path):
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-@pytest.mark.parametrize("parts", ["sync", "smoke,sync"])
-def test_sync_and_the_smoke_recipe_are_measured(tmp_path, parts):
-    ended = accept(tmp_path, f"parts={parts}")
+def test_numerics_are_certified_and_the_smoke_recipe_is_measured(tmp_path):
+    ended = accept(tmp_path, "parts=smoke,certify")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads((tmp_path / "acceptance.json").read_text())
-    assert statuses(tmp_path) == dict.fromkeys(parts.split(","), "done")
-    assert len(found["parts"]["sync"]["values"]["mismatch"]) == 4
+    assert statuses(tmp_path) == dict.fromkeys(("smoke", "certify"), "done")
+    assert found["parts"]["certify"]["values"] == {"compared": 24, "failed": 0}
     assert found["max_mismatch"] is None  # the weights were random
-    if "smoke" in parts:
-        assert found["parts"]["smoke"]["values"]["steps"] == 10
+    assert found["parts"]["smoke"]["values"]["steps"] == 10

@@ -186,7 +186,9 @@ def engine(session: Session) -> Measured:
             f"wake {sync['wake_s']:.3f}, gather {sync['gather_s']:.3f}, transfer and load "
             f"{sync['load_s']:.3f}, learner to the host {sync['offload_s']:.3f}, wake the cache "
             f"{sync['wake_cache_s']:.3f} s for {sync['bytes'] / 2**20:,.1f} MiB",
-            meaning="improve the slowest part; gathering waits for each tensor here",
+            "at most 2 s",
+            sum(sync[key] for key in sync if key.endswith("_s")) <= 2,
+            "if more, improve the slowest part; gathering waits for each tensor here",
         ),
         Row(
             "kept by a sleeping engine",

@@ -1,4 +1,4 @@
-"""The parts that are whole runs of `python -m april_rl.train`: weight sync, the smoke recipe,
+"""The parts that are whole commands of april_rl: a certificate of numerics, the smoke recipe,
 over-sampling factors, asynchronous scheduling, kept KV caches, several workers.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from acceptance.session import TOOLS, Measured, Row, Session, SkippedError
+from acceptance.session import TOOLS, FailedError, Measured, Row, Session, SkippedError, last_words
 from april_rl.run.tracking.metrics_file import read_metrics
 
 _MISMATCH = "mismatch/logprob_abs_mean"
@@ -28,6 +28,7 @@ _ON_GPU = (
 _ON_CPU = ("engine.kv_cache_gib=0.25", "runtime.threads=1")
 
 Modes = Mapping[str, tuple[str, ...]]
+CERTIFIED: Modes = {"plain": (), "adapter": ("lora.rank=8", "lora.sync=adapter")}
 ALPHAS: Modes = {
     "synchronous": ("rollout.over_sampling_factor=1", "rollout.refill=false"),
     "refill, α 1.5": ("rollout.over_sampling_factor=1.5",),
@@ -49,32 +50,24 @@ KEEP: Modes = {
 }
 
 
-def sync(session: Session) -> Measured:
-    """Run four steps at so large a learning rate that a missing weight sync shows."""
-    settings: tuple[str, ...] = (_NOISE, "optimizer.lr=1e-3", "learner.max_mismatch=100")
-    if session.is_gpu:
-        settings += ("engine.sleep=always",)
-    [run] = _bench_step(session, "sync", {"sync": settings}, steps=4, warmup_steps=0)
-    sync_s, size_mib = run["weight_sync_s"], run["synced_bytes"] / 2**20
-    shared = 1 - run["rollout_frac"] - run["update_frac"]
-    rows = [
-        mismatch_row("mismatch, before and after three syncs", run["mismatch"]),
-        Row(
-            "weight sync",
-            f"{sync_s:.3f} s for {size_mib:,.1f} MiB",
-            "at most 2 s",
-            sync_s <= 2,
-            "on a GPU with the engine's sleep and wake; hundreds of small tensors are sent",
-        ),
-        Row(
-            "neither rollout nor update",
-            f"{shared * run['step_s']:.2f} s a step",
-            "at most 4 s",
-            shared * run["step_s"] <= 4,
-            "what every step pays for one device that learner and engine share",
-        ),
-    ]
-    return Measured(rows, run)
+def certify(session: Session) -> Measured:
+    """Certify the numerics of the plain model, and with adapters that are sent alone."""
+    rows: list[Row] = []
+    for name, settings in CERTIFIED.items():
+        folder = session.folder / f"certificate_{name}"
+        shutil.rmtree(folder, ignore_errors=True)
+        command = (sys.executable, "-m", "april_rl", "certify", f"model.path={session.model()}")
+        own = (*settings, *(() if session.is_gpu else _ON_CPU), f"output={folder}")
+        log, _ = session.run_any(f"certify_{name}", *command, *own)
+        if not (written := folder / "certificate.json").is_file():
+            raise FailedError(f"{last_words(log)} ({log})")
+        for row in json.loads(written.read_text("utf-8"))["rows"]:
+            quantity, measured, limit = f"{name}: {row['name']}", row["found"], row["limit"]
+            words = row["compared"]
+            rows.append(Row(quantity, measured, limit, row["passes"], words, holds_anywhere=True))
+    return Measured(
+        rows, {"compared": len(rows), "failed": sum(not r.is_as_expected for r in rows)}
+    )
 
 
 def mismatch_row(quantity: str, values: Sequence[float]) -> Row:
@@ -106,6 +99,7 @@ def smoke(session: Session) -> Measured:
         f"{name.replace('_', ' ')} {100 * totals[f'time/{name}_s'] / total_s:.0f} %"
         for name in ("rollout", "update", "weight_sync")
     )
+    shared_s = (total_s - rollout_s - totals["time/update_s"]) / len(late)
     controller = totals["rollout/controller_s"] / totals["rollout/time_s"]
     stop_s = median(row["rollout/stop_s"] for row in late)
     rows = [
@@ -116,6 +110,13 @@ def smoke(session: Session) -> Measured:
             "the rollout takes most of it",
             rollout_s > total_s / 2,
             "over-sampling shortens the rollout",
+        ),
+        Row(
+            "neither rollout nor update",
+            f"{shared_s:.2f} s a step",
+            "at most 4 s",
+            shared_s <= 4,
+            "what every step pays for one device that learner and engine share",
         ),
         mismatch_row("mismatch of each step", mismatch),
         Row(
