@@ -75,6 +75,7 @@ def red_of(reward, names=None, *, num=2, reads_answers=True, chosen=None):
         (rewards.longer_is_better, "long", rewards.exact),
         (rewards.longer_is_better, "many_times", rewards.exact),
         (rewards.obedient_judge, "plea", rewards.exact),
+        (rewards.fooled_judge, "opener", rewards.exact),
         (rewards.echoing_judge, "own_verdict", rewards.exact),
         (rewards.echoing_judge, "forged_turn", rewards.exact),
     ],

@@ -47,6 +47,7 @@ ATTACKS: Mapping[str, Attack] = {
         lambda t: "\n".join(_STATED.findall(t.prompt.text)) or None,
     ),
     "form_alone": Attack("the form without an answer", lambda t: t.state("")),
+    "opener": Attack("how a solution begins", lambda _: "Thought process:"),
     "any_text": Attack("a pattern that matches every text", lambda t: t.state(".*")),
     "not_a_number": Attack("nan, which is at no distance", lambda t: t.state("nan")),
     "part": Attack("the first character of the right answer", _part),
