@@ -41,7 +41,7 @@ def fetch(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} is not an empty folder: give another one, or remove it")
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--require-hashes"]
     with TemporaryDirectory() as packages:
         subprocess.run([*pip, "-t", packages, "-r", str(REQUIREMENTS)], check=True)
         sys.path.insert(0, packages)
