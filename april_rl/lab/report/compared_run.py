@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -66,7 +67,7 @@ def begins_within(run: RunFiles, budget: Budget) -> bool:
     return bool(found) and budget.accuracy <= found[0].high
 
 
-def _first_time_to(
+def _first_cost_to(
     run: RunFiles, budget: Budget, cost: Callable[[AccuracyPoint], float]
 ) -> float | None:
     """Return the cost until the run first reached the accuracy, interpolated between two
@@ -82,12 +83,8 @@ def _first_time_to(
     return None
 
 
-def _seconds_to(run: RunFiles, budget: Budget) -> float | None:
-    return _first_time_to(run, budget, lambda each: each.seconds)
-
-
-def _samples_to(run: RunFiles, budget: Budget) -> float | None:
-    return _first_time_to(run, budget, lambda each: each.samples)
+def _cost(name: str) -> Callable[[RunFiles, Budget], float | None]:
+    return lambda run, budget: _first_cost_to(run, budget, attrgetter(name))
 
 
 def _accuracy_after_samples(run: RunFiles, budget: Budget) -> float | None:
@@ -170,8 +167,8 @@ def _percent(value: float) -> str:
 
 
 FIGURES: tuple[Figure, ...] = (
-    Figure("seconds to the accuracy", _seconds_to, _number(1), is_to_accuracy=True),
-    Figure("trained samples to the accuracy", _samples_to, _number(0), is_to_accuracy=True),
+    Figure("seconds to the accuracy", _cost("seconds"), _number(1), is_to_accuracy=True),
+    Figure("trained samples to the accuracy", _cost("samples"), _number(0), is_to_accuracy=True),
     Figure("accuracy after equal samples", _accuracy_after_samples, _number(3), is_share=True),
     Figure("accuracy after equal time", _accuracy_after_seconds, _number(3), is_share=True),
     Figure("trained samples/s", _rate, _number(1)),
