@@ -14,7 +14,7 @@ def test_batches_of_a_run_are_nearly_like_random_draws():
     a step trains the oldest ready groups and as many groups are open as the staleness cap allows.
     """
     scenario = Scenario(
-        cost=PRESETS["h100_qwen3_4b"].cost,
+        cost=PRESETS["h100_qwen3_4b"].cost(),
         length_of=Lognormal(median_tokens=64, sigma=1.0, correlation=0.6),
         num_groups=16,
         group_size=8,

@@ -7,19 +7,24 @@ from pathlib import Path
 import pytest
 from composed_config import load
 from planned_models import sizes_of
+from shapes import shape_by_name
 
 from april_rl.__main__ import main
-from april_rl.lab.rehearsal.assumptions import Assumptions
-from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, scenario_at_real_size
+from april_rl.lab.price.assumptions import Assumptions
+from april_rl.lab.price.memory import real_memory
+from april_rl.lab.price.prediction import step_prices, work_of
+from april_rl.lab.simulator.gpu_kinds import GPU_KINDS
+from april_rl.lab.simulator.prediction import SYNCHRONOUS
+from april_rl.start.planning.facts import Models
 from april_rl.start.planning.memory_inputs import Beside
 
-# A GPU that reads and computes twice as fast as the H100 of the presets.
+# A GPU that reads and computes twice as fast as is expected of an H100.
 MEASURED = {
     "device": "a fast GPU",
-    "decode_bytes_per_s": 2 * 0.75 * 3.35e12,
-    "between_steps_s": 1e-3,
-    "prefill_flops_per_s": 989e12,
-    "update_flops_per_s": 200e12,
+    "decode_bytes_per_s": 2 * 0.80 * 3.35e12,
+    "between_steps_s": 0.5e-3,
+    "prefill_flops_per_s": 989.5e12,
+    "update_flops_per_s": 2 * 0.30 * 989.5e12,
     "sync_bytes_per_s": 1e10,
     "asleep_gib": 3.0,
 }
@@ -32,28 +37,22 @@ def written(folder: Path, **changes: object) -> Path:
     return path
 
 
-@pytest.mark.slow
-def test_a_calibration_changes_what_a_rehearsal_predicts(tmp_path):
-    config, model = load(RECIPE), sizes_of("4B")
+def test_a_calibration_changes_what_is_predicted(tmp_path):
+    config, models = load(RECIPE), Models(policy=sizes_of("4B"), beside=Beside())
     assumed, overrides = Assumptions.of([RECIPE, f"calibration={written(tmp_path)}"])
     assert overrides == [RECIPE]
+    kind, measured = GPU_KINDS["h100"], assumed.calibration
+    assert measured is not None
+    work = work_of(config, assumed, shape=shape_by_name("4B"))
+    memories = [real_memory(config, models, gpu_gib=80, measured=m) for m in (None, measured)]
     before, after = (
-        scenario_at_real_size(config, model, each, beside=Beside()).cost
-        for each in (Assumptions(), assumed)
+        step_prices(memories[0], work, rates=rates, modes=[SYNCHRONOUS])[0]
+        for rates in (kind.rates(), measured.rates(kind))
     )
-    assert after.step_s == pytest.approx(before.step_s / 2)
-    assert after.context_token_s == pytest.approx(before.context_token_s / 2)
-    assert after.prefill_token_s == pytest.approx(before.prefill_token_s / 2)
-    plans = [
-        memory_at_real_size(config, model, each, beside=Beside()).table
-        for each in (Assumptions(), assumed)
-    ]
-    kept = [row for plan in plans for row in plan.splitlines() if "sleeping engine" in row]
+    assert after.rollout_s == pytest.approx(before.rollout_s / 2, rel=0.03)
+    assert after.update_s == pytest.approx(before.update_s / 2)
+    kept = [row for m in memories for row in m.table.splitlines() if "sleeping engine" in row]
     assert ["1.4" in kept[0], "3.0" in kept[1]] == [True, True]
-    # 32 × 8 × (10,240 + 256) tokens, 8 FLOPs for each of 4.02 billion parameters, on eight GPUs.
-    assert "update 54.0 s, weight sync 0.8 s" in gains_table(
-        config, model, assumed, beside=Beside()
-    )
 
 
 def test_a_calibration_changes_a_simulated_preset(tmp_path, capsys):

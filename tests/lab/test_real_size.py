@@ -3,15 +3,15 @@
 import pytest
 from composed_config import load
 from planned_models import GPU, HUB, INPUTS, PLANNED, change, sizes_of
+from shapes import shape_by_name
 
 from april_rl.config.choices import KvCacheDtype
-from april_rl.lab.rehearsal.assumptions import Assumptions
-from april_rl.lab.rehearsal.real_size import (
-    memory_at_real_size,
-    real_layout,
-    scenario_at_real_size,
-)
+from april_rl.lab.price.assumptions import Assumptions
+from april_rl.lab.price.memory import real_layout, real_memory
+from april_rl.lab.price.prediction import scenario_at_real_size, work_of
+from april_rl.lab.simulator.gpu_kinds import GPU_KINDS
 from april_rl.start.planning.engine_sleep import decide_sleep_and_resume
+from april_rl.start.planning.facts import Models
 from april_rl.start.planning.kv_room import kv_demand, planned_kv_tokens
 from april_rl.start.planning.memory_check import Room
 from april_rl.start.planning.memory_inputs import Beside, memory_inputs
@@ -62,12 +62,9 @@ def test_samples_in_flight_fit_the_kv_cache_or_nearly_in_the_papers_setup(name):
     assert planned >= (0.8 if name.startswith("paper/") else 1.0) * demand.total_tokens
 
 
-def test_a_rehearsal_reports_the_gpu_share_that_auto_chose():
-    config = load("+recipe=qwen3_4b_dapo")
-    small, large = (
-        memory_at_real_size(config, sizes_of("4B"), Assumptions(gpu_gib=gib), beside=Beside()).table
-        for gib in (80, 141)
-    )
+def test_the_plan_reports_the_gpu_share_that_auto_chose():
+    config, models = load("+recipe=qwen3_4b_dapo"), Models(policy=sizes_of("4B"), beside=Beside())
+    small, large = (real_memory(config, models, gpu_gib=gib).reasons[0] for gib in (80, 141))
     assert "engine.gpu_memory_utilization=auto: 0.85, for engines that sleep" in small
     assert "engine.gpu_memory_utilization=auto: 0.62, what the learner's update" in large
 
@@ -75,19 +72,19 @@ def test_a_rehearsal_reports_the_gpu_share_that_auto_chose():
 @pytest.mark.parametrize("has_critic", [False, True])
 def test_gains_are_predicted_for_engines_that_sleep_as_planned_beside_a_critic(has_critic):
     """Fails when only the memory plan counts the critic, for which engines have to sleep."""
-    config, model, assumed = load("+recipe=qwen3_4b_dapo"), sizes_of("4B"), Assumptions(gpu_gib=106)
-    beside = Beside(critic=model if has_critic else None)
-    scenario = scenario_at_real_size(config, model, assumed, beside=beside)
+    config, model = load("+recipe=qwen3_4b_dapo"), sizes_of("4B")
+    critic = model if has_critic else None
+    memory = real_memory(config, Models(policy=model, beside=Beside(critic=critic)), gpu_gib=106)
+    work = work_of(config, Assumptions(), shape=shape_by_name("4B"), critic=critic)
+    scenario = scenario_at_real_size(memory, work, GPU_KINDS["h100"].rates())
     assert scenario.keeps_parked is not has_critic
-    table = memory_at_real_size(config, model, assumed, beside=beside).table
     said = "engines sleep during updates" if has_critic else "engines stay awake"
-    assert f"engine.sleep=auto: {said}" in table
+    assert any(f"engine.sleep=auto: {said}" in reason for reason in memory.reasons)
 
 
-def test_a_rehearsal_shows_the_memory_of_engines_that_cannot_keep_their_caches():
+def test_the_plan_shows_the_memory_of_engines_that_cannot_keep_their_caches():
     chosen = ("rollout.resume=keep", "engine.gpu_memory_utilization=0.8")
-    config = load("+recipe=qwen3_4b_dapo", *chosen)
-    found = memory_at_real_size(config, sizes_of("4B"), Assumptions(), beside=Beside())
-    [finding] = [each for each in found.findings if each.name == "memory"]
-    assert finding.message.startswith("rollout.resume=keep needs engines that stay awake")
+    models = Models(policy=sizes_of("4B"), beside=Beside())
+    found = real_memory(load("+recipe=qwen3_4b_dapo", *chosen), models, gpu_gib=80)
+    assert found.too_large.startswith("rollout.resume=keep needs engines that stay awake")
     assert found.table.startswith("memory of a worker, GiB")

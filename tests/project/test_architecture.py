@@ -62,7 +62,7 @@ HOUSE: dict[str, tuple[set[str], ...]] = {
     "lab": (
         {"lab.simulator", "lab.dashboards"},
         {"lab.report"},
-        {"lab.attack"},
+        {"lab.attack", "lab.price"},
         {"lab.rehearsal", "lab.certify"},
         {"lab.commands", "lab"},
     ),

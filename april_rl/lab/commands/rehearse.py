@@ -10,8 +10,8 @@ from pathlib import Path
 
 _USAGE = """\
 usage: python -m april_rl rehearse +recipe=NAME [key=value ...] [quick=true] [output=FOLDER]
-           [gpu_gib=80] [mean_response_tokens=N] [accept=NAME,NAME]
-           [calibration=FILE]
+           [gpu_gib=79.2] [mean_response_tokens=N] [sigma=0.6] [prompt_tokens=256]
+           [accept=NAME,NAME] [calibration=FILE]
 
   python -m april_rl rehearse +recipe=qwen3_4b_dapo
   python -m april_rl rehearse +recipe=qwen3_4b_dapo rollout.max_response_tokens=32768
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     from april_rl.config import TrainConfig
     from april_rl.config.store import ConfigError, compose_overrides, to_config
     from april_rl.config.wrong_settings import wrong_option
-    from april_rl.lab.rehearsal.assumptions import NAMES, Assumptions
+    from april_rl.lab.price.assumptions import NAMES, Assumptions
     from april_rl.start.planning.checks import check_settings
 
     if options := [word for word in arguments if word.startswith("-")]:

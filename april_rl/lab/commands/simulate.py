@@ -175,14 +175,15 @@ def _length_of(options: argparse.Namespace, scenario: Scenario) -> Lognormal | R
 
 def _preset(options: argparse.Namespace) -> Source:
     preset, title = PRESETS[options.preset], options.preset
-    if options.calibration:
-        measured = Calibration.read(options.calibration)
-        preset = replace(preset, rates=measured.rates)
+    measured = Calibration.read(options.calibration) if options.calibration else None
+    if measured:
         title += f" on {measured.device}"
     # A stand-in: `_length_of` knows the final budget.
     placeholder = Lognormal(median_tokens=1.0, sigma=0.0)
     return Source(
-        scenario=Scenario(cost=preset.cost, length_of=placeholder, num_engines=8, tick_steps=32),
+        scenario=Scenario(
+            cost=preset.cost(measured), length_of=placeholder, num_engines=8, tick_steps=32
+        ),
         refill=True,
         title=title,
         kv_bytes_per_token=preset.kv_bytes_per_token,

@@ -17,27 +17,29 @@ from pathlib import Path
 from textwrap import indent
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Advantage
-from april_rl.config.lora import LoraConfig
 from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.store import plain_config
 from april_rl.config.task import PromptSetConfig
-from april_rl.errors import PreflightError, RunError
+from april_rl.errors import RunError
 from april_rl.lab.attack.attack import attack_set, pay_by
+from april_rl.lab.price.assumptions import Assumptions
+from april_rl.lab.price.memory import real_layout, real_memory
+from april_rl.lab.price.plan import step_table
+from april_rl.lab.price.prediction import modes_beside, step_prices, work_of
 from april_rl.lab.rehearsal import findings as find
 from april_rl.lab.rehearsal import stand_ins
-from april_rl.lab.rehearsal.assumptions import Assumptions
 from april_rl.lab.rehearsal.copied_rows import write_sampled_rows
 from april_rl.lab.rehearsal.findings import Finding
 from april_rl.lab.rehearsal.inspection import FormsTried, check_forms, shown_set, try_forms
-from april_rl.lab.rehearsal.real_size import gains_table, memory_at_real_size, real_layout
+from april_rl.lab.rehearsal.real_models import config_path, real_models
 from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
+from april_rl.lab.simulator.gpu_kinds import GPU_KINDS
+from april_rl.lab.simulator.model_cost import Shape
 from april_rl.run.supervision.interrupts import Interrupts
 from april_rl.start.assembly.run import assemble
-from april_rl.start.planning.facts import critic_sizes
-from april_rl.start.planning.memory_inputs import Beside
-from april_rl.start.planning.model import read_model, without_network_go_offline
+from april_rl.start.planning.facts import Models
+from april_rl.start.planning.model import without_network_go_offline
 from april_rl.start.planning.notes import inert_settings
 from april_rl.task.data.prompts import PromptTable
 from april_rl.task.data.tokenizer import Tokenizer
@@ -45,8 +47,6 @@ from april_rl.task.environments.loading import describe
 from april_rl.task.rewards.check import NUM_ROWS_TRIED, check_tests, reads_answers
 from april_rl.task.rewards.jobs import RewardError
 from april_rl.task.rewards.pool import RewardPool
-from april_rl.training.learner.model.model_sizes import model_sizes
-from april_rl.training.learner.model.sizes import ModelSizes
 from april_rl.training.trainer import Trainer
 
 Say = Callable[[str], None]
@@ -86,43 +86,19 @@ class Rehearsal:
         started = time.perf_counter()
         without_network_go_offline()
         self.say(f"rehearsal of {self.config.name}, in {self.folder}")
-        model = self._model_config(self.config.model.path, key="model.path")
-        sizes = model_sizes(read_model(model), self.config.lora)
+        models, shape = real_models(self.config, self.say)
         tokenizer = stand_ins.find_tokenizer(self.config.model.path, self.say)
         self._load_environment()
         self._data(tokenizer)
         self._settings()
-        beside = self._beside()
-        self._memory(sizes, beside)
+        self._memory(models)
         if is_quick:
             self.say("not tried   gain, steps and episodes of environments: quick=true skips them")
         else:
-            self._gain(sizes, beside)
+            self._gain(models, shape)
+            model = config_path(self.config.model.path, lambda _: None, key="model.path")
             self._steps(model, tokenizer)
         return self._verdict(time.perf_counter() - started)
-
-    def _model_config(self, path: str, *, key: str) -> str:
-        """Return where a model's config.json is, or the published one that stands in for it."""
-        try:
-            read_model(path, key=key)
-        except PreflightError:
-            stand_in = stand_ins.model_config(path)
-            if stand_in is None:
-                raise
-            self.say(f"model       {path} is out of reach: using its published sizes")
-            return stand_in
-        return path
-
-    def _beside(self) -> Beside:
-        """Return the sizes of the models beside the policy."""
-        config, found = self.config, Beside()
-        if config.teacher.path:
-            path = self._model_config(config.teacher.path, key="teacher.path")
-            found = found._replace(teacher=model_sizes(read_model(path), LoraConfig()))
-        if config.algorithm.advantage == Advantage.gae:
-            path = self._model_config(config.critic.path or config.model.path, key="critic.path")
-            found = found._replace(critic=critic_sizes(read_model(path)))
-        return found
 
     def _data(self, tokenizer: Tokenizer) -> None:
         """Look at every training and evaluation set, and keep a few rows of each."""
@@ -223,13 +199,19 @@ class Rehearsal:
             find.check_one_update(self.config),
         )
 
-    def _memory(self, model: ModelSizes, beside: Beside) -> None:
+    def _memory(self, models: Models) -> None:
         """Plan the memory of the real models on the machine that the recipe names."""
-        memory = memory_at_real_size(self.config, model, self.assumed, beside=beside)
-        self.say(f"memory      of the real model\n{indent(memory.table, '  ')}")
-        self.findings += memory.findings
+        assumed = self.assumed
+        memory = real_memory(
+            self.config, models, gpu_gib=assumed.gpu_gib, measured=assumed.calibration
+        )
+        table = "\n".join((memory.table, *memory.reasons))
+        self.say(f"memory      of the real model\n{indent(table, '  ')}")
+        if memory.too_large:
+            self._add(Finding(name="memory", message=memory.too_large))
+        self._add(*(Finding(name="kv_cache", message=text) for text in memory.kv_warnings))
 
-    def _gain(self, model: ModelSizes, beside: Beside) -> None:
+    def _gain(self, models: Models, shape: Shape) -> None:
         """Simulate over-sampling on the machine that the recipe names."""
         if real_layout(self.config)[1].device == "cpu":
             self.say(
@@ -237,13 +219,17 @@ class Rehearsal:
                 "`python -m april_rl profile`"
             )
             return
-        tokens = self.assumed.response_tokens(self.config)
-        table = gains_table(self.config, model, self.assumed, beside=beside)
-        gpu = self.assumed.calibration.device if self.assumed.calibration else "H100"
+        assumed, kind = self.assumed, GPU_KINDS["h100"]
+        measured = assumed.calibration
+        memory = real_memory(self.config, models, gpu_gib=assumed.gpu_gib, measured=measured)
+        rates = measured.rates(kind) if measured else kind.rates()
+        work = work_of(self.config, assumed, shape=shape, critic=models.beside.critic)
+        prices = step_prices(memory, work, rates=rates, modes=modes_beside(self.config))
+        gpu = measured.device if measured else kind.title
         self.say(
-            f"gain        of over-sampling over the synchronous loop, simulated for {gpu} GPUs and "
-            f"lognormal lengths,\n            mean {tokens:,.0f} tokens "
-            f"(mean_response_tokens)\n{indent(table, '  ')}"
+            f"gain        of schedules, simulated for {gpu} GPUs and "
+            f"{assumed.lengths_in_words(self.config)};\n            python -m april_rl plan has "
+            f"other GPUs and money\n{indent(step_table(memory, prices), '  ')}"
         )
 
     def _load_environment(self) -> None:

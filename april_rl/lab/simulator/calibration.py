@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self
 
 from april_rl.errors import RunError
-from april_rl.lab.simulator.presets import Rates
+from april_rl.lab.simulator.gpu_kinds import GpuKind, Rates
 
 # The smallest and the largest value that can be a measurement. A value in another unit, such as
 # GB/s, is far outside.
@@ -60,11 +60,14 @@ class Calibration:
                 )
         return cls(**found)
 
-    @property
-    def rates(self) -> Rates:
-        """Return the speeds of the engine."""
-        return Rates(
-            bytes_per_s=self.decode_bytes_per_s,
-            flops_per_s=self.prefill_flops_per_s,
+    def rates(self, kind: GpuKind) -> Rates:
+        """Return the measured speeds; what was not measured is of the GPU's data sheet."""
+        return replace(
+            kind.rates(),
+            read_bytes_per_s=self.decode_bytes_per_s,
+            prefill_flops_per_s=self.prefill_flops_per_s,
+            update_flops_per_s=self.update_flops_per_s,
+            sync_bytes_per_s=self.sync_bytes_per_s,
+            layer_s=0.0,  # a part of what was measured between two steps
             between_steps_s=self.between_steps_s,
         )

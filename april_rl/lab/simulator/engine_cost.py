@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,45 @@ MAD_TO_DEVIATION = 1.4826  # factor for a normal distribution
 ROUNDS = 6  # rounds of reweighting; the weights no longer change after three or four
 # Relative cutoff of the normal equations: it ignores work that varies by less than 1e-4.
 _RCOND = 1e-8
+
+
+class Cost(Protocol):
+    """Seconds of engine work by the counts of a Tick."""
+
+    def seconds(
+        self,
+        *,
+        engine_steps: float,
+        slot_steps: float,
+        context_token_steps: float,
+        prefilled_tokens: float,
+    ) -> float:
+        """Return the seconds for this work; each term is at least 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledCost:
+    """The cost of work of which only a part is simulated."""
+
+    real: Cost
+    tokens: float  # engine steps, and tokens of a sample, for each simulated one
+    samples: float  # samples for each simulated one
+
+    def seconds(
+        self,
+        *,
+        engine_steps: float,
+        slot_steps: float,
+        context_token_steps: float,
+        prefilled_tokens: float,
+    ) -> float:
+        """Return the seconds of the real work behind this simulated work."""
+        return self.real.seconds(
+            engine_steps=self.tokens * engine_steps,
+            slot_steps=self.tokens * self.samples * slot_steps,
+            context_token_steps=self.tokens**2 * self.samples * context_token_steps,
+            prefilled_tokens=self.tokens * self.samples * prefilled_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

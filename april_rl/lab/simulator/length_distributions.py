@@ -7,7 +7,8 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from statistics import NormalDist
+from itertools import chain
+from statistics import NormalDist, fmean
 
 from april_rl.types import SampleId
 
@@ -16,6 +17,7 @@ LengthDistribution = Callable[[SampleId], int]
 _NORMAL = NormalDist()
 _HALVINGS = 60  # halvings of an interval of logarithms, down to the last bit
 _OF_THE_PROMPT = -1  # stands for the prompt in place of a sample's index
+_NUM_SAMPLED = 1024  # responses that stand for a distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,23 @@ class Recorded:
         if sample_id.index < len(group):
             return group[sample_id.index]
         return group[int(uniform(self.seed, sample_id.prompt_id, sample_id.index) * len(group))]
+
+
+def sample_lengths(length_of: LengthDistribution, *, cap: int) -> list[int]:
+    """Return the tokens of some responses, of at most `cap` tokens each."""
+    return [min(cap, length_of(SampleId(prompt_id, 0))) for prompt_id in range(_NUM_SAMPLED)]
+
+
+def mean_of(length_of: LengthDistribution, *, cap: int) -> float:
+    """Return the mean tokens of a response; from some of them, unless all are recorded."""
+    if isinstance(length_of, Recorded):
+        return fmean(chain.from_iterable(length_of.groups))
+    return fmean(sample_lengths(length_of, cap=cap))
+
+
+def scale_lengths(length_of: LengthDistribution, factor: float) -> LengthDistribution:
+    """Return the distribution of lengths that are divided by `factor`."""
+    return lambda sample_id: max(1, round(length_of(sample_id) / factor))
 
 
 def uniform(seed: int, prompt_id: int, index: int) -> float:

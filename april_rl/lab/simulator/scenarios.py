@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import OnStale
-from april_rl.lab.simulator.engine_cost import EngineCost
+from april_rl.lab.simulator.engine_cost import Cost
 from april_rl.lab.simulator.length_distributions import LengthDistribution
 from april_rl.lab.simulator.simulation import Scenario
 from april_rl.start.planning.sizes import tick_steps
@@ -16,7 +16,7 @@ def scenario_of(
     config: TrainConfig,
     *,
     num_engines: int,
-    cost: EngineCost,
+    cost: Cost,
     length_of: LengthDistribution,
     keeps_parked: bool,
     prompt_tokens: float = 1.0,

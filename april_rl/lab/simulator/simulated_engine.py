@@ -1,6 +1,6 @@
 """An engine that computes nothing but the time: continuous batching on a virtual clock.
 
-It has the counts of a real engine and turns them into seconds by an `EngineCost`. Between two
+It has the counts of a real engine and turns them into seconds by a `Cost`. Between two
 events (a response ends, a prefill is under way, a tick is over) any number of engine steps is
 one closed form, so a response of 16,384 tokens costs as little as one of ten.
 """
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from april_rl.lab.simulator.engine_cost import EngineCost
+from april_rl.lab.simulator.engine_cost import Cost
 from april_rl.lab.simulator.length_distributions import LengthDistribution
 from april_rl.lab.simulator.turns import Episodes
 from april_rl.training.rollout.requests import Request
@@ -54,7 +54,7 @@ class SimulatedEngine:
         self,
         *,
         length_of: LengthDistribution,
-        cost: EngineCost,
+        cost: Cost,
         keeps_parked: bool,
         max_batched_tokens: int,
         block_tokens: int = BLOCK_TOKENS,

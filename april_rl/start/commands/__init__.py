@@ -29,6 +29,7 @@ COMMANDS = {
         "avg@k, pass@k and maj@k of any checkpoint or hub model on held-out sets", _CORE
     ),
     "rehearse": Command("try a recipe before GPUs are rented: data, reward, memory, two steps"),
+    "plan": Command("what a run fits on, takes and costs on GPUs that are not rented yet"),
     "profile": Command(
         "lengths of a policy's responses, and which over-sampling factor they call for"
     ),

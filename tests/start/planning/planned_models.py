@@ -2,7 +2,6 @@
 
 from dataclasses import fields, replace
 from functools import cache
-from tempfile import TemporaryDirectory
 
 from source_tree import ROOT
 from transformers import PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
@@ -91,19 +90,20 @@ def change(inputs: MemoryInputs, **changes: object) -> MemoryInputs:
     return replace(inputs, **found, **{key: changes[key] for key in unused})  # type: ignore[arg-type]
 
 
+def config_of(name: str) -> PreTrainedConfig:
+    """Return the configuration of a model of `HUB` or `MODELS`."""
+    published = PUBLISHED / name.replace("/", "--")
+    if published.is_dir():
+        return read_model(str(published))
+    if name == "R1-1.5B":
+        return Qwen2Config(**R1_DISTILL)
+    return Qwen3Config(**MODELS[name], **LAYERS)
+
+
 @cache
 def sizes_of(name: str, *, rank: int | None = None) -> ModelSizes:
     """Return the sizes of a model of `HUB` or `MODELS`, with adapters of this rank."""
-    published = PUBLISHED / name.replace("/", "--")
-    if published.is_dir():
-        return model_sizes(read_model(str(published)), LoraConfig(rank=rank))
-    with TemporaryDirectory() as folder:
-        if name == "R1-1.5B":
-            config: PreTrainedConfig = Qwen2Config(**R1_DISTILL)
-        else:
-            config = Qwen3Config(**MODELS[name], **LAYERS)
-        config.save_pretrained(folder)
-        return model_sizes(read_model(folder), LoraConfig(rank=rank))
+    return model_sizes(config_of(name), LoraConfig(rank=rank))
 
 
 def worker(node: str, *, free: float = 79 * GIB, host: float = 500 * GIB) -> WorkerMemory:

@@ -210,7 +210,7 @@ def _check_targets(causal_lm: PreTrainedModel, wanted: Sequence[str] | None) -> 
             )
     attention = [name for name in linear if "attn" in name]
     chosen = {layer for name in wanted or () for layer in _find_layers(linear, name)}
-    if _has_experts(causal_lm) and not (chosen and chosen <= set(attention)):
+    if stacked_experts(causal_lm) and not (chosen and chosen <= set(attention)):
         raise LoraError(
             "lora.target_modules: the experts of a mixture-of-experts model cannot have adapters, "
             "and neither can layers that share their names; choose from the attention layers "
@@ -231,12 +231,10 @@ def _linear_layers(causal_lm: PreTrainedModel) -> list[str]:
     ]
 
 
-def _has_experts(causal_lm: PreTrainedModel) -> bool:
-    """Return whether some module stacks the matrices of its experts in one parameter [E, ., .]."""
-    return any(
-        parameter.dim() == 3 and not name.endswith(".weight")
-        for name, parameter in causal_lm.named_parameters()
-    )
+def stacked_experts(causal_lm: PreTrainedModel) -> list[nn.Parameter]:
+    """Return the parameters [E, ., .] in which the experts of a layer are stacked."""
+    named = causal_lm.named_parameters()
+    return [each for name, each in named if each.dim() == 3 and not name.endswith(".weight")]
 
 
 def _find_layers(layers: list[str], end: str) -> list[str]:

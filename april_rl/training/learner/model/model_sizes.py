@@ -24,7 +24,7 @@ from april_rl.training.learner.model.architecture import (
     recompute_activations,
 )
 from april_rl.training.learner.model.attention import Packing
-from april_rl.training.learner.model.lora import inject
+from april_rl.training.learner.model.lora import inject, stacked_experts
 from april_rl.training.learner.model.mixers import has_known_mixers
 from april_rl.training.learner.model.routers import has_known_routers
 from april_rl.training.learner.model.sizes import ModelSizes
@@ -54,7 +54,6 @@ def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
         causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
         recompute_activations(causal_lm)
     inputs = _Kept(causal_lm, layers).num_bytes
-    largest = max(parameter.numel() for parameter in causal_lm.parameters())
     if lora.rank is not None:
         inject(causal_lm, lora)
     return ModelSizes(
@@ -67,7 +66,7 @@ def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
         num_layers=len(layers),
         hidden_size=embedding.get_parameter("weight").shape[1],
         num_heads=kept.num_heads,
-        largest_tensor=largest,
+        largest_tensor=max(parameter.numel() for parameter in causal_lm.parameters()),
         layer_parameters=max(map(_count, layers)),
         root_parameters=num_parameters - in_layers - own_unit,
         embedding_unit=own_unit,
@@ -77,6 +76,7 @@ def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
         checkpointed_bytes=inputs / _TOKENS,
         layer_bytes=layer / _TOKENS,
         attention_bytes=kept.attention_bytes / _TOKENS,
+        expert_parameters=sum(map(torch.numel, stacked_experts(causal_lm))),
     )
 
 

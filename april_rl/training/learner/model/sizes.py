@@ -40,6 +40,7 @@ class ModelSizes:
     checkpointed_bytes: float  # the same if every layer is computed again
     layer_bytes: float  # the part of the largest layer
     attention_bytes: float  # outputs of the attention of all layers, for a token, in bfloat16
+    expert_parameters: int = 0  # of all experts that routers choose from
 
 
 def recomputed_layers(share: float, *, num_layers: int) -> list[int]:

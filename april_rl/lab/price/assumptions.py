@@ -1,0 +1,89 @@
+"""What a prediction assumes about machine and responses, as arguments of `plan` and `rehearse`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from april_rl.config import TrainConfig
+from april_rl.errors import RunError
+from april_rl.lab.simulator.calibration import Calibration
+from april_rl.lab.simulator.length_distributions import (
+    LengthDistribution,
+    Lognormal,
+    Recorded,
+    median_for,
+)
+
+_NUMBERS = ("gpu_gib", "mean_response_tokens", "sigma", "prompt_tokens")
+NAMES = (*_NUMBERS, "accept", "calibration")
+_CORRELATION = 0.3  # correlation of the lengths in a group; docs/experiments.md
+
+
+class AssumptionError(RunError):
+    """An assumption has an invalid value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """What the settings do not say about machine, prompts and responses."""
+
+    gpu_gib: float = 79.2  # memory of one GPU, for the memory plan of a rehearsal
+    mean_response_tokens: float = 0.0  # 0: half of rollout.max_response_tokens
+    sigma: float = 0.6  # deviation of the logarithm of a response's length
+    prompt_tokens: float = 256.0  # of a prompt; at most data.max_prompt_tokens
+    lengths: Recorded | None = None  # recorded lengths in place of lognormal ones
+    accept: tuple[str, ...] = ()  # names of findings that are intended
+    calibration: Calibration | None = None  # measured on the GPU; None: data sheets and estimates
+
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> tuple[Self, list[str]]:
+        """Return the assumptions among the arguments `KEY=VALUE`, and the other arguments. Raise
+        AssumptionError for a number that is not above 0, CalibrationError for a bad calibration.
+        """
+        given = dict(word.split("=", 1) for word in arguments if word.partition("=")[0] in NAMES)
+        others = [word for word in arguments if word.partition("=")[0] not in NAMES]
+        numbers: dict[str, Any] = {k: positive(k, v) for k, v in given.items() if k in _NUMBERS}
+        accept = given.get("accept", "").strip("[]").replace(" ", "").split(",")
+        file = given.get("calibration")
+        calibration = Calibration.read(Path(file)) if file else None
+        chosen = tuple(filter(None, accept))
+        return cls(**numbers, accept=chosen, calibration=calibration), others
+
+    def response_tokens(self, config: TrainConfig) -> float:
+        """Return the expected mean length of a response: as given, or half of the budget."""
+        budget = config.rollout.max_response_tokens
+        return min(self.mean_response_tokens or budget / 2, 0.95 * budget)
+
+    def length_of(self, config: TrainConfig) -> LengthDistribution:
+        """Return the lengths: recorded ones, or lognormal ones with the expected mean."""
+        if self.lengths is not None:
+            return self.lengths
+        median = median_for(
+            self.response_tokens(config), sigma=self.sigma, cap=config.rollout.max_response_tokens
+        )
+        return Lognormal(median_tokens=median, sigma=self.sigma, correlation=_CORRELATION)
+
+    def lengths_in_words(self, config: TrainConfig) -> str:
+        """Return the lengths in words, for the user."""
+        if self.lengths is not None:
+            return f"{sum(map(len, self.lengths.groups)):,} recorded responses"
+        why = "mean_response_tokens" if self.mean_response_tokens else "assumed: half of the budget"
+        return f"lognormal responses, mean {self.response_tokens(config):,.0f} tokens ({why})"
+
+    def tokens_of_prompt(self, config: TrainConfig) -> float:
+        """Return the tokens of a prompt."""
+        return min(self.prompt_tokens, config.data.max_prompt_tokens)
+
+
+def positive(key: str, text: str) -> float:
+    """Return the number of an argument; raise AssumptionError if it is not above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise AssumptionError(f"{key} must be a number > 0, got {text}")
+    return value

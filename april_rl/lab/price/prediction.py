@@ -1,0 +1,139 @@
+"""Seconds of a step under several schedules, simulated with the production collector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from april_rl.config import TrainConfig
+from april_rl.lab.price.assumptions import Assumptions
+from april_rl.lab.price.memory import RealMemory
+from april_rl.lab.price.step_cost import TrainedTokens, around_s, update_s
+from april_rl.lab.simulator.gpu_kinds import Rates
+from april_rl.lab.simulator.length_distributions import LengthDistribution, sample_lengths
+from april_rl.lab.simulator.model_cost import ModelCost, Shape
+from april_rl.lab.simulator.outcome import Outcome
+from april_rl.lab.simulator.prediction import SYNCHRONOUS, Mode, predict
+from april_rl.lab.simulator.scaled_down import scale_down
+from april_rl.lab.simulator.scenarios import scenario_of
+from april_rl.lab.simulator.simulation import Scenario
+from april_rl.training.learner.model.sizes import ModelSizes
+
+_FACTORS = (1.0, 1.5, 2.0)
+_NO_SIGNAL_FRAC = 0.4  # share of the groups, under dynamic sampling
+_STEPS, _WARMUP_STEPS, _TICKS_PER_RESPONSE = 4, 3, 64
+
+
+class Work(NamedTuple):
+    """What a step is made of, apart from the settings."""
+
+    shape: Shape
+    critic: ModelSizes | None
+    length_of: LengthDistribution
+    prompt_tokens: float
+    no_signal_frac: float  # share of the groups, which dynamic sampling rejects
+
+
+def work_of(
+    config: TrainConfig, assumed: Assumptions, *, shape: Shape, critic: ModelSizes | None = None
+) -> Work:
+    """Return what a step of these settings is made of, under the assumptions."""
+    return Work(
+        shape=shape,
+        critic=critic,
+        length_of=assumed.length_of(config),
+        prompt_tokens=assumed.tokens_of_prompt(config),
+        no_signal_frac=_NO_SIGNAL_FRAC if config.algorithm.dynamic_sampling else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrice:
+    """A mean step under one schedule, in seconds."""
+
+    mode: Mode
+    outcome: Outcome
+    rollout_s: float
+    update_s: float
+    around_s: float  # weight sync, offloads, sleep, controller
+
+    @property
+    def step_s(self) -> float:
+        """Return the seconds of a step; evaluations and checkpoints are not counted."""
+        return self.rollout_s + self.update_s + self.around_s
+
+    @property
+    def name(self) -> str:
+        """Return the schedule in a few words."""
+        factor = f"α = {self.mode.factor:g}"
+        return factor if self.mode.refill else f"{self.mode.name}, {factor}"
+
+    def figures(self) -> dict[str, object]:
+        """Return every figure by name."""
+        parts = ("rollout_s", "update_s", "around_s", "step_s")
+        simulated = self.outcome.figures()
+        return {
+            "mode": self.mode.name,
+            **simulated,
+            **{name: getattr(self, name) for name in parts},
+        }
+
+
+def own_mode(config: TrainConfig) -> Mode:
+    """Return the schedule of the settings."""
+    return Mode(config.rollout.over_sampling_factor, refill=config.rollout.refill)
+
+
+def modes_beside(config: TrainConfig) -> list[Mode]:
+    """Return the synchronous loop, refill at several α, and the schedule of the settings."""
+    cap = config.rollout.max_staleness
+    refills = [Mode(factor, refill=True) for factor in _FACTORS if factor - 1 <= cap]
+    modes = sorted({*refills, own_mode(config)} - {SYNCHRONOUS}, key=lambda mode: mode.factor)
+    return [SYNCHRONOUS, *modes]
+
+
+def step_prices(
+    memory: RealMemory, work: Work, *, rates: Rates, modes: Iterable[Mode]
+) -> list[StepPrice]:
+    """Return the price of a step under each mode; all get the same prompts and lengths."""
+    config = memory.config
+    trained = TrainedTokens.of(
+        sample_lengths(work.length_of, cap=config.rollout.max_response_tokens),
+        prompt_tokens=work.prompt_tokens,
+        num_samples=config.trainer.num_groups * config.rollout.group_size,
+    )
+    learning_s = update_s(work.shape, trained, memory, rates=rates, critic=work.critic)
+    small = scale_down(scenario_at_real_size(memory, work, rates))
+    return [
+        StepPrice(
+            mode=found.mode,
+            outcome=found.outcome,
+            rollout_s=found.outcome.rollout_s / found.outcome.num_steps,
+            update_s=learning_s,
+            around_s=around_s(work.shape, memory, rates),
+        )
+        for found in predict(small, modes, num_steps=_STEPS, warmup_steps=_WARMUP_STEPS)
+    ]
+
+
+def scenario_at_real_size(memory: RealMemory, work: Work, rates: Rates) -> Scenario:
+    """Return the run on its GPUs as a scenario to simulate."""
+    config, layout = memory.config, memory.layout
+    scenario = scenario_of(
+        config,
+        num_engines=layout.num_engines,
+        cost=ModelCost(
+            shape=work.shape,
+            rates=rates,
+            num_gpus=layout.tensor_parallel_size,
+            weight_bytes=memory.inputs.engine_bytes,
+            kv_bytes=memory.inputs.kv_bytes,
+        ),
+        length_of=work.length_of,
+        keeps_parked=config.rollout.resume.keeps_caches,
+        prompt_tokens=work.prompt_tokens,
+        no_signal_frac=work.no_signal_frac,
+    )
+    ticks = config.rollout.max_response_tokens // _TICKS_PER_RESPONSE
+    return replace(scenario, tick_steps=max(8, ticks))
