@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from composed_config import load
 from planned_models import sizes_of
+from report_runs import make_run
 from shapes import shape_by_name
 from transformers import Qwen3_5MoeTextConfig
 
@@ -22,6 +23,7 @@ from april_rl.lab.price.plan import plan_on, plan_text
 from april_rl.lab.price.prediction import StepPrice, step_prices, work_of
 from april_rl.lab.price.shape import shape_of
 from april_rl.lab.price.step_cost import TrainedTokens, update_s
+from april_rl.lab.report.run_files import RunFiles, read_run
 from april_rl.lab.simulator.gpu_kinds import GPU_KINDS
 from april_rl.lab.simulator.model_cost import ModelCost, Shape
 from april_rl.lab.simulator.prediction import SYNCHRONOUS, Mode
@@ -303,3 +305,47 @@ def test_a_file_without_lengths_is_refused_with_its_line(tmp_path: Path, content
 def test_an_empty_folder_has_no_lengths(tmp_path):
     with pytest.raises(LengthsError, match="has no line of a response"):
         read_lengths(tmp_path, len)
+
+
+# A run held to its plan.
+
+
+def plan_of(run: RunFiles, folder: Path, **changes: float) -> Path:
+    """Write a plan that said half of what each part of the run took, and the lengths exactly."""
+    took = {k: run.mean(f"time/{k}_s") or 0.0 for k in ("rollout", "update", "step")}
+    seconds = {f"{key}_s": value / 2 for key, value in took.items()} | {"rest_s": 1.0}
+    schedule = {"over_sampling_factor": run.number("rollout.over_sampling_factor")}
+    schedule |= {"refill": run.setting("rollout.refill"), **seconds}
+    tokens = run.mean("rollout/response_tokens_mean")
+    plan = {"gpu": "H100 SXM", "num_gpus": 1, "mean_response_tokens": tokens}
+    path = folder / "plan.json"
+    path.write_text(json.dumps([{**plan, "schedules": [schedule]} | changes]))
+    return path
+
+
+def test_a_report_says_which_assumption_of_the_plan_was_off(tmp_path, capsys):
+    """Responses of the assumed length took twice as long: the speeds were off, and not lengths."""
+    run = read_run(make_run(tmp_path / "run"))
+    assert main(["report", str(run.run_dir), "--plan", str(plan_of(run, tmp_path))]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"plan: rollout [\d.]+ s a step, measured [\d.]+ s \(2\.00 times\)", shown)
+    assert "for their length, the update took 2.00 times as long as planned" in shown
+    assert "were assumed" not in shown
+    assert "2.00 times" in (run.run_dir / "report.html").read_text()
+    tokens = run.mean("rollout/response_tokens_mean") or 0.0
+    shorter = plan_of(run, tmp_path, mean_response_tokens=tokens / 2)
+    assert main(["report", str(run.run_dir), "--plan", str(shorter)]) == 0
+    shown = capsys.readouterr().out
+    assert f"where {tokens / 2:,.0f} were assumed (2.00 times)" in shown
+    assert "for their length" not in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"num_gpus": 2}, "has none"), ({"schedules": [{}]}, "is not what plan json=FILE writes")],
+)
+def test_a_plan_of_another_run_is_refused(tmp_path, capsys, changes, message):
+    run = read_run(make_run(tmp_path / "run"))
+    path = plan_of(run, tmp_path, **changes)
+    assert main(["report", str(run.run_dir), "--plan", str(path)]) == 1
+    assert message in capsys.readouterr().err

@@ -18,8 +18,12 @@ def main(arguments: Sequence[str]) -> int:
         "without a network. A run writes it at its end.",
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run directory")
-    for run_dir in parser.parse_args(arguments).runs:
-        path, advice, traces = write_report(run_dir)
+    parser.add_argument(
+        "--plan", type=Path, metavar="FILE", help="what `plan json=FILE` said, beside what it took"
+    )
+    options = parser.parse_args(arguments)
+    for run_dir in options.runs:
+        path, advice, traces = write_report(run_dir, plan=options.plan)
         shown = [*advice, *(f"{trace}: open it at ui.perfetto.dev" for trace in traces)]
         print("\n".join([str(path), *(f"  - {line}" for line in shown)]))
     return 0

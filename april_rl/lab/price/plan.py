@@ -13,6 +13,7 @@ from april_rl.lab.price.gpus import Gpus
 from april_rl.lab.price.memory import RealMemory, real_memory
 from april_rl.lab.price.prediction import StepPrice, Work, modes_beside, own_mode, step_prices
 from april_rl.lab.simulator.gpu_kinds import EXPECTED, FAST, SLOW
+from april_rl.lab.simulator.length_distributions import mean_of
 from april_rl.start.planning.facts import Models
 
 
@@ -24,6 +25,7 @@ class GpuPlan:
     config: TrainConfig  # as asked
     memory: RealMemory | None  # None: the workers do not form whole engines
     refusal: str = ""  # why the run cannot start there
+    response_tokens: float = 0.0  # mean
     prices: Sequence[StepPrice] = ()
     bounds: tuple[float, float] = (0.0, 0.0)  # seconds of a step of the settings, fast and slow
 
@@ -44,6 +46,7 @@ class GpuPlan:
     def figures(self) -> dict[str, object]:
         """Return every figure by name."""
         found: dict[str, object] = {"gpu": self.gpus.kind.title, "num_gpus": self.gpus.count}
+        found["mean_response_tokens"] = self.response_tokens
         if self.refusal:
             return {**found, "refused": self.refusal}
         schedules = [
@@ -81,6 +84,7 @@ def plan_on(
         gpus=gpus,
         config=config,
         memory=memory,
+        response_tokens=mean_of(work.length_of, cap=config.rollout.max_response_tokens),
         prices=step_prices(memory, work, rates=rates, modes=modes_beside(config)),
         bounds=(fast.step_s, slow.step_s),
     )
@@ -139,9 +143,7 @@ def step_table(
     lines = [f"  {'':<20}{''.join(f'{head:>11}' for head in heads)}"]
     for price in prices:
         outcome, step_s = price.outcome, price.step_s
-        cells = [
-            f"{part:.1f}" for part in (price.rollout_s, price.update_s, price.around_s, step_s)
-        ]
+        cells = [f"{part:.1f}" for part in (price.rollout_s, price.update_s, price.rest_s, step_s)]
         cells.append(f"{prices[0].step_s / step_s:.2f}")
         cells += [f"{outcome.off_policy_token_frac:.0%}", f"{outcome.age_max}"]
         cells.append(f"{outcome.peak_kv_tokens / max(1, memory.kv_tokens):.0%}")

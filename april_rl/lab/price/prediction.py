@@ -9,7 +9,7 @@ from typing import NamedTuple
 from april_rl.config import TrainConfig
 from april_rl.lab.price.assumptions import Assumptions
 from april_rl.lab.price.memory import RealMemory
-from april_rl.lab.price.step_cost import TrainedTokens, around_s, update_s
+from april_rl.lab.price.step_cost import TrainedTokens, rest_s, update_s
 from april_rl.lab.simulator.gpu_kinds import Rates
 from april_rl.lab.simulator.length_distributions import LengthDistribution, sample_lengths
 from april_rl.lab.simulator.model_cost import ModelCost, Shape
@@ -56,12 +56,12 @@ class StepPrice:
     outcome: Outcome
     rollout_s: float
     update_s: float
-    around_s: float  # weight sync, offloads, sleep, controller
+    rest_s: float  # weight sync, offloads, sleep, controller
 
     @property
     def step_s(self) -> float:
         """Return the seconds of a step; evaluations and checkpoints are not counted."""
-        return self.rollout_s + self.update_s + self.around_s
+        return self.rollout_s + self.update_s + self.rest_s
 
     @property
     def name(self) -> str:
@@ -71,13 +71,9 @@ class StepPrice:
 
     def figures(self) -> dict[str, object]:
         """Return every figure by name."""
-        parts = ("rollout_s", "update_s", "around_s", "step_s")
-        simulated = self.outcome.figures()
-        return {
-            "mode": self.mode.name,
-            **simulated,
-            **{name: getattr(self, name) for name in parts},
-        }
+        schedule = {"mode": self.mode.name, "refill": self.mode.refill}
+        parts = {"rollout_s": self.rollout_s, "update_s": self.update_s, "rest_s": self.rest_s}
+        return {**schedule, **self.outcome.figures(), **parts, "step_s": self.step_s}
 
 
 def own_mode(config: TrainConfig) -> Mode:
@@ -111,7 +107,7 @@ def step_prices(
             outcome=found.outcome,
             rollout_s=found.outcome.rollout_s / found.outcome.num_steps,
             update_s=learning_s,
-            around_s=around_s(work.shape, memory, rates),
+            rest_s=rest_s(work.shape, memory, rates),
         )
         for found in predict(small, modes, num_steps=_STEPS, warmup_steps=_WARMUP_STEPS)
     ]

@@ -14,7 +14,7 @@ from april_rl.training.learner.model.sizes import ModelSizes
 
 _ATTENTION_PASSES = 3.5  # forward 1, backward 2.5: FlashAttention computes its scores again
 _HOST_BYTES_PER_S = 40e9  # a GPU's weights and optimizer to pinned memory: an H200 reached 38 to 49
-_AROUND_S, _SLEEP_S = 0.4, 1.0  # packing and the controller; falling asleep and waking
+_REST_S, _SLEEP_S = 0.4, 1.0  # packing and the controller; falling asleep and waking
 _EXPERTS_REACHED = 1 / 3  # of the speed of an update of a model without experts
 # Of a parameter for each row: weights for the forward and the backward pass, gradients.
 _FSDP_BYTES = 2 + 2 + 4
@@ -77,10 +77,10 @@ def update_s(
     return max(flops / speed / workers, traffic / rates.link_bytes_per_s)
 
 
-def around_s(shape: Shape, memory: RealMemory, rates: Rates) -> float:
+def rest_s(shape: Shape, memory: RealMemory, rates: Rates) -> float:
     """Return the seconds of a step for the weight sync, offloads, and what else is not counted."""
     per_parameter = {Offload.none: 0, Offload.optimizer: 8, Offload.all: 12}
     moved = 2 * per_parameter[memory.config.learner.offload] * shape.num_parameters
     sync_s = 2 * shape.num_parameters / rates.sync_bytes_per_s
     sleep_s = _SLEEP_S if memory.inputs.engine_sleeps else 0
-    return sync_s + moved / memory.layout.num_workers / _HOST_BYTES_PER_S + sleep_s + _AROUND_S
+    return sync_s + moved / memory.layout.num_workers / _HOST_BYTES_PER_S + sleep_s + _REST_S

@@ -15,6 +15,7 @@ from april_rl.lab.report.advisories import advisories, percent
 from april_rl.lab.report.charts import MAX_POINTS, average, charts
 from april_rl.lab.report.gains import Gains, simulated_gains
 from april_rl.lab.report.learning_charts import update
+from april_rl.lab.report.planned import Planned
 from april_rl.lab.report.run_files import ReportError, RunFiles, read_run
 from april_rl.lab.report.sample_blocks import age_key, sample_blocks
 from april_rl.lab.report.step_trace import write_step_traces
@@ -38,13 +39,14 @@ class WrittenReport(NamedTuple):
     traces: list[Path]
 
 
-def write_report(run_dir: Path) -> WrittenReport:
+def write_report(run_dir: Path, *, plan: Path | None = None) -> WrittenReport:
     """Write report.html into a run directory, with the Chrome trace of its timeline and those of
-    profiled steps. Raises ReportError when it is not a run directory, or cannot be written.
+    profiled steps; with `plan`, what it said is held against the run. Raises ReportError when it
+    is not a run directory, the plan is not of this run, or the page cannot be written.
     """
     run = read_run(run_dir)
     gains = simulated_gains(run)
-    advice = advisories(run, gains)
+    advice = [*([] if plan is None else Planned.of(run, plan).lines()), *advisories(run, gains)]
     text = html.page(f"{run.name}: report", _body(run, gains, advice))
     try:
         step, timeline = run.timeline
