@@ -8,6 +8,7 @@ from statistics import fmean
 
 from april_rl.config.choices import SAMPLE_BY_SAMPLE
 from april_rl.lab.report.gains import NUM_FILES, Gains
+from april_rl.lab.report.learning_advice import learning_advice
 from april_rl.lab.report.run_files import Row, RunFiles
 from april_rl.lab.simulator.length_statistics import waitless_staleness
 from april_rl.lab.simulator.recorded_run import NO_SMALL_BATCHES, RecordedRunError, read_cost
@@ -48,6 +49,7 @@ def advisories(run: RunFiles, gains: Gains | None) -> list[str]:
         *_contexts(run),
         *_signal(run),
         *_entropy(run),
+        *learning_advice(run),
         *(_tail(run, gains) if gains and not run.is_tail_missing else ()),
         *_staleness(run),
         *_engines(run),
