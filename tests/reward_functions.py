@@ -105,6 +105,10 @@ def even_length(prompts, responses, answers):
     return [float(len(response) % 2 == 0) for response in responses]
 
 
+def odd_length(prompts, responses, answers):
+    return [1.0 - reward for reward in even_length(prompts, responses, answers)]
+
+
 def even_length_in_its_own_time(prompts, responses, answers):
     time.sleep(SystemRandom().uniform(0.0, 0.04))
     return even_length(prompts, responses, answers)

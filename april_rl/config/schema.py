@@ -63,6 +63,9 @@ class TrainerConfig:
     num_passes: int = within(">= 1", 1)
     # hours after which the run writes a checkpoint and ends, counted from each start
     max_hours: float | None = within("> 0", None)
+    # newest steps whose groups are kept in RUN/recorded, so that `python -m april_rl replay` can
+    # train them again; all: every step
+    record_steps: int | str = within(">= 0 or all", 0)
 
     def __post_init__(self) -> None:
         check_bounds("trainer", self)

@@ -242,8 +242,9 @@ def to_config(composed: DictConfig) -> TrainConfig:
         raise ConfigError(str(error)) from error
 
 
-def run_config(path: Path) -> TrainConfig:
-    """Return the checked configuration that a run left at `path`, its `config.yaml`.
+def run_config(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
+    """Return the checked configuration that a run left at `path`, its `config.yaml`, with
+    `changes` as KEY=VALUE.
 
     A reference to an environment variable that this machine lacks stays as it is. Raises
     ConfigError when there is no such file, or this version cannot read it.
@@ -256,7 +257,8 @@ def run_config(path: Path) -> TrainConfig:
     try:
         found = without_absent(OmegaConf.to_container(OmegaConf.load(path)))
         saved = _without_nulls(OmegaConf.create(found))
-        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), saved)
+        changed = OmegaConf.from_dotlist(list(changes))
+        merged = OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, changed)
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{path}: {error}") from error
     assert isinstance(merged, DictConfig)

@@ -14,8 +14,7 @@ from april_rl.config.choices import Advantage
 from april_rl.metrics import Histogram, Metrics
 from april_rl.training.algorithm.advantages import Credits, Floats64, penalized_rewards
 from april_rl.training.batch.packing import Batch, Floats32, Packer
-from april_rl.training.rollout.collector import Collection
-from april_rl.types import SampleId, ScoredGroup
+from april_rl.types import Sample, SampleId, ScoredGroup
 
 
 class TeacherReply(NamedTuple):
@@ -45,16 +44,18 @@ class Batches:
 
     def make(
         self,
-        collection: Collection,
+        groups: Sequence[ScoredGroup],
         *,
+        probes: Sequence[Sample],
         policy_version: int,
         phase: Callable[[str], AbstractContextManager[object]],
         look: Callable[[], None],
     ) -> tuple[Batch, Sequence[Sequence[float | Floats64]] | None]:
         """Return the batch that advances the policy from `policy_version`, and the advantages, None
-        if a critic estimates them. What `look` raises while a teacher is asked ends the call.
+        if a critic estimates them. `probes` are only compared with the engine. What `look` raises
+        while a teacher is asked ends the call.
         """
-        groups, algorithm = collection.groups, self._config.algorithm
+        algorithm = self._config.algorithm
         rewards = penalized_rewards(
             groups,
             max_response_tokens=self._config.rollout.max_response_tokens,
@@ -69,7 +70,7 @@ class Batches:
             groups,
             credits_,
             policy_version=policy_version,
-            probes=collection.probes,
+            probes=probes,
             teacher_logprobs=reply.logprobs,
         )
         metrics = Metrics({**batch.metrics, **reply.metrics})

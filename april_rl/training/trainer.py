@@ -22,6 +22,7 @@ from april_rl.run.tracking.samples_file import records_of
 from april_rl.run.tracking.terminal import ProgressPhase, View
 from april_rl.run.tracking.tracker import RunDirectoryError
 from april_rl.training.parts import RunParts
+from april_rl.training.recorded_steps import RecordedStep, RecordedSteps
 from april_rl.training.rollout.collector import Collection
 from april_rl.training.rollout.measures.reward_metrics import reward_metrics, source_metrics
 from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
@@ -69,6 +70,8 @@ class Trainer:
             self._checkpointer = self._parts.checkpointer
             view = self._parts.view
             self._updates = Updates(self._workers, config, run_dir, tell=view.message)
+            keep = config.trainer.record_steps
+            self._recorded = RecordedSteps(run_dir, keep=keep, tell=view.message)
             if resumed is not None:
                 self._restore(resumed, view)
             self._tracker = stack.enter_context(self._parts.take_over(view))
@@ -192,13 +195,16 @@ class Trainer:
         with ExitStack() as on_error:
             on_error.callback(self._collector.take_back, collection)
             batch, advantages = self._parts.batches.make(
-                collection,
+                collection.groups,
+                probes=collection.probes,
                 policy_version=self._progress.version,
                 phase=self._tracker.phase,
                 look=self._interrupts.check,
             )
             self._checkpointer.poll()
             on_error.pop_all()
+        recorded = RecordedStep(collection.groups, collection.probes)
+        self._recorded.write(self._progress.version + 1, recorded)
         self._under_way = collection.groups
         records = partial(
             records_of,

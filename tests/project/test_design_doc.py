@@ -26,6 +26,7 @@ WRITTEN_BY_A_RUN = {
     "environments/",
     "samples/",
     "timeline/",
+    "recorded/",
     "report.html",
     "checkpoints/",
     "wandb/",

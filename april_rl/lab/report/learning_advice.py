@@ -92,10 +92,10 @@ def _truncation(samples: Samples) -> Iterator[str]:
 
 def _repetition(first: Samples, last: Samples) -> Iterator[str]:
     """Find long responses that have come to repeat themselves."""
-    now = [_compressed(sample["response"]) for sample in last if _is_long(sample)]
+    now = [_compression(sample["response"]) for sample in last if _is_long(sample)]
     if not now or (share := fmean(now)) > _REPEATED:
         return
-    before = [_compressed(sample["response"]) for sample in first if _is_long(sample)]
+    before = [_compression(sample["response"]) for sample in first if _is_long(sample)]
     if before and share > _HALVED * fmean(before):
         return
     was = f", {fmean(before):.0%} in the first samples" if before else ""
@@ -109,7 +109,7 @@ def _is_long(sample: Mapping[str, Any]) -> bool:
     return len(sample["response"]) >= _LONG_TEXT
 
 
-def _compressed(text: str) -> float:
+def _compression(text: str) -> float:
     plain = text.encode()
     return len(zlib.compress(plain)) / len(plain)
 

@@ -14,7 +14,7 @@ _OFF = 0.1  # an assumption is named if it is off by more than this share
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlannedPart:
     """A part of a step, in seconds."""
 
     name: str
@@ -31,8 +31,8 @@ class Part:
 class Planned:
     """The parts of a mean step, and the tokens of a response."""
 
-    parts: tuple[Part, ...]
-    tokens: Part
+    parts: tuple[PlannedPart, ...]
+    tokens: PlannedPart
 
     @classmethod
     def of(cls, run: RunFiles, path: Path) -> Self:
@@ -47,9 +47,9 @@ class Planned:
             raise ReportError(f"{run.run_dir} has no step to hold to {path}")
         measured = {"rollout": rollout_s, "update": update_s}
         measured |= {"rest": step_s - rollout_s - update_s, "step": step_s}
-        parts = [Part(k, planned[f"{k}_s"], seconds) for k, seconds in measured.items()]
+        parts = [PlannedPart(k, planned[f"{k}_s"], seconds) for k, seconds in measured.items()]
         assumed = planned["mean_response_tokens"]
-        return cls(tuple(parts), Part("tokens of a response", assumed, tokens))
+        return cls(tuple(parts), PlannedPart("tokens of a response", assumed, tokens))
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each part, and one for each assumption that was off."""

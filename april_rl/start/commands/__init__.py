@@ -46,6 +46,7 @@ COMMANDS = {
     "report": Command(
         "write report.html of a run: figures, advice, charts, the rollout as a picture, samples"
     ),
+    "replay": Command("train a recorded step again, with the same settings or with others"),
     "compare": Command(
         "compare runs: time to an accuracy, samples/s, ages, waste, with paired intervals"
     ),

@@ -7,7 +7,7 @@ correct for tokens that the engine sampled, perhaps with older weights, and have
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,9 @@ class RowLoss:
     importance_weights: Tensor  # [N], w
     is_masked: Tensor  # [N], bool: m is 0
     metrics: Mapping[str, Tensor]  # [N] each, from the user's own loss
+
+
+Watch = Callable[[PackedRow, LossInputs, RowLoss], None]
 
 
 class EntropyBonus:
@@ -94,8 +97,10 @@ class Objective:
         *,
         loss: LossFunction | None = None,
         teacher_weight: float = 0.0,
+        watch: Watch | None = None,
     ) -> None:
         """Choose the parts of the objective; `loss` None: the built-in one of algorithm.loss.
+        `watch` is called with the inputs and the loss of every row, before its backward pass.
 
         With a teacher, `teacher_weight` · (log teacher - log policy) is added to the advantage of
         each token, with the policy at the start of the update (or, with `config.ratio` "behaviour",
@@ -111,6 +116,7 @@ class Objective:
         """
         self._is_bypass = config.ratio is Ratio.behaviour
         self._loss, self._is_own = loss or loss_function(config), loss is not None
+        self._watch = watch or (lambda _row, _inputs, _loss: None)
         self._failure = ""  # why the user's loss has failed; empty while it has not
         self._weights = off_policy.importance_weights(config)
         self._masks = off_policy.masks(config)
@@ -161,13 +167,15 @@ class Objective:
         if self._opsm_threshold is not None:
             masks = masks * off_policy.negative_mask(inputs, threshold=self._opsm_threshold)
         values = token_loss.loss + self._penalties(logprobs, reference)
-        return RowLoss(
+        row_loss = RowLoss(
             total=(row.loss_weights * weights * masks * values).sum(),
             clipped=token_loss.clipped,
             importance_weights=weights,
             is_masked=masks == 0,
             metrics=token_loss.metrics,
         )
+        self._watch(row, inputs, row_loss)
+        return row_loss
 
     def check(self) -> None:
         """Raise OwnFunctionError on every rank if the user's loss has failed on one of them since

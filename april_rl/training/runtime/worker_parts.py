@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from april_rl.training.batch.packing import MicroBatch
     from april_rl.training.engine.vllm_engine import VllmEngine
     from april_rl.training.learner.learner import Learner
+    from april_rl.training.learner.objective import Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +40,15 @@ Update = Callable[[Sequence[Sequence["MicroBatch"]]], Metrics]
 
 
 def build_learner(
-    config: TrainConfig, *, device: str, on_forward: Callable[[], None] | None = None
+    config: TrainConfig,
+    *,
+    device: str,
+    on_forward: Callable[[], None] | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Learner, Update]:
     """Load this rank's shard, and a critic's if there is one; a collective. Return the learner, and
-    the function that makes an update. `on_forward` is called after each forward pass.
+    the function that makes an update. `on_forward` is called after each forward pass, `watch` by
+    the objective.
     """
     with imports_frozen():
         from april_rl.training.learner.critic import ActorCritic, Critic
@@ -73,6 +79,7 @@ def build_learner(
             config.algorithm,
             loss=load_loss(config.algorithm),
             teacher_weight=config.teacher.weight,
+            watch=watch,
         ),
         model_path=config.model.path,
         teacher_path=config.teacher.path,

@@ -1,0 +1,1 @@
+"""Trains a recorded step again, with the same settings or with others."""

@@ -1,0 +1,97 @@
+"""A learner in this process, which trains recorded steps from a checkpoint on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor
+
+from april_rl.config import TrainConfig
+from april_rl.config.choices import Offload
+from april_rl.lab.replay.responses import TrainedResponse, Watched
+from april_rl.metrics import merge
+from april_rl.start.assembly.packer import build_batches
+from april_rl.start.assembly.workers import build_workers, machine_of
+from april_rl.start.planning.plan import draft_training, facts_of, models_of, plan_training
+from april_rl.training.batches import Batches
+from april_rl.training.recorded_steps import RecordedStep
+from april_rl.training.runtime.worker_parts import Update, build_learner
+
+if TYPE_CHECKING:
+    from april_rl.training.learner.learner import Learner
+    from april_rl.training.runtime.local import LocalWorker
+
+
+_MASTER = "master."
+
+
+class Trainee:
+    """A learner, the function that makes its updates, and what makes its batches."""
+
+    def __init__(
+        self, learner: Learner, update: Update, batches: Batches, watched: Watched
+    ) -> None:
+        """Train with `update`, which belongs to the learner, on what `batches` makes; the
+        objective calls `watched`.
+        """
+        self._learner, self._update, self._batches = learner, update, batches
+        self._watched = watched
+
+    def load(self, folder: Path) -> None:
+        """Continue from what workers saved; raise TrainingStateError for another model."""
+        self._learner.load_state(folder)
+
+    def save(self, folder: Path) -> None:
+        """Write what `load` reads."""
+        self._learner.snapshot().write(folder)
+
+    def train(
+        self, step: int, recorded: RecordedStep
+    ) -> tuple[dict[str, float], list[TrainedResponse]]:
+        """Make the update of a step. Return its metrics and those of its batch, and what it did
+        with each response.
+        """
+        self._watched.clear()
+        batch, _ = self._batches.make(
+            recorded.groups,
+            probes=recorded.probes,
+            policy_version=step - 1,
+            phase=lambda _: nullcontext(),
+            look=lambda: None,
+        )
+        metrics = merge([batch.metrics, self._update(batch.of_rank(0))]).read()
+        return metrics, self._watched.responses(recorded)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return a copy of every trained weight on the host."""
+        shards = self._learner.snapshot().shards
+        return {name: shard.values for name, shard in shards.items() if name.startswith(_MASTER)}
+
+
+@contextmanager
+def trainee(settings: TrainConfig) -> Iterator[Trainee]:
+    """Yield the learner of these settings, as the only worker of a run in this process."""
+    runtime = replace(settings.runtime, ray=False, num_workers=1, ray_address=None)
+    engine = replace(settings.engine, tensor_parallel_size=1)
+    whole = replace(settings.learner, shard_size=None, offload=Offload.none)
+    alone = replace(settings, runtime=runtime, engine=engine, learner=whole, resume=None)
+    draft = draft_training(alone, facts_of(alone, machine_of(alone), trains=True))
+    models = models_of(draft, trains=True)
+    with TemporaryDirectory(prefix="april_rl_replay_") as folder:
+        workers = build_workers(draft.config, draft.layout, run_dir=Path(folder), sizes=draft.sizes)
+        worker = cast("LocalWorker", workers).worker
+        plan = plan_training(draft, models, workers.memory())
+        timeout_s = plan.config.runtime.stall_timeout_s
+        worker.join(worker.listen(1), rank=0, world_size=1, timeout_s=timeout_s)
+        try:
+            watched, device = Watched(), plan.layout.device
+            learner, update = build_learner(plan.config, device=device, watch=watched)
+            batches = build_batches(plan, models.policy, None)
+            yield Trainee(learner, update, batches, watched)
+        finally:
+            worker.close()

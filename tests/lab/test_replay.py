@@ -1,0 +1,172 @@
+"""`python -m april_rl replay`: a recorded step trained again is equal to the run's."""
+
+import json
+import re
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from command_line import groups_of, run_here, steps_of, write_task
+
+from april_rl.__main__ import main
+from april_rl.training.recorded_steps import read_recorded
+
+RECORDED = (
+    *("trainer.record_steps=all", "checkpoint.every_steps=1", "checkpoint.keep_last=9"),
+    *("optimizer.schedule=linear", "trainer.num_minibatches=2"),
+)
+# What the losses of the field need beside them, and models beside the policy.
+KINDS: dict[str, tuple[str, ...]] = {
+    "grpo": ("algorithm=grpo",),
+    "dapo": ("algorithm=dapo",),
+    "gspo": ("algorithm=gspo",),
+    "cispo": ("algorithm=cispo",),
+    "lora": ("lora.rank=4",),
+    "ppo": ("algorithm=ppo", "critic.lr=1e-3"),
+    "reference": ("algorithm.kl=k3", "algorithm.reference_every=2", "algorithm.kl_coefficient=0.1"),
+}
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_task(tmp_path_factory.mktemp("replayed"))
+
+
+def recorded(task: Path, name: str, *settings: str) -> Path:
+    """Return a run of four steps whose steps are recorded."""
+    run_here(task, task / name, *RECORDED, *settings)
+    return task / name
+
+
+@pytest.fixture(scope="module")
+def run_dir(task: Path) -> Path:
+    return recorded(task, "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in ("dapo", "ppo") else pytest.mark.soak)
+        for kind in KINDS
+    ],
+)
+def test_a_step_trained_again_is_equal_to_the_bit(task: Path, capsys, kind: str) -> None:
+    """From the checkpoint before it, and from an earlier one over a step in between. Fails when the
+    optimizer's state, the schedule, ages, probes, the critic or the moving reference are lost.
+    """
+    folder = recorded(task, kind, *KINDS[kind])
+    for step in (4, 3):
+        assert main(["replay", str(folder), "--step", str(step)]) == 0
+        shown = capsys.readouterr().out
+        assert f"step {step} again is equal to the run to the bit" in shown, shown
+        assert len(re.findall(r"^(?:loss|staleness|mismatch|critic)/\S+", shown, re.MULTILINE)) > 9
+        for saved in (folder / "checkpoints").glob("step_3*"):
+            saved.rename(saved.with_name(".hidden"))  # so that step 3 is trained again, too
+            break
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_other_settings_stand_beside_it(run_dir: Path, capsys, tmp_path: Path) -> None:
+    """A third of the learning rate is a shorter step in the same direction."""
+    file = tmp_path / "replay.json"
+    step_of = ["replay", str(run_dir), "--step", "2", "--json", str(file)]
+    lr = 1e-3
+    assert main([*step_of, f"optimizer.lr={lr / 3}"]) == 0
+    assert "update, cosine with the run" in capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert found["changed"]["loss/lr"] == pytest.approx(found["again"]["loss/lr"] / 3)
+    assert found["changed"]["update_norm"] == pytest.approx(
+        found["again"]["update_norm"] / 3, rel=0.1
+    )
+    assert found["changed"]["cosine"] > 0.99
+    assert main([*step_of, "algorithm.advantage=rloo"]) == 0
+    other = json.loads(file.read_text())
+    assert other["again"] == found["again"]
+    assert other["changed"]["cosine"] < found["changed"]["cosine"]
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_every_response_has_its_share_of_the_update(run_dir: Path, capsys, tmp_path: Path) -> None:
+    """A response pulls as its advantage says: up with a positive one, down with a negative, and not
+    at all with none. Fails when rows are taken for those of other responses.
+    """
+    file = tmp_path / "replay.json"
+    step_of = ["replay", str(run_dir), "--step", "3", "--json", str(file)]
+    assert main([*step_of, "algorithm.opsm_threshold=1e-6"]) == 0
+    assert "responses that pull most at the update" in capsys.readouterr().out
+    found = json.loads(file.read_text())
+    samples = {(s["prompt_id"], s["index"]): s for s in chain(*groups_of(run_dir))}
+    for update in (found["again"], found["changed"]):
+        responses = update["responses"]
+        assert len(responses) == 16
+        assert sum(each["share"] for each in responses) == pytest.approx(1)
+        assert [each["share"] for each in responses] == sorted(
+            (each["share"] for each in responses), reverse=True
+        )
+    assert any(each["masks"] for each in found["changed"]["responses"])
+    assert not any(each["masks"] for each in found["again"]["responses"])
+    for each in found["again"]["responses"]:
+        assert (each["share"] > 0) == (abs(each["advantages"]) > 0)
+        recorded = samples.get((each["prompt_id"], each["index"]))
+        if recorded is not None:
+            assert each["num_tokens"] == recorded["num_tokens"]
+            assert each["advantages"] == pytest.approx(recorded["advantage"], abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_another_reward_scores_the_responses_again(run_dir: Path, capsys, tmp_path: Path) -> None:
+    """The other reward is the opposite, and so is every advantage of this step."""
+    file = tmp_path / "replay.json"
+    other = "reward.function=reward_functions:odd_length"
+    assert main(["replay", str(run_dir), "--step", "3", other, "--json", str(file)]) == 0
+    assert re.search(r"^reward/mean ", capsys.readouterr().out, re.MULTILINE)
+    found = json.loads(file.read_text())
+    assert found["again"]["reward/mean"] == found["run"]["reward/mean"]
+    assert found["changed"]["reward/mean"] == pytest.approx(1 - found["run"]["reward/mean"])
+    # Adam remembers the steps before, which both have.
+    assert found["changed"]["cosine"] < 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_only_the_newest_steps_are_kept_and_others_are_named(task: Path, capsys) -> None:
+    folder = recorded(task, "newest", "trainer.record_steps=2")
+    assert [step for step in range(1, 5) if _is_recorded(folder, step)] == [3, 4]
+    assert main(["replay", str(folder), "--step", "2"]) == 1
+    assert "is not recorded, steps 3 to 4 is: train with trainer.record_steps" in (
+        capsys.readouterr().err
+    )
+
+
+def _is_recorded(folder: Path, step: int) -> bool:
+    return (folder / "recorded" / f"step_{step:05d}.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_what_was_recorded_is_what_was_trained(run_dir: Path) -> None:
+    for row in steps_of(run_dir):
+        groups = read_recorded(run_dir, int(row["step"])).groups
+        tokens = sum(s.num_tokens for scored in groups for s in scored.group.samples)
+        assert tokens == row["throughput/trained_tokens"]
+        rewards = [reward for scored in groups for reward in scored.rewards]
+        assert sum(rewards) / len(rewards) == pytest.approx(row["reward/mean"])
+
+
+def test_a_folder_that_is_no_run_is_refused(capsys, tmp_path: Path) -> None:
+    assert main(["replay", str(tmp_path), "--step", "1"]) == 1
+    assert "is not the directory of a run" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_a_step_before_the_first_checkpoint_is_refused(run_dir: Path, capsys) -> None:
+    assert main(["replay", str(run_dir), "--step", "1"]) == 1
+    assert "has no checkpoint before step 1" in capsys.readouterr().err
+    assert main(["replay", str(run_dir), "--step", "2", "algorithm.los=gspo"]) == 1
+    assert "algorithm.los" in capsys.readouterr().err
