@@ -1,4 +1,4 @@
-# make setup | train | test | soak | check | format | bench | build | docs
+# make setup | train | test | soak | check | format | bench | speedrun | build | docs
 #   make train RECIPE=tiny_cpu ARGS="trainer.num_steps=20 optimizer.lr=2e-4"
 #   DEVICE=cpu|cuda|rocm overrides what the machine seems to have; RECIPE is tiny_cpu or tiny_gpu by it.
 SHELL := /bin/bash
@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 DOCS := build/docs
 
-.PHONY: setup train test soak check format bench build docs clean
+.PHONY: setup train test soak check format bench speedrun build docs clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,9 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python tools/bench.py rollout $(ARGS)
+
+speedrun: $(STAMP)
+	@$(BIN)/python tools/speedrun.py $(ARGS)
 
 build: $(STAMP)
 	@$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

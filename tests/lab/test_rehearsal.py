@@ -14,6 +14,7 @@ from april_rl.__main__ import main
 from april_rl.config import to_config
 from april_rl.config.choices import Resume
 from april_rl.config.lora import LoraConfig
+from april_rl.config.prompt_sets import training_sets
 from april_rl.config.store import compose_overrides, recipes
 from april_rl.lab.price.assumptions import Assumptions
 from april_rl.lab.price.memory import real_memory
@@ -256,7 +257,8 @@ def test_a_rehearsal_does_not_repeat_experts_of_an_engine(replay, rehearsed):
 def test_every_recipe_has_a_stand_in_for_its_model_and_its_data():
     for name in recipes():
         config = to_config(compose_overrides([f"+recipe={name}"]))
-        paths = [config.data.path, *(chosen.path for chosen in config.evaluation.sets.values())]
+        sets = [*training_sets(config.data).values(), *config.evaluation.sets.values()]
+        paths = [chosen.path for chosen in sets]
         paths = [path for path in paths if not path.startswith(("builtin:", "reasoning_gym:"))]
         assert all(stand_ins.rows(path) for path in paths), (name, paths)
         is_builtin = config.model.path.startswith("builtin:")

@@ -138,7 +138,8 @@ def test_no_test_of_the_core_needs_the_lab() -> None:
         for entry in imports_of(path)
         if entry.module.startswith("april_rl.lab")
     }
-    assert users == {"tests/tools/test_bench.py", "tests/tools/test_gpu_acceptance.py"}
+    tools = ("bench", "gpu_acceptance", "speedrun")
+    assert users == {f"tests/tools/test_{tool}.py" for tool in tools}
 
 
 def test_the_package_imports_itself_by_its_full_name() -> None:

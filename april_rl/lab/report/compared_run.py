@@ -17,6 +17,7 @@ class AccuracyPoint(NamedTuple):
     """A held-out accuracy, and the cost of training up to it."""
 
     samples: int  # trained
+    tokens: float  # trained
     seconds: float  # time of training steps, without evaluations and checkpoints
     accuracy: float
     high: float  # upper end of the 95 % interval
@@ -46,10 +47,11 @@ def evaluations(run: RunFiles, name: str) -> list[AccuracyPoint]:
     """Return every accuracy of a held-out set, in order."""
     seconds = accumulate(row.get("time/step_s") or 0.0 for row in run.rows)
     trained = accumulate(run.trained_samples)
+    tokens_of = accumulate(row.get("throughput/trained_tokens") or 0.0 for row in run.rows)
     key = f"eval/{name}/avg_at_k"
     return [
-        AccuracyPoint(samples, spent_s, accuracy, row.get(f"{key}_high") or accuracy)
-        for row, samples, spent_s in zip(run.rows, trained, seconds, strict=True)
+        AccuracyPoint(samples, tokens, spent_s, accuracy, row.get(f"{key}_high") or accuracy)
+        for row, samples, tokens, spent_s in zip(run.rows, trained, tokens_of, seconds, strict=True)
         if (accuracy := row.get(key)) is not None
     ]
 
@@ -67,7 +69,7 @@ def begins_within(run: RunFiles, budget: Budget) -> bool:
     return bool(found) and budget.accuracy <= found[0].high
 
 
-def _first_cost_to(
+def first_cost_to(
     run: RunFiles, budget: Budget, cost: Callable[[AccuracyPoint], float]
 ) -> float | None:
     """Return the cost until the run first reached the accuracy, interpolated between two
@@ -84,7 +86,7 @@ def _first_cost_to(
 
 
 def _cost(name: str) -> Callable[[RunFiles, Budget], float | None]:
-    return lambda run, budget: _first_cost_to(run, budget, attrgetter(name))
+    return lambda run, budget: first_cost_to(run, budget, attrgetter(name))
 
 
 def _accuracy_after_samples(run: RunFiles, budget: Budget) -> float | None:
