@@ -170,3 +170,11 @@ def test_a_step_before_the_first_checkpoint_is_refused(run_dir: Path, capsys) ->
     assert "has no checkpoint before step 1" in capsys.readouterr().err
     assert main(["replay", str(run_dir), "--step", "2", "algorithm.los=gspo"]) == 1
     assert "algorithm.los" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_the_model_of_the_package_is_found_again(task: Path, capsys) -> None:
+    folder = recorded(task, "builtin", "model.path=builtin:tiny", "trainer.num_steps=2")
+    assert main(["replay", str(folder), "--step", "2"]) == 0
+    assert "is equal to the run to the bit" in capsys.readouterr().out

@@ -38,11 +38,14 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     from april_rl.config.store import run_config
     from april_rl.lab.replay.replay import replay, replay_table, responses_table
+    from april_rl.start.planning.checks import check_settings
     from april_rl.task.data.tokenizer import load_tokenizer
 
     path = options.run / "config.yaml"
-    config = run_config(path)
-    changed = run_config(path, options.settings) if options.settings else None
+    config = check_settings(run_config(path))
+    changed = None
+    if options.settings:
+        changed = check_settings(run_config(path, options.settings))
     say = partial(print, flush=True)
     found = replay(options.run, options.step, config=config, changed=changed, say=say)
     print(replay_table(found, options.settings))

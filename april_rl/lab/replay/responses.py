@@ -5,6 +5,7 @@ Legend: [N] response tokens of a row, [R] tokens of a response.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -106,13 +107,17 @@ class Watched:
             self._found[key]["pushes"] -= _floats(gradient[tokens])
 
     def responses(self, recorded: RecordedStep) -> list[TrainedResponse]:
-        """Return every trained response of a step, those that pull most at the update first."""
-        found = []
-        for scored in recorded.groups:
-            for sample, reward in zip(scored.group.samples, scored.rewards, strict=True):
-                values = self._found.get(_key(sample.token_ids, sample.behaviour_logprobs))
-                if values is not None:
-                    found.append(TrainedResponse(sample=sample, reward=reward, **values))
+        """Return every trained response of a step, those that pull most at the update first. Equal
+        responses to a prompt share what they did.
+        """
+        samples = [sample for scored in recorded.groups for sample in scored.group.samples]
+        rewards = [reward for scored in recorded.groups for reward in scored.rewards]
+        keys = [_key(sample.token_ids, sample.behaviour_logprobs) for sample in samples]
+        times, found = Counter(keys), []
+        for sample, reward, key in zip(samples, rewards, keys, strict=True):
+            if (values := self._found.get(key)) is not None:
+                own = {**values, "pushes": values["pushes"] / times[key]}
+                found.append(TrainedResponse(sample=sample, reward=reward, **own))
         return sorted(found, key=lambda response: -response.size)
 
 
