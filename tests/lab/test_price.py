@@ -118,7 +118,7 @@ def test_the_bounds_of_a_small_model_include_the_step_counted_by_hand(kind, leas
     assert slow < 2 * fast
 
 
-# Published runs. Nothing was fitted to them.
+# Published runs. docs/plan.md says which assumptions were made after a row was seen.
 
 
 @pytest.mark.slow

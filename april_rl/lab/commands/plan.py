@@ -39,8 +39,8 @@ calibration names the calibration.json that tools/gpu_acceptance.py wrote there.
 table gives the time if they reach more or less. Evaluations and checkpoints are not counted.
 
 Lengths of responses are lognormal with mean mean_response_tokens (half of
-rollout.max_response_tokens by default) and deviation sigma of their logarithm; or those of lengths:
-a run directory, a profile.json, or a file of JSON lines of another trainer."""
+rollout.max_response_tokens by default) and deviation sigma of their logarithm; or they come from
+lengths: a run directory, a profile.json, or a file of JSON lines of another trainer."""
 
 
 def main(arguments: Sequence[str]) -> int:

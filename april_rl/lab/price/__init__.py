@@ -1,1 +1,1 @@
-"""What a run will cost: memory, seconds of a step by part, hours and money, before it starts."""
+"""Memory, time and price of a run on GPUs, computed before it starts."""

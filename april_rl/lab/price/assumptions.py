@@ -1,4 +1,4 @@
-"""What a prediction assumes about machine and responses, as arguments of `plan` and `rehearse`."""
+"""Assumptions about machine and responses, given as arguments of `plan` and `rehearse`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class TrainedTokens:
     def of(
         cls, lengths: Sequence[float], *, prompt_tokens: float, num_samples: int
     ) -> TrainedTokens:
-        """Return those of samples whose responses are as long as `lengths` on average."""
+        """Return the tokens of `num_samples` samples with responses like `lengths` [n]."""
         tokens = [length + prompt_tokens for length in lengths]
         return cls(
             num_tokens=num_samples * fmean(tokens),

@@ -1,4 +1,4 @@
-"""What an update did with each token of each response.
+"""How an update trained each token of each response.
 
 Legend: [N] response tokens of a row, [R] tokens of a response.
 """

@@ -53,8 +53,8 @@ class Trainee:
     def train(
         self, step: int, recorded: RecordedStep
     ) -> tuple[dict[str, float], list[TrainedResponse]]:
-        """Make the update of a step. Return its metrics and those of its batch, and what it did
-        with each response.
+        """Make the update of a step. Return the metrics of update and batch, and what the update
+        did with each response.
         """
         self._watched.clear()
         batch, _ = self._batches.make(

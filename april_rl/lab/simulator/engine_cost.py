@@ -81,7 +81,7 @@ class EngineCost:
         context_token_steps: float,
         prefilled_tokens: float,
     ) -> float:
-        """Return the seconds for this work; the counts are those of a Tick."""
+        """Return the seconds for this work; the counts are fields of a Tick."""
         return (
             self.step_s * engine_steps
             + self.sample_s * slot_steps

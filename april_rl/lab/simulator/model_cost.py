@@ -59,7 +59,7 @@ class ModelCost:
         context_token_steps: float,
         prefilled_tokens: float,
     ) -> float:
-        """Return the seconds for this work; the counts are those of a Tick."""
+        """Return the seconds for this work; the counts are fields of a Tick."""
         if not engine_steps:
             return 0.0
         shape, rates, batch = self.shape, self.rates, slot_steps / engine_steps
