@@ -200,7 +200,11 @@ def test_fewer_tokens_between_two_prompts_are_fewer_pairs():
 def test_the_command_prices_each_choice_of_gpus(tmp_path, capsys):
     file = tmp_path / "plan.json"
     gpus = ["gpus=h100:1,2,4090:1,l40s:3", "price.h100=2.5", "price.4090=0.4"]
-    assert main(["plan", *SMALL, *gpus, f"json={file}"]) == 0
+    page = tmp_path / "plan.html"
+    assert main(["plan", *SMALL, *gpus, f"json={file}", f"html={page}"]) == 0
+    text = page.read_text()
+    assert "mean 300 tokens (mean_response_tokens)" in text
+    assert text.count("* α = 1.5") == 4, "the tables of the terminal"
     shown = capsys.readouterr().out
     assert "mean 300 tokens (mean_response_tokens); prompts of 100 tokens" in shown
     assert re.search(r"^\* α = 1.5 .* \$0\.\d\d$", shown, re.MULTILINE)
@@ -338,6 +342,24 @@ def test_a_report_says_which_assumption_of_the_plan_was_off(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert f"where {tokens / 2:,.0f} were assumed (2.00 times)" in shown
     assert "for their length" not in shown
+
+
+def test_a_comparison_holds_each_variant_to_the_plan(tmp_path, capsys):
+    """The plan said half of each run's time, so that its gains are the measured ones."""
+    runs = [make_run(tmp_path / str(n), factor=float(n), num_steps=12) for n in (1, 2)]
+    plans = [json.loads(plan_of(read_run(each), tmp_path).read_text())[0] for each in runs]
+    schedules = [plan["schedules"][0] for plan in plans]
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps([{**plans[0], "schedules": schedules}]))
+    page = tmp_path / "compared.html"
+    assert main(["compare", *map(str, runs), "--plan", str(path), "--html", str(page)]) == 0
+    shown = capsys.readouterr().out
+    found = re.search(
+        r"plan: α = 2: .*; gain over synchronous: ([\d.]+) planned, (.*) measured", shown
+    )
+    assert found is not None
+    assert found[1] == found[2]
+    assert found[0] in page.read_text()
 
 
 @pytest.mark.parametrize(

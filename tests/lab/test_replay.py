@@ -165,9 +165,14 @@ def test_a_folder_that_is_no_run_is_refused(capsys, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cpu_engine
-def test_a_step_before_the_first_checkpoint_is_refused(run_dir: Path, capsys) -> None:
+def test_a_step_before_the_first_checkpoint_begins_with_the_model(run_dir: Path, capsys) -> None:
+    assert main(["replay", str(run_dir), "--step", "1"]) == 0
+    assert "step 1 again is equal to the run to the bit" in capsys.readouterr().out
+    first = run_dir / "recorded" / "step_00001.json"
+    hidden = first.rename(first.with_suffix(".hidden"))
     assert main(["replay", str(run_dir), "--step", "1"]) == 1
-    assert "has no checkpoint before step 1" in capsys.readouterr().err
+    hidden.rename(first)
+    assert "step 1 of" in capsys.readouterr().err
     assert main(["replay", str(run_dir), "--step", "2", "algorithm.los=gspo"]) == 1
     assert "algorithm.los" in capsys.readouterr().err
 
@@ -178,3 +183,35 @@ def test_the_model_of_the_package_is_found_again(task: Path, capsys) -> None:
     folder = recorded(task, "builtin", "model.path=builtin:tiny", "trainer.num_steps=2")
     assert main(["replay", str(folder), "--step", "2"]) == 0
     assert "is equal to the run to the bit" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_steps_in_a_row_go_on_with_the_weights_of_the_other_settings(
+    run_dir: Path, capsys, tmp_path: Path
+) -> None:
+    """With the run's settings each is equal to the run; with another rate the second step begins
+    with other weights. The page has every response, shaded by token.
+    """
+    file, page = tmp_path / "replay.json", tmp_path / "replay.html"
+    asked = ["replay", str(run_dir), "--steps", "2-4", "optimizer.lr=1e-5"]
+    assert main([*asked, "--json", str(file), "--html", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert "step 4 again is equal to the run to the bit" in shown
+    assert re.search(r"^step 3 +run +again +optimizer.lr=1e-5$", shown, re.MULTILINE)
+    found = json.loads(file.read_text())
+    rows = {row["step"]: row for row in steps_of(run_dir)}
+    distances = []
+    for step in (2, 3):
+        course = found["course"][str(step)]
+        assert course["again"]["loss/entropy"] == rows[step]["loss/entropy"]
+        distances.append(abs(course["changed"]["loss/entropy"] - rows[step]["loss/entropy"]))
+    assert 0 < 2 * distances[0] < distances[1], "each of the two minibatches of a step goes on"
+    text = page.read_text()
+    assert text.count("<details data-share=") == 2 * 16
+    assert (
+        len(re.findall(r'<span class="(?:up|down)" style="--pull:[1-90.]+" title="push', text)) > 99
+    )
+    with pytest.raises(SystemExit):
+        main(["replay", str(run_dir), "--steps", "4-2"])
+    assert "two as in 400-412" in capsys.readouterr().err

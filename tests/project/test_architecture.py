@@ -64,6 +64,7 @@ HOUSE: dict[str, tuple[set[str], ...]] = {
         {"lab.report"},
         {"lab.attack", "lab.price"},
         {"lab.rehearsal", "lab.certify", "lab.replay"},
+        {"lab.why"},
         {"lab.commands", "lab"},
     ),
     "python -m": ({"api", "train"}, {"__main__"}),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from april_rl.errors import RunError
+from april_rl.lab.commands.output import write_page
 
 if TYPE_CHECKING:
     from april_rl.config import TrainConfig
@@ -70,10 +71,7 @@ def _attack(arguments: Sequence[str]) -> int:
     sets, path = _attack_sets(config, int(own["prompts"]), accepted), Path(own["page"])
     from april_rl.lab.attack.page import attack_page
 
-    try:
-        path.write_text(attack_page(sets), "utf-8")
-    except OSError as error:
-        raise RunError(f"page={path} cannot be written: {error.strerror}") from error
+    write_page(path, attack_page(sets), option="page=")
     paid = sorted({each.name for one in sets for each in one.results if each.wins} - accepted)
     print(f"paid for nothing: {', '.join(paid) or 'nothing else'}; {path} has the responses")
     return 1 if paid or any(each.honest.is_blind for each in sets) else 0

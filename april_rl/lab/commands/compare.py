@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 
-from april_rl.errors import RunError
+from april_rl.lab.commands.output import write_page
 from april_rl.start.commands.arguments import Arguments
 
 
@@ -16,15 +16,14 @@ def main(arguments: Sequence[str]) -> int:
     """Print the table, write the page and return the exit status."""
     from april_rl.lab.report.comparison import compare
     from april_rl.lab.report.comparison_page import comparison_page, comparison_table
+    from april_rl.lab.report.planned import planned_beside
 
     options = _parser().parse_args(arguments)
-    try:
-        comparison = compare(options.runs, accuracy=options.accuracy, evaluation_set=options.set)
-        options.html.write_text(comparison_page(comparison), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"--html {options.html} cannot be written: {error.strerror}") from error
+    comparison = compare(options.runs, accuracy=options.accuracy, evaluation_set=options.set)
+    planned = [*planned_beside(comparison.variants, options.plan)] if options.plan else []
+    write_page(options.html, comparison_page(comparison, planned))
     width = get_terminal_size().columns if sys.stdout.isatty() else None
-    print(f"{comparison_table(comparison, width=width)}\n\n{options.html}")
+    print("\n".join([comparison_table(comparison, width=width), *planned, "", str(options.html)]))
     return 0
 
 
@@ -45,6 +44,9 @@ def _parser() -> argparse.ArgumentParser:
         "--accuracy", type=float, help="accuracy to reach; default: the highest that all runs reach"
     )
     parser.add_argument("--set", help="the held-out set; default: the first that all runs have")
+    parser.add_argument(
+        "--plan", type=Path, help="what plan json=FILE wrote: steps are held against it"
+    )
     parser.add_argument(
         "--html", type=Path, default=Path("comparison.html"), help="default: comparison.html"
     )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import track
 
-from april_rl.errors import RunError
+from april_rl.lab.commands.output import write_figures, write_page
 from april_rl.lab.simulator.length_distributions import Recorded
 from april_rl.lab.simulator.recorded_lengths import read_lengths
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _USAGE = """\
 usage: python -m april_rl plan +recipe=NAME [key=value ...] gpus=h100:1,2,4,8,l40s:4
            [price.h100=2.5] [mean_response_tokens=N] [sigma=0.6] [prompt_tokens=256]
-           [lengths=PATH] [calibration=FILE] [json=FILE]
+           [lengths=PATH] [calibration=FILE] [json=FILE] [html=FILE]
 
   python -m april_rl plan +recipe=qwen3_4b_dapo gpus=h100:8,h200:4,8 price.h100=2.5 price.h200=3
   python -m april_rl plan +recipe=qwen3_0_6b_gsm8k gpus=4090:1,2 mean_response_tokens=300
@@ -42,6 +42,8 @@ Lengths of responses are lognormal with mean mean_response_tokens (half of
 rollout.max_response_tokens by default) and deviation sigma of their logarithm; or they come from
 lengths: a run directory, a profile.json, or a file of JSON lines of another trainer."""
 
+_OWN = ("lengths", "json", "html")  # words that are no settings
+
 
 def main(arguments: Sequence[str]) -> int:
     """Plan the run that `arguments` compose on each choice of GPUs, and return the exit status."""
@@ -56,17 +58,17 @@ def main(arguments: Sequence[str]) -> int:
     from april_rl.start.planning.checks import check_settings
 
     if options := [word for word in arguments if word.startswith("-")]:
-        own_names = ("gpus", "price", "lengths", "json", *NAMES)
+        own_names = ("gpus", "price", *_OWN, *NAMES)
         raise ConfigError(wrong_option(options[0], arguments, TrainConfig, own=own_names))
     gpus, rest = gpus_among(arguments)
     if not gpus:
         raise ConfigError(f"{GPUS}h100:8 is missing: which GPUs? ({PRICE}h100=2.5 is their price)")
-    own = dict(word.split("=", 1) for word in rest if word.startswith(("lengths=", "json=")))
+    own = dict(word.split("=", 1) for word in rest if word.partition("=")[0] in _OWN)
     assumed, overrides = Assumptions.of([w for w in rest if w.partition("=")[0] not in own])
     # Each choice of GPUs has its own number.
     overrides = [*overrides, "runtime.device=gpu", "runtime.num_workers=auto"]
     config = check_settings(to_config(compose_overrides(overrides)))
-    _plan(config, gpus, assumed, lengths=own.get("lengths"), file=own.get("json"))
+    _plan(config, gpus, assumed, own)
     return 0
 
 
@@ -74,19 +76,18 @@ def _plan(
     config: TrainConfig,
     gpus: Sequence[Gpus],
     assumed: Assumptions,
-    *,
-    lengths: str | None,
-    file: str | None,
+    paths: Mapping[str, str],
 ) -> None:
-    """Print the plan for each choice of GPUs, and write all figures to `file`."""
+    """Print the plan for each choice of GPUs, and write what `paths` ask for, by _OWN."""
     from april_rl.lab.price.plan import plan_on, plan_text
     from april_rl.lab.price.prediction import work_of
     from april_rl.lab.rehearsal.real_models import real_models
+    from april_rl.lab.report.html import page
     from april_rl.start.planning.model import without_network_go_offline
 
     without_network_go_offline()
     say = partial(print, flush=True)
-    if lengths:
+    if lengths := paths.get("lengths"):
         from april_rl.lab.rehearsal.stand_ins import find_tokenizer
 
         tokenizer = find_tokenizer(config.model.path, say)
@@ -95,19 +96,26 @@ def _plan(
     models, shape = real_models(config, say)
     trainer = config.trainer
     work = work_of(config, assumed, shape=shape, critic=models.beside.critic)
-    say(
-        f"{config.name}: {trainer.num_steps:,} steps of {trainer.num_groups} x "
+    about = (
+        f"{trainer.num_steps:,} steps of {trainer.num_groups} x "
         f"{config.rollout.group_size} samples; {assumed.lengths_in_words(config)}; prompts of "
-        f"{work.prompt_tokens:,.0f} tokens\n"
+        f"{work.prompt_tokens:,.0f} tokens"
     )
+    say(f"{config.name}: {about}\n")
     plans = []
     for choice in track(gpus, "planning", console=Console(stderr=True), transient=True):
         plans.append(plan_on(choice, config, models=models, work=work, assumed=assumed))
         say(f"{plan_text(plans[-1])}\n")
     if len(priced := [plan for plan in plans if plan.prices]) > 1:
         say(_best(priced))
-    if file is not None:
-        _write(Path(file), [plan.figures() for plan in plans])
+    if file := paths.get("json"):
+        write_figures(Path(file), [plan.figures() for plan in plans], option="json=")
+    if file := paths.get("html"):
+        text = "\n\n".join([about, *map(plan_text, plans)])
+        body = f'<h1>Plan of {escape(config.name)}</h1><pre class="scroll">{escape(text)}</pre>'
+        write_page(
+            Path(file), page(f"{config.name}: plan", [body], has_charts=False), option="html="
+        )
 
 
 def _count(tokenizer: Tokenizer, text: str) -> int:
@@ -126,10 +134,3 @@ def _best(plans: Sequence[GpuPlan]) -> str:
         cheapest = min(costs, key=lambda name: costs[name])
         lines.append(f"cheapest: {cheapest}, {in_dollars(costs[cheapest])}")
     return "\n".join(lines)
-
-
-def _write(path: Path, plans: Sequence[dict[str, object]]) -> None:
-    try:
-        path.write_text(json.dumps(plans, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"json={path} cannot be written: {error.strerror}") from error

@@ -5,7 +5,6 @@ training, and which over-sampling factor they call for.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from april_rl.config.prompt_sets import training_sets
 from april_rl.config.store import ConfigError, compose_overrides
 from april_rl.config.task import EvaluationSetConfig
 from april_rl.errors import RunError
+from april_rl.lab.commands.output import write_figures
 from april_rl.run.supervision.interrupts import Interrupts
 from april_rl.start.commands.arguments import OUTPUT, Arguments, at_least, output_folder
 from april_rl.start.planning.checks import check_settings
@@ -228,8 +228,5 @@ def _write(
         "factors": rows,
         "advice": lines,
     }
-    try:
-        path.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; see {OUTPUT}") from error
+    write_figures(path, plain, option=OUTPUT)
     print(f"written: {path}, samples in {path.parent / 'samples'}")

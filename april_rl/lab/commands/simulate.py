@@ -5,8 +5,7 @@ the production collector and simulated engines.
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from april_rl.errors import RunError
+from april_rl.lab.commands.output import write_figures
 from april_rl.lab.simulator.calibration import Calibration
 from april_rl.lab.simulator.length_distributions import Lognormal, Recorded, median_for
 from april_rl.lab.simulator.prediction import modes_of, predict
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         found = _compare(_source(options), options)
         if options.json is not None:
-            _write(options.json, found)
+            write_figures(options.json, found)
     except ValueError as error:
         raise SimulationError(str(error)) from error
     return 0
@@ -239,10 +239,3 @@ def _check_cap(scenario: Scenario, factor: float) -> None:
             f"--max-staleness must be >= {factor - 1:g} with --alpha {factor:g} (a sample stays "
             f"about that many steps), got {scenario.max_staleness}"
         )
-
-
-def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    try:
-        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SimulationError(f"--json {path} cannot be written: {error.strerror}") from error

@@ -204,11 +204,16 @@ def _questions(prompts: Sequence[Prompt]) -> list[str]:
     texts = [prompt.text for prompt in prompts]
     if len(texts) < 2:
         return texts
+    head, tail = map(len, shared_ends(texts))
+    return [text[head : max(head, len(text) - tail)] for text in texts]
+
+
+def shared_ends(texts: Sequence[str]) -> tuple[str, str]:
+    """Return what all texts begin with and what all end with; they may overlap in a short one."""
     first, last = min(texts), max(texts)
-    start = _num_equal(first, last)
     flipped = [text[::-1] for text in texts]
     end = _num_equal(min(flipped), max(flipped))
-    return [text[start : max(start, len(text) - end)] for text in texts]
+    return first[: _num_equal(first, last)], first[len(first) - end :]
 
 
 def _num_equal(one: str, other: str) -> int:

@@ -16,14 +16,16 @@ from april_rl.errors import RunError
 from april_rl.lab.replay.responses import TrainedResponse
 from april_rl.lab.replay.rewards import scored_again
 from april_rl.lab.replay.trainee import Trainee, trainee
+from april_rl.lab.report.run_files import Row
 from april_rl.run.checkpointing.checkpointer import LEARNER
-from april_rl.run.checkpointing.folder import list_saved
+from april_rl.run.checkpointing.folder import Saved, list_saved
 from april_rl.run.checkpointing.resume import CHECKPOINTS
 from april_rl.run.tracking.metrics_file import read_metrics
 from april_rl.training.recorded_steps import RecordedStep, read_recorded
 
 _SHOWN = ("reward/", "loss/", "staleness/", "mismatch/", "critic/")  # stages that an update decides
 _NUM_SHOWN, _TEXT = 8, 50  # responses in a table, and characters of each
+_COURSE = ("loss/total", "loss/grad_norm", "loss/entropy", "loss/behaviour_kl")
 Say = Callable[[str], None]
 
 
@@ -61,17 +63,23 @@ class Update:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A step of a run, and the same step trained again."""
+    """A step of a run, and the same step trained again; and steps before it, if they were asked."""
 
     step: int
-    recorded: Mapping[str, float | None]  # the run's row
+    rows: Mapping[float | None, Row]  # of the run, by step
     again: Update
     changed: Update | None  # with other settings
+    course: Mapping[int, Mapping[str, Mapping[str, float]]]  # of the steps before it: metrics
+
+    @property
+    def row(self) -> Row:
+        """Return the run's metrics of the step."""
+        return self.rows.get(float(self.step), {})
 
     @property
     def comparable_keys(self) -> list[str]:
         """Return the metrics of the run that the update decides."""
-        keys = self.again.metrics.keys() & self.recorded.keys()
+        keys = self.again.metrics.keys() & self.row.keys()
         return sorted(key for key in keys if key.startswith(_SHOWN))
 
     @property
@@ -82,7 +90,8 @@ class Replay:
 
     def figures(self) -> dict[str, object]:
         """Return every figure by name."""
-        found: dict[str, object] = {"step": self.step, "run": self.recorded}
+        found: dict[str, object] = {"step": self.step, "run": self.row}
+        found["course"] = self.course
         found["again"] = self.again.figures()
         if self.changed is not None:
             cosine = self.again.cosine(self.changed)
@@ -90,49 +99,76 @@ class Replay:
         return found
 
     def _error(self, key: str) -> float:
-        ran, found = self.recorded[key] or 0.0, self.again.metrics[key]
+        ran, found = self.row[key] or 0.0, self.again.metrics[key]
         return abs(ran - found) / max(abs(ran), abs(found), 1e-12)
 
 
 def replay(
-    run_dir: Path, step: int, *, config: TrainConfig, changed: TrainConfig | None, say: Say
+    run_dir: Path, asked: range, *, config: TrainConfig, changed: TrainConfig | None, say: Say
 ) -> Replay:
-    """Train a recorded step again with the settings of the run and, if given, with `changed`.
+    """Train recorded steps again with the settings of the run and, if given, with `changed`, which
+    then goes on with its own weights and the run's samples.
 
-    Steps between the last checkpoint before it and the step are trained again, too. Raise
+    Steps between the last checkpoint before them and the first are trained again, too. Raise
     ReplayError without such a checkpoint, CheckpointError for a step that was not recorded.
     """
     if config.teacher.base_url:
         raise ReplayError("a teacher on a server (teacher.base_url) is not asked again")
+    steps = {number: read_recorded(run_dir, number) for number in asked}
+    *earlier, step = asked
+
+    def course(learner: Trainee, how: str) -> tuple[list[dict[str, float]], Update]:
+        metrics = []
+        for number in earlier:
+            say(f"step {number} {how}")
+            metrics.append(learner.train(number, steps[number])[0])
+        say(f"step {step} {how}")
+        return metrics, _update(learner, step, steps[step])
+
+    with TemporaryDirectory(prefix="april_rl_replay_") as folder:
+        before = Path(folder) / "before"
+        with trainee(config) as learner:
+            train_up_to(learner, run_dir, asked[0], say=say)
+            learner.save(before)
+            metrics, again = course(learner, "again")
+        others: list[dict[str, float]] = [{} for _ in metrics]
+        other = None
+        if changed is not None:
+            if changed.reward != config.reward:
+                steps = {number: scored_again(steps[number], changed) for number in asked}
+            with trainee(changed) as learner:
+                learner.load(before)
+                others, other = course(learner, "with other settings")
+    both = zip(earlier, metrics, others, strict=True)
+    found = {number: {"again": mine, "changed": other} for number, mine, other in both}
+    rows = {row["step"]: row for row in read_metrics(run_dir / "metrics.jsonl")}
+    return Replay(step=step, rows=rows, again=again, changed=other, course=found)
+
+
+def train_up_to(learner: Trainee, run_dir: Path, step: int, *, say: Say) -> None:
+    """Give a fresh learner the weights with which a step began. Raise ReplayError as
+    `weights_before` does, CheckpointError if a step since then was not recorded.
+    """
+    base = weights_before(run_dir, step)
+    say(f"from {base.path if base else 'the model that the run began with'}")
+    if base:
+        learner.load(base.path / LEARNER)
+    for number in range(base.step + 1 if base else 1, step):
+        say(f"step {number} again")
+        learner.train(number, read_recorded(run_dir, number))
+
+
+def weights_before(run_dir: Path, step: int) -> Saved | None:
+    """Return the last checkpoint before a step, None if the run began less than a checkpoint before
+    it and recorded all steps; raise ReplayError without either.
+    """
     saved = [each for each in list_saved(run_dir / CHECKPOINTS) if each.step < step]
-    if not saved:
+    if not saved and not (run_dir / "recorded" / "step_00001.json").is_file():
         raise ReplayError(
             f"{run_dir} has no checkpoint before step {step}; a run keeps them as checkpoint.keep "
             "says, and python -m april_rl checkpoint show lists them"
         )
-    base = max(saved, key=lambda each: each.step)
-    steps = {n: read_recorded(run_dir, n) for n in range(base.step + 1, step + 1)}
-    rows = {row["step"]: row for row in read_metrics(run_dir / "metrics.jsonl")}
-    say(f"from {base.path}")
-    with TemporaryDirectory(prefix="april_rl_replay_") as folder:
-        before, other = Path(folder) / "before", None
-        with trainee(config) as learner:
-            learner.load(base.path / LEARNER)
-            for number in range(base.step + 1, step):
-                say(f"step {number} again")
-                learner.train(number, steps[number])
-            learner.save(before)
-            say(f"step {step} again")
-            again = _update(learner, step, steps[step])
-        if changed is not None:
-            paid = steps[step]
-            if changed.reward != config.reward:
-                paid = scored_again(paid, changed)
-            with trainee(changed) as learner:
-                learner.load(before)
-                say(f"step {step} with other settings")
-                other = _update(learner, step, paid)
-    return Replay(step=step, recorded=rows.get(float(step), {}), again=again, changed=other)
+    return max(saved, key=lambda each: each.step, default=None)
 
 
 def _update(learner: Trainee, step: int, recorded: RecordedStep) -> Update:
@@ -147,22 +183,33 @@ def _update(learner: Trainee, step: int, recorded: RecordedStep) -> Update:
 
 def replay_table(found: Replay, settings: Sequence[str]) -> str:
     """Return the metrics of the run, of the replay and with other settings, side by side."""
-    heads = ["run", "again", *([" ".join(settings)] if found.changed else [])]
-    width = max(14, *(len(head) + 2 for head in heads))
-    lines = [f"{'':<36}{''.join(f'{head:>{width}}' for head in heads)}"]
+    heads, changed = ["run", "again", " ".join(settings)], found.changed
+    num_columns = 3 if changed else 2
+    rows: list[tuple[str, Sequence[object]]] = []
+    for step, course in found.course.items():
+        rows.append((f"step {step}", heads))
+        ran = found.rows[float(step)]
+        both = (ran, course["again"], course["changed"])
+        rows += [(key, [metrics.get(key) for metrics in both]) for key in _COURSE]
+    rows.append((f"step {found.step}", heads))
+    others = changed.metrics if changed else {}
     for key in found.comparable_keys:
-        values = [found.recorded[key], found.again.metrics[key]]
-        values += [found.changed.metrics.get(key)] if found.changed else []
-        cells = ("-" if value is None else f"{value:.6g}" for value in values)
-        lines.append(f"{key:<36}{''.join(f'{cell:>{width}}' for cell in cells)}")
-    norms = [f"{'update, norm':<36}{'':>{width}}{found.again.norm:>{width}.6g}"]
-    if found.changed:
-        norms[0] += f"{found.changed.norm:>{width}.6g}"
-        cosine = found.again.cosine(found.changed)
-        norms.append(f"{'update, cosine with the run':<36}{'':>{2 * width}}{cosine:>{width}.4f}")
+        rows.append((key, (found.row[key], found.again.metrics[key], others.get(key))))
+    rows.append(("update, norm", (None, found.again.norm, changed and changed.norm)))
+    if changed:
+        rows.append(("update, cosine with the run", (None, None, found.again.cosine(changed))))
+    width = max(14, *(len(head) + 2 for head in heads))
+    lines = [
+        f"{name:<36}{''.join(f'{_cell(each):>{width}}' for each in cells[:num_columns])}"
+        for name, cells in rows
+    ]
     error, key = found.largest_error
     equal = "to the bit" if not error else f"within {error:.1e} ({key})"
-    return "\n".join([*lines, *norms, f"step {found.step} again is equal to the run {equal}"])
+    return "\n".join([*lines, f"step {found.step} again is equal to the run {equal}"])
+
+
+def _cell(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value or "-")
 
 
 def responses_table(update: Update, decode: Callable[[Sequence[int]], str]) -> str:

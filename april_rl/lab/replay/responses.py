@@ -6,7 +6,7 @@ Legend: [N] response tokens of a row, [R] tokens of a response.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,28 +25,26 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedResponse:
-    """A response, and how each of its tokens was trained [R]."""
+    """A response, and how each of its tokens was trained.
+
+    `tokens` has, each [R]: ages; advantages; ratios, learner ÷ what the loss compares it with;
+    weights of the off-policy correction; masks, 1 for a token that a mask leaves out; clipped, 1
+    if the loss clipped it; pushes, minus the gradient of the loss by the log-probability: above 0,
+    the update makes the token more likely.
+    """
 
     sample: Sample
     reward: float
-    ages: Floats
-    advantages: Floats
-    ratios: Floats  # learner ÷ what the loss compares it with
-    weights: Floats  # of the off-policy correction
-    masks: Floats  # 1: left out by a mask
-    clipped: Floats  # 1: the loss clipped it
-    # minus the gradient of the loss by the token's log-probability: above 0, the update makes it
-    # more likely
-    pushes: Floats
+    tokens: Mapping[str, Floats]
 
     @property
     def size(self) -> float:
         """Return how much the response pulls at the update, whichever way."""
-        return float(np.abs(self.pushes).sum())
+        return float(np.abs(self.tokens["pushes"]).sum())
 
     def figures(self, total: float) -> dict[str, object]:
         """Return means over the tokens, and the share of the pushes of all responses."""
-        means = {name: _mean(values) for name, values in self._fields() if name != "pushes"}
+        means = {name: float(each.mean()) for name, each in self.tokens.items() if len(each)}
         return {
             "prompt_id": self.sample.prompt.id,
             "index": self.sample.index,
@@ -56,19 +54,6 @@ class TrainedResponse:
             **means,
             "share": self.size / max(total, 1e-30),
         }
-
-    def _fields(self) -> Iterator[tuple[str, Floats]]:
-        yield "ages", self.ages
-        yield "advantages", self.advantages
-        yield "ratios", self.ratios
-        yield "weights", self.weights
-        yield "masks", self.masks
-        yield "clipped", self.clipped
-        yield "pushes", self.pushes
-
-
-def _mean(values: Floats) -> float:
-    return float(values.mean()) if len(values) else 0.0
 
 
 class Watched:
@@ -117,7 +102,7 @@ class Watched:
         for sample, reward, key in zip(samples, rewards, keys, strict=True):
             if (values := self._found.get(key)) is not None:
                 own = {**values, "pushes": values["pushes"] / times[key]}
-                found.append(TrainedResponse(sample=sample, reward=reward, **own))
+                found.append(TrainedResponse(sample=sample, reward=reward, tokens=own))
         return sorted(found, key=lambda response: -response.size)
 
 

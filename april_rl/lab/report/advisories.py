@@ -12,6 +12,7 @@ from april_rl.lab.report.learning_advice import learning_advice
 from april_rl.lab.report.run_files import Row, RunFiles
 from april_rl.lab.simulator.length_statistics import waitless_staleness
 from april_rl.lab.simulator.recorded_run import NO_SMALL_BATCHES, RecordedRunError, read_cost
+from april_rl.run.tracking.bands import departure_line, departures
 from april_rl.run.tracking.signal_watch import NUM_SILENT, SignalWatch
 
 _WORTH_SAYING = 1.1  # a predicted gain above this is reported
@@ -44,6 +45,7 @@ _FASTER_ENVIRONMENT = (
 def advisories(run: RunFiles, gains: Gains | None) -> list[str]:
     """Return advice on what to change, the most useful first; none for a run without a problem."""
     return [
+        *_departure(run),
         *_failures(run),
         *_slow_reward(run),
         *_contexts(run),
@@ -55,6 +57,14 @@ def advisories(run: RunFiles, gains: Gains | None) -> list[str]:
         *_engines(run),
         *_learning(run),
     ]
+
+
+def _departure(run: RunFiles) -> Iterator[str]:
+    if found := departures(run.steps):
+        why = f"python -m april_rl why {run.run_dir}"
+        is_recorded = bool(run.setting("trainer.record_steps"))
+        needed = "" if is_recorded else ", if it is run again with trainer.record_steps=all"
+        yield f"At {departure_line(found)}. {why} tests what explains it{needed}."
 
 
 def percent(value: float) -> str:

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 
 from april_rl.lab.report.learning_charts import critic, evaluation, mismatch, reward, teacher
 from april_rl.lab.report.run_files import Row, RunFiles
-from april_rl.lab.report.vega import STEP, Chart, Spec, age_scale, axis, base, legend, lines, points
+from april_rl.lab.report.vega import (
+    STEP,
+    Chart,
+    Spec,
+    age_scale,
+    axis,
+    base,
+    legend,
+    line_chart,
+    lines,
+    points,
+)
 
 # Steps in a chart; a longer run is drawn as means over equal numbers of steps.
 MAX_POINTS, MAX_BARS = 200, 60
@@ -110,14 +121,15 @@ def _lengths(steps: Sequence[Row]) -> Chart | None:
     keys = {
         name: f"rollout/response_tokens_{name}" for name in ("max", "p99", "p95", "p50", "mean")
     }
-    if not points(steps, keys):
-        return None
-    return Chart(
+    return line_chart(
+        steps,
+        keys,
         id="lengths",
         title="Response lengths and their tail",
         caption="Tokens of the responses of each trained batch. The distance between p50 and max "
         "is what a synchronous step waits for.",
-        spec=lines(steps, keys, title="tokens", log=True),
+        unit="tokens",
+        log=True,
     )
 
 
@@ -203,14 +215,14 @@ def _flows(steps: Sequence[Row]) -> list[Row]:
 
 def _ledger(flows: Sequence[Row]) -> Chart | None:
     names = sorted({name for row in flows for name, groups in row.items() if groups} - {"step"})
-    if not names:
-        return None
-    return Chart(
+    return line_chart(
+        flows,
+        {name: name for name in names},
         id="ledger",
         title="Flow of groups",
         caption="Groups that were opened and trained in each step, and those that wait in the "
         "buffer at its end, parked (unfinished) or ready.",
-        spec=lines(flows, {name: name for name in names}, title="groups"),
+        unit="groups",
     )
 
 
@@ -236,12 +248,12 @@ def _rework(steps: Sequence[Row]) -> Chart | None:
         "tokens computed again on resume": "rollout/reprefill_tokens",
         "tokens lost to preemption": "rollout/preempted_tokens",
     }
-    if not points(steps, keys):
-        return None
-    return Chart(
+    return line_chart(
+        steps,
+        keys,
         id="rework",
         title="KV cache: parked, computed again, preempted",
         caption="Parked tokens wait for the next step; unless rollout.resume=keep they are "
         "prefilled again there. Preemption means that the KV cache is too small for the slots.",
-        spec=lines(steps, keys, title="tokens"),
+        unit="tokens",
     )

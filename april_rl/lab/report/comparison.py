@@ -98,11 +98,11 @@ class RunComparison:
         name = self.budget.evaluation_set
         if not name:
             return []
-        flat = [_flat(run.config) for runs in self.variants.values() for run in runs]
+        flat = [flat_settings(run.config) for runs in self.variants.values() for run in runs]
         deciding = (*_SCORING, f"evaluation.sets.{name}")
         return [
             f"{key}={' or '.join(dict.fromkeys(str(each.get(key)) for each in flat))}"
-            for key in _differing(flat)
+            for key in differing_keys(flat)
             if any(f"{key}.".startswith(f"{section}.") for section in deciding)
         ]
 
@@ -207,8 +207,8 @@ def _run_dirs(path: Path) -> list[Path]:
 
 def _variants(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
     """Return the runs by the settings in which they differ, the synchronous ones first."""
-    flat = [_flat(run.config) for run in runs]
-    differing = _differing(flat)
+    flat = [flat_settings(run.config) for run in runs]
+    differing = differing_keys(flat)
     variants: dict[str, list[RunFiles]] = {}
     for run, settings in zip(runs, flat, strict=True):
         variants.setdefault(_name(settings, differing), []).append(run)
@@ -217,7 +217,8 @@ def _variants(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
     )
 
 
-def _differing(flat: Sequence[Mapping[str, object]]) -> list[str]:
+def differing_keys(flat: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return the keys whose values differ."""
     keys = sorted({key for settings in flat for key in settings})
     return [key for key in keys if len({repr(each.get(key)) for each in flat}) > 1]
 
@@ -249,7 +250,7 @@ def _schedule(settings: Mapping[str, object]) -> str:
     return alpha if refill else f"{alpha} one-shot"
 
 
-def _flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+def flat_settings(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Return the settings by dotted key, without the ones that say where the run is."""
     found: dict[str, object] = {}
     for name, value in config.items():
@@ -257,7 +258,7 @@ def _flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
         if key in _PLACES:
             continue
         if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{key}.")
+            found |= flat_settings(value, f"{key}.")
         else:
             found[key] = value
     return found

@@ -76,19 +76,19 @@ def _omission_note(comparison: RunComparison) -> list[str]:
     ]
 
 
-def comparison_page(comparison: RunComparison) -> str:
-    """Return the page."""
-    return html.page("Comparison of runs", _body(comparison))
+def comparison_page(comparison: RunComparison, planned: Sequence[str] = ()) -> str:
+    """Return the page; `planned` says how far off a plan was."""
+    return html.page("Comparison of runs", _body(comparison, planned))
 
 
-def _body(comparison: RunComparison) -> Iterator[str]:
+def _body(comparison: RunComparison, planned: Sequence[str]) -> Iterator[str]:
     others = [variant for variant in comparison.variants if variant != comparison.baseline]
     title = " against ".join(filter(None, (comparison.baseline, ", ".join(others))))
     yield f"<header><h1>{escape(title)}</h1>"
     yield f"<p>{escape(_explanation(comparison))}</p></header><main>"
     for head, text in comparison.differences.items():
         yield f'<p class="soft">{escape(f"{head}: {text}")}</p>'
-    yield html.advice([*_warning(comparison), *_omission_note(comparison)])
+    yield html.advice([*_warning(comparison), *_omission_note(comparison), *planned])
     yield _table(comparison)
     for chart in _charts(comparison):
         yield html.chart_block(chart)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from april_rl.lab.report.run_files import Row, RunFiles
-from april_rl.lab.report.vega import STEP, Chart, Spec, axis, base, legend, lines, points
+from april_rl.lab.report.vega import STEP, Chart, Spec, axis, base, legend, line_chart
 from april_rl.run.tracking.keys import KEYS
 
 _WINDOW = 10  # steps over which the drawn mean is taken
@@ -102,24 +102,27 @@ def evaluation(run: RunFiles) -> Chart | None:
 
 def update(steps: Sequence[Row]) -> list[Chart]:
     """Return a small chart for each metric of the learner's update that the run has."""
-    return [
-        Chart(
+    charts = (
+        line_chart(
+            steps,
+            {title: key},
             id=key.replace("/", "-"),
             title=title,
             caption=key,
-            spec=lines(steps, {title: key}, title=_UNITS[key], height=_SMALL),
+            unit=_UNITS[key],
+            height=_SMALL,
         )
         for key, title in _UPDATE.items()
-        if points(steps, {title: key})
-    ]
+    )
+    return [chart for chart in charts if chart is not None]
 
 
 def mismatch(steps: Sequence[Row]) -> Chart | None:
     """Return the chart of the mismatch of engine and learner; None without that metric."""
-    return _of_lines(
+    return line_chart(
         steps,
         {"mean": "mismatch/logprob_abs_mean", "largest": "mismatch/logprob_abs_max"},
-        name="mismatch",
+        id="mismatch",
         title="Mismatch of engine and learner",
         caption="Difference of log-probabilities on tokens that both computed with equal weights, "
         "in nats. It should stay flat.",
@@ -130,10 +133,10 @@ def mismatch(steps: Sequence[Row]) -> Chart | None:
 
 def teacher(steps: Sequence[Row]) -> Chart | None:
     """Return the chart of the divergence from a teacher; None without one."""
-    return _of_lines(
+    return line_chart(
         steps,
         {"KL(policy ‖ teacher)": "loss/teacher_kl"},
-        name="teacher",
+        id="teacher",
         title="Distance from the teacher",
         caption="Divergence on the tokens of each trained batch, in nats per token. At 0 the "
         "policy equals its teacher.",
@@ -143,34 +146,16 @@ def teacher(steps: Sequence[Row]) -> Chart | None:
 
 def critic(steps: Sequence[Row]) -> Chart | None:
     """Return the chart of how well a critic predicts returns; None without one."""
-    return _of_lines(
+    return line_chart(
         steps,
         {
             "explained variance": "critic/explained_variance",
             "error, tokens of age 0": "critic/error_new",
             "error, older tokens": "critic/error_old",
         },
-        name="critic",
+        id="critic",
         title="The critic",
         caption="Share of the returns' variance that the values explain (1: all of it, 0: as much "
         "as their mean does), and the mean distance of value and return, by the age of tokens.",
         unit="",
-    )
-
-
-def _of_lines(
-    steps: Sequence[Row],
-    keys: Mapping[str, str],
-    *,
-    name: str,
-    title: str,
-    caption: str,
-    unit: str,
-    log: bool = False,
-) -> Chart | None:
-    """Return a chart with a line for each metric in `keys`; None if no step has one of them."""
-    if not points(steps, keys):
-        return None
-    return Chart(
-        id=name, title=title, caption=caption, spec=lines(steps, keys, title=unit, log=log)
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Self
 
 from april_rl.lab.report.run_files import ReportError, RunFiles
@@ -73,6 +74,23 @@ class Planned:
                     f"as long as planned: the {causes[part.name]} (calibration=FILE has measured "
                     "speeds)"
                 )
+
+
+def planned_beside(variants: Mapping[str, Sequence[RunFiles]], path: Path) -> Iterator[str]:
+    """Yield the planned and the measured step of each variant, and the gain over the first; raise
+    ReportError as `Planned.of` does.
+    """
+    first: PlannedPart | None = None
+    for name, runs in variants.items():
+        parts = [Planned.of(run, path).parts[-1] for run in runs]
+        step = PlannedPart(name, parts[0].planned, fmean(part.measured for part in parts))
+        text = f"plan: {name}: {step.planned:,.1f} s a step, measured {step.measured:,.1f} s"
+        if first:
+            gain = f"{first.planned / step.planned:.2f} planned, "
+            gain += f"{first.measured / step.measured:.2f} measured"
+            text += f"; gain over {first.name}: {gain}"
+        first = first or step
+        yield text
 
 
 def _schedule(run: RunFiles, path: Path) -> Mapping[str, Any]:

@@ -85,6 +85,24 @@ def lines(
     )
 
 
+def line_chart(
+    steps: Sequence[Row],
+    keys: Mapping[str, str],
+    *,
+    id: str,
+    title: str,
+    caption: str,
+    unit: str,
+    log: bool = False,
+    height: int = 220,
+) -> Chart | None:
+    """Return a chart with a line for each metric in `keys`; None if no step has one of them."""
+    if not points(steps, keys):
+        return None
+    spec = lines(steps, keys, title=unit, log=log, height=height)
+    return Chart(id=id, title=title, caption=caption, spec=spec)
+
+
 def age_scale(ages: Sequence[str]) -> Spec:
     """Return the colours of ages; the oldest ones share the last."""
     last = len(AGE_COLOURS) - 1

@@ -61,56 +61,25 @@ class GpuKind:
         )
 
 
-# Sources: NVIDIA's data sheets of A100, H100, H200, L40S and DGX B200, its whitepaper of the Ada
+# Title; GiB of memory; TB/s of its bandwidth; dense bfloat16 TFLOP/s; GB/s to another GPU. Sources:
+# NVIDIA's data sheets of A100, H100, H200, L40S and DGX B200, its whitepaper of the Ada
 # architecture (appendix A), and AMD's data sheet of the Instinct MI300X.
+_SHEETS = {
+    "4090": ("RTX 4090", 23.6, 1.008, 165.2, 32),  # PCIe 4.0
+    "l40s": ("L40S", 44.4, 0.864, 362, 32),
+    "a100": ("A100 SXM", 79.2, 2.039, 312, 300),
+    "h100": ("H100 SXM", 79.2, 3.35, 989.5, 450),
+    "h200": ("H200 SXM", 139.8, 4.8, 989.5, 450),
+    "b200": ("B200", 178.0, 8.0, 2250, 900),
+    "mi300x": ("MI300X", 191.5, 5.3, 1307.4, 64),  # one of seven Infinity Fabric links
+}
 GPU_KINDS: dict[str, GpuKind] = {
-    "4090": GpuKind(
-        title="RTX 4090",
-        gib=23.6,
-        bytes_per_s=1.008e12,
-        flops_per_s=165.2e12,
-        link_bytes_per_s=32e9,  # PCIe 4.0
-    ),
-    "l40s": GpuKind(
-        title="L40S",
-        gib=44.4,
-        bytes_per_s=0.864e12,
-        flops_per_s=362e12,
-        link_bytes_per_s=32e9,
-    ),
-    "a100": GpuKind(
-        title="A100 SXM",
-        gib=79.2,
-        bytes_per_s=2.039e12,
-        flops_per_s=312e12,
-        link_bytes_per_s=300e9,
-    ),
-    "h100": GpuKind(
-        title="H100 SXM",
-        gib=79.2,
-        bytes_per_s=3.35e12,
-        flops_per_s=989.5e12,
-        link_bytes_per_s=450e9,
-    ),
-    "h200": GpuKind(
-        title="H200 SXM",
-        gib=139.8,
-        bytes_per_s=4.8e12,
-        flops_per_s=989.5e12,
-        link_bytes_per_s=450e9,
-    ),
-    "b200": GpuKind(
-        title="B200",
-        gib=178.0,
-        bytes_per_s=8.0e12,
-        flops_per_s=2250e12,
-        link_bytes_per_s=900e9,
-    ),
-    "mi300x": GpuKind(
-        title="MI300X",
-        gib=191.5,
-        bytes_per_s=5.3e12,
-        flops_per_s=1307.4e12,
-        link_bytes_per_s=64e9,  # one of seven Infinity Fabric links
-    ),
+    name: GpuKind(
+        title=title,
+        gib=gib,
+        bytes_per_s=1e12 * reading,
+        flops_per_s=1e12 * computing,
+        link_bytes_per_s=1e9 * link,
+    )
+    for name, (title, gib, reading, computing, link) in _SHEETS.items()
 }

@@ -47,6 +47,7 @@ COMMANDS = {
         "write report.html of a run: figures, advice, charts, the rollout as a picture, samples"
     ),
     "replay": Command("train a recorded step again, with the same settings or with others"),
+    "why": Command("which metric left its band first, and which explanation a replay confirms"),
     "compare": Command(
         "compare runs: time to an accuracy, samples/s, ages, waste, with paired intervals"
     ),

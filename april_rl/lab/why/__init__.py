@@ -1,0 +1,1 @@
+"""Why a metric left its band: explanations, each tested by training the step again."""
