@@ -3,8 +3,7 @@
     make speedrun                                  # the recipe speedrun
     make speedrun ARGS="+schedule=synchronous"     # with settings of yours, or +recipe=YOURS
 
-Fetches the model at the first start (90 MB, into build/speedrun), trains three seeds one after
-another and prints their row for the board. docs/speedrun.md has the board and the rules.
+Fetches the model (90 MB), trains three seeds and prints their row for docs/speedrun.md.
 """
 
 from __future__ import annotations
@@ -58,9 +57,10 @@ def row(runs: Sequence[RunFiles], settings: str) -> str:
         missing = len(runs) - len(reached)
         costs.append(f"{missing} never" if missing else over_seeds(reached, digits))
     ends = [evaluations(run, TARGET.evaluation_set)[-1].accuracy for run in runs]
-    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    minutes = over_seeds([sum(v for _, v in r.series("time/step_s")) / 60 for r in runs], 1)
     where = f"{versions().get('commit', '')[:8]}, {names[0]}, {len(names)} cores"
-    return f"| {' | '.join([*costs, over_seeds(ends, 3), f'`{settings}`', where])} |"
+    return f"| {' | '.join([*costs, over_seeds(ends, 3), minutes, f'`{settings}`', where])} |"
 
 
 def over_seeds(values: Sequence[float], digits: int) -> str:

@@ -217,45 +217,26 @@ def _rewritten(clock: Clock, rewrite: Callable[[str], str]) -> Iterator[None]:
         yield
 
 
+_LOSS, _ADVANTAGE = "algorithm.loss=planted_faults:", "algorithm.advantage=planted_faults:"
+_ROOT = (f"{_LOSS}root_of_rare", "trainer.num_steps=20")
+_LENGTH = (
+    *("reward.function=planted_faults:length_paid", "reward.args={}", "trainer.num_steps=60"),
+    *("optimizer.lr=3e-4", "rollout.max_response_tokens=128"),
+)
 FAULTS = (
     Fault(name="rate", kinds=("learning rate",), step=25, settings=("optimizer.lr=1e-3",)),
     Fault(name="rate by code", kinds=("learning rate",), step=29, patches=higher_rate),
     Fault(name="reward turned", kinds=("reward",), step=28, flag="turned"),
     Fault(name="reward of a source turned", kinds=("reward",), step=29, flag="turned one"),
     Fault(name="length paid", kinds=("reward", "length"), step=28, flag="length"),
-    Fault(
-        name="length paid from the start",
-        kinds=("length",),
-        step=11,
-        settings=(
-            *("reward.function=planted_faults:length_paid", "reward.args={}"),
-            *("trainer.num_steps=60", "optimizer.lr=3e-4", "rollout.max_response_tokens=128"),
-        ),
-        from_start=True,
-    ),
+    Fault(name="length always paid", kinds=("length",), step=11, settings=_LENGTH, from_start=True),
     Fault(name="template", kinds=("prompts",), step=28, patches=longer_template),
     Fault(name="last token cut", kinds=("prompts",), step=29, patches=cut_prompts),
     Fault(name="stale once", kinds=("weights",), step=29, patches=stale_engine),
     Fault(name="stale for ever", kinds=("weights",), step=27, patches=stale_engine),
-    Fault(
-        name="root of a negative number",
-        kinds=("loss", "not finite"),
-        step=2,
-        settings=("algorithm.loss=planted_faults:root_of_rare", "trainer.num_steps=20"),
-        from_start=True,
-    ),
-    Fault(
-        name="wrong mask",
-        kinds=("loss",),
-        step=25,
-        settings=("algorithm.loss=planted_faults:last_token_only",),
-    ),
-    Fault(
-        name="advantage without sign",
-        kinds=("loss",),
-        step=25,
-        settings=("algorithm.advantage=planted_faults:signless_advantage",),
-    ),
+    Fault(name="root", kinds=("loss", "not finite"), step=2, settings=_ROOT, from_start=True),
+    Fault(name="wrong mask", kinds=("loss",), step=25, settings=(f"{_LOSS}last_token_only",)),
+    Fault(name="no sign", kinds=("loss",), step=25, settings=(f"{_ADVANTAGE}signless_advantage",)),
     Fault(name="longer prompts", kinds=("data",), step=28),
     Fault(name="learner's temperature", kinds=("temperature",), step=29, patches=wrong_learner),
     Fault(name="engine's temperature", kinds=("temperature",), step=28, patches=wrong_engine),

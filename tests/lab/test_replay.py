@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from itertools import chain
 from pathlib import Path
 
@@ -215,3 +216,20 @@ def test_steps_in_a_row_go_on_with_the_weights_of_the_other_settings(
     with pytest.raises(SystemExit):
         main(["replay", str(run_dir), "--steps", "4-2"])
     assert "two as in 400-412" in capsys.readouterr().err
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_another_loss_is_that_of_a_run_which_had_it_at_that_step(task: Path, tmp_path) -> None:
+    """To the bit: equal samples are drawn by the run that is resumed with it."""
+    run_dir, file = recorded(task, "bits", "deterministic=true"), tmp_path / "replay.json"
+    other = task / "other"
+    shutil.copytree(run_dir, other)
+    gspo = [f"algorithm.{each}" for each in ("loss=gspo", "clip_low=3e-4", "clip_high=4e-4")]
+    resumed = f"resume={other / 'checkpoints' / 'step_3'}"
+    run_here(task, other, *RECORDED, "deterministic=true", resumed, *gspo)
+    assert main(["replay", str(run_dir), "--step", "4", *gspo, "--json", str(file)]) == 0
+    found, row = json.loads(file.read_text())["changed"], steps_of(other)[-1]
+    for key in ("loss/total", "loss/grad_norm", "loss/ratio_max", "loss/clip_frac"):
+        assert found[key] == row[key]

@@ -30,8 +30,8 @@ def test_the_row_has_the_costs_until_the_target_over_the_seeds(monkeypatch: pyte
     # Half an interval of 1.5, 3 and 4.5 minutes is 4.303 · 1.5 / √3.
     assert cells[0] == "| 3.0 ± 3.7"
     assert cells[1:3] == ["48 ± 0", "1 ± 0"]
-    assert cells[3:5] == [f"{target + 0.1:.3f} ± 0.000", "`lr=1`"]
-    assert cells[5].startswith("01234567, ")
+    assert cells[3:6] == [f"{target + 0.1:.3f} ± 0.000", "4.0 ± 5.0", "`lr=1`"]
+    assert cells[6].startswith("01234567, ")
 
 
 def test_a_seed_that_never_reached_the_target_is_counted():

@@ -12,10 +12,9 @@ from tempfile import TemporaryDirectory
 from torch import Tensor
 
 from april_rl.config import TrainConfig
-from april_rl.errors import RunError
 from april_rl.lab.replay.responses import TrainedResponse
 from april_rl.lab.replay.rewards import scored_again
-from april_rl.lab.replay.trainee import Trainee, trainee
+from april_rl.lab.replay.trainee import ReplayError, Trainee, trainee
 from april_rl.lab.report.run_files import Row
 from april_rl.run.checkpointing.checkpointer import LEARNER
 from april_rl.run.checkpointing.folder import Saved, list_saved
@@ -27,10 +26,6 @@ _SHOWN = ("reward/", "loss/", "staleness/", "mismatch/", "critic/")  # stages th
 _NUM_SHOWN, _TEXT = 8, 50  # responses in a table, and characters of each
 _COURSE = ("loss/total", "loss/grad_norm", "loss/entropy", "loss/behaviour_kl")
 Say = Callable[[str], None]
-
-
-class ReplayError(RunError):
-    """A step cannot be trained again; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +107,6 @@ def replay(
     Steps between the last checkpoint before them and the first are trained again, too. Raise
     ReplayError without such a checkpoint, CheckpointError for a step that was not recorded.
     """
-    if config.teacher.base_url:
-        raise ReplayError("a teacher on a server (teacher.base_url) is not asked again")
     steps = {number: read_recorded(run_dir, number) for number in asked}
     *earlier, step = asked
 
@@ -145,11 +138,14 @@ def replay(
     return Replay(step=step, rows=rows, again=again, changed=other, course=found)
 
 
-def train_up_to(learner: Trainee, run_dir: Path, step: int, *, say: Say) -> None:
-    """Give a fresh learner the weights with which a step began. Raise ReplayError as
-    `weights_before` does, CheckpointError if a step since then was not recorded.
+def train_up_to(
+    learner: Trainee, run_dir: Path, step: int, *, say: Say, since: int | None = None
+) -> None:
+    """Give a fresh learner the weights with which a step began, from the checkpoint before it or
+    before step `since`. Raise ReplayError as `weights_before` does, CheckpointError if a step since
+    then was not recorded.
     """
-    base = weights_before(run_dir, step)
+    base = weights_before(run_dir, since or step)
     say(f"from {base.path if base else 'the model that the run began with'}")
     if base:
         learner.load(base.path / LEARNER)

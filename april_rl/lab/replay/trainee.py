@@ -13,6 +13,7 @@ from torch import Tensor
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Offload
+from april_rl.errors import RunError
 from april_rl.lab.replay.responses import TrainedResponse, Watched
 from april_rl.metrics import merge
 from april_rl.start.assembly.packer import build_batches
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 
 _MASTER = "master."
+
+
+class ReplayError(RunError):
+    """A step cannot be trained again; the message says why."""
 
 
 class Trainee:
@@ -75,7 +80,11 @@ class Trainee:
 
 @contextmanager
 def trainee(settings: TrainConfig) -> Iterator[Trainee]:
-    """Yield the learner of these settings, as the only worker of a run in this process."""
+    """Yield the learner of these settings, as the only worker of a run in this process. Raise
+    ReplayError for a teacher on a server.
+    """
+    if settings.teacher.base_url:
+        raise ReplayError("a teacher on a server (teacher.base_url) is not asked again")
     runtime = replace(settings.runtime, ray=False, num_workers=1, ray_address=None)
     engine = replace(settings.engine, tensor_parallel_size=1)
     whole = replace(settings.learner, shard_size=None, offload=Offload.none)

@@ -157,5 +157,4 @@ def critic(steps: Sequence[Row]) -> Chart | None:
         title="The critic",
         caption="Share of the returns' variance that the values explain (1: all of it, 0: as much "
         "as their mean does), and the mean distance of value and return, by the age of tokens.",
-        unit="",
     )

@@ -92,7 +92,7 @@ def line_chart(
     id: str,
     title: str,
     caption: str,
-    unit: str,
+    unit: str = "",
     log: bool = False,
     height: int = 220,
 ) -> Chart | None:

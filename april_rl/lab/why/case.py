@@ -18,7 +18,7 @@ from april_rl.lab.replay.replay import Say, train_up_to, weights_before
 from april_rl.lab.replay.responses import TrainedResponse
 from april_rl.lab.replay.trainee import Trainee, trainee
 from april_rl.lab.report.run_files import Row, RunFiles
-from april_rl.run.checkpointing.folder import list_saved
+from april_rl.run.checkpointing.folder import Saved, list_saved
 from april_rl.run.checkpointing.manifest import CheckpointError
 from april_rl.run.checkpointing.resume import CHECKPOINTS
 from april_rl.run.tracking.bands import BAD, Departure
@@ -82,16 +82,18 @@ class StepCase:
     def __init__(
         self, run: RunFiles, symptoms: Sequence[Departure], *, folder: Path, say: Say
     ) -> None:
-        """Train up to the step, with states in `folder`. Raise ReplayError without a checkpoint
-        before it, CheckpointError if it was not recorded.
-        """
+        """Train the step again, with weights in `folder`. Raise RunError if that is impossible."""
         self.run, self.symptoms, self.step = run, symptoms, symptoms[0].step
         self._folder, self._say = folder, say
-        self.base = weights_before(run.run_dir, self.step)
         saved = list_saved(run.run_dir / CHECKPOINTS)
         after = [each for each in saved if each.step >= self.step]
         self.settings_of = min(after).path if after else run.run_dir
         self.config = self._with()
+        # Unless it is resumed with other settings, the update before the step is trained again too.
+        self.base = weights_before(run.run_dir, self.step) or Saved(0, self.settings_of)
+        paths = (self.settings_of, self.base.path)
+        now, then = ((path / "config.yaml").read_text() for path in paths)
+        self._num_before = int(now == then and self.step > 1)
         self.recorded = read_recorded(run.run_dir, self.step)
         with self.learner() as learner:
             self.again, self.responses = self.train(learner)  # of the step as it was
@@ -178,7 +180,11 @@ class StepCase:
         """Load the weights with which a step began; at first the learner must be fresh."""
         folder = self._folder / f"before_{step}"
         if not folder.is_dir():
-            train_up_to(learner, self.run.run_dir, step, say=self._say)
+            since = step - self._num_before
+            try:
+                train_up_to(learner, self.run.run_dir, step, say=self._say, since=since)
+            except RunError:  # too little is recorded for the step before
+                train_up_to(learner, self.run.run_dir, step, say=self._say)
             learner.save(folder)
         learner.load(folder)
 

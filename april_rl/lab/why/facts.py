@@ -21,8 +21,7 @@ from april_rl.training.recorded_steps import RecordedStep
 from april_rl.types import Prompt
 
 _TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)  # times that of the run
-_EQUAL = 1e-2  # relative difference of two metrics that equal programs compute
-_FLOOR = 1e-6  # an absolute difference that counts as equal
+_EQUAL, _FLOOR = 1e-2, 1e-6  # relative and absolute differences that count as equal
 _LEFT = 0.3  # share of a difference that an explanation may leave
 _OTHER = 0.1  # share of responses with another reward from which it counts
 _PAYS = 0.5  # correlation of reward and length
@@ -30,7 +29,6 @@ _AFFIX, _SHARED = 3, 0.25  # characters that a template adds, and the share of p
 _UNSEEN = 0.3  # share of a prompt's tokens that no prompt before had
 _FEW = 0.15  # share of unlike prompts that chance explains
 _SERVERS = {"judge", "reward_model", "environment"}  # scoring again would need them
-_LENGTHS = ("rollout/response_tokens_mean", "rollout/truncated_frac")
 _RENDERED = ("template", "system_prompt", "instruction", "chat_template_kwargs")
 # What settings decide, by their beginning.
 _KINDS = {
@@ -46,8 +44,6 @@ _KINDS = {
 
 def settings_before(case: StepCase) -> Iterator[Tested]:
     """Compare the settings of the checkpoint before the step with those that it had."""
-    if case.base is None:
-        return
     paths = (path / "config.yaml" for path in (case.base.path, case.settings_of))
     plain = [flat_settings(yaml.safe_load(path.read_text(encoding="utf-8"))) for path in paths]
     keys = [key for key in differing_keys(plain) if key.startswith(tuple(_KINDS))]
@@ -83,40 +79,37 @@ def not_finite(case: StepCase) -> Iterator[Tested]:
     bad = list(compress(prompts, are_bad))
     name = f"without {', '.join(f'prompt {prompt.id} ({prompt.source})' for prompt in bad[:3])}"
     name += f" and {len(bad) - 3} more" * (len(bad) > 3)
-    edit = with_prompts(lambda prompt: prompt not in bad)
-    yield case.test("not finite", Change(name, edit=edit))
+    yield case.test("not finite", Change(name, edit=with_prompts(lambda each: each not in bad)))
 
 
-def old_weights(case: StepCase) -> Iterator[Tested]:
-    """Find out whether tokens that count as fresh were sampled with older weights."""
-    if not case.disagrees:
-        return
-    for step in (case.step - 1, case.step - 2):
-        with case.learner() as learner:
-            older = case.train(learner, weights_of=step)[0][MEAN]
-        text = f"{MEAN} is {older:.3g} with them, {case.again[MEAN]:.3g} with its own"
-        name = f"an engine with the weights of version {step - 1}"
-        yield Tested("weights", name, older < _LEFT * case.again[MEAN], text)
-
-
-def temperature(case: StepCase) -> Iterator[Tested]:
-    """Find the temperature at which engine and learner agree, or disagree as they did in the
-    run.
-    """
+def other_engine(case: StepCase) -> Iterator[Tested]:
+    """Find the weights, or the temperature, with which engine and learner differ as in the run."""
     ran, again = case.row.get(MEAN), case.again.get(MEAN, 0.0)
     was_learner = ran is not None and abs(ran - again) > _LEFT * ran + _FLOOR
-    if not (case.disagrees or was_learner):
+    is_of_replay = ran is not None and ran < _LEFT * again - _FLOOR
+    if is_of_replay or not (case.disagrees or was_learner):
         return
     target = (ran or 0.0) if was_learner else 0.0
     errors = {}
+    for step in (case.step - 1, case.step - 2) if case.disagrees else ():
+        with case.learner() as learner:
+            older = case.train(learner, weights_of=step)[0][MEAN]
+        errors["weights", f"an engine with the weights of version {step - 1}"] = older
+    who = "a learner that computed" if was_learner else "an engine that sampled"
+    left = {}
     for value in (factor * case.config.rollout.temperature for factor in _TEMPERATURES):
         setting = f"rollout.temperature={value:g}"
-        errors[value] = abs(case.metrics_with(Change(f"with {setting}", (setting,)))[MEAN] - target)
-    best = min(errors, key=lambda value: errors[value])
-    who = "a learner that computed" if was_learner else "an engine that sampled"
-    text = f"it leaves {errors[best]:.2g} of {abs(again - target):.2g} nats of {MEAN}"
-    explains = errors[best] < _LEFT * abs(again - target)
-    yield Tested("temperature", f"{who} at temperature {best:g}", explains, text)
+        left[value] = abs(case.metrics_with(Change(f"with {setting}", (setting,)))[MEAN] - target)
+    value = min(left, key=lambda value: left[value])
+    errors["temperature", f"{who} at temperature {value:g}"] = left[value]
+    best = min(errors, key=lambda name: errors[name])
+    for (kind, name), error in errors.items():
+        text = f"it leaves {error:.2g} of {abs(again - target):.2g} nats of {MEAN}"
+        explains = (kind, name) == best and error < _LEFT * abs(again - target)
+        yield Tested(kind, name, explains, text)
+    if case.disagrees and errors[best] >= _LEFT * again:
+        text = "it is none of these"
+        yield Tested("weights", "an engine with damaged weights or kernels", True, text)
 
 
 def repeatable(case: StepCase) -> Iterator[Tested]:
@@ -138,23 +131,18 @@ def other_reward(case: StepCase) -> Iterator[Tested]:
     if not past or functions & _SERVERS:
         return
     steps = [past[-1], (case.step, case.recorded)]
-    found = [(*_other_rewards(each, scored_again(each, case.config)), n) for n, each in steps]
-    (least, *_), (share, where, step) = sorted(found)
-    text = f"scored again, {share:.0%} of the responses{where} of step {step} get another one"
+    found = [(_share_of_others(each, scored_again(each, case.config)), n) for n, each in steps]
+    (least, _), (share, step) = sorted(found)
+    text = f"scored again, {share:.0%} of the responses of step {step} get another one"
     explains = None if least > share / 2 > 0 else share > _OTHER
     yield Tested("reward", "a reward that was changed", explains, text)
 
 
-def _other_rewards(recorded: RecordedStep, again: RecordedStep) -> tuple[float, str]:
-    """Return the share of responses with another reward, and their sources as text."""
-    other: dict[str, list[bool]] = {}
-    for was, now in zip(recorded.groups, again.groups, strict=True):
-        pairs = zip(was.rewards, now.rewards, strict=True)
-        of_source = other.setdefault(was.group.prompt.dataset, [])
-        of_source += [abs(a - b) > 1e-6 for a, b in pairs]
-    names = [name for name, values in other.items() if fmean(values) > _OTHER]
-    text = f" (those to {', '.join(names)})" if 0 < len(names) < len(other) else ""
-    return fmean(chain.from_iterable(other.values())), text
+def _share_of_others(recorded: RecordedStep, again: RecordedStep) -> float:
+    """Return the share of responses with another reward."""
+    pairs = zip(recorded.groups, again.groups, strict=True)
+    rewards = (zip(was.rewards, now.rewards, strict=True) for was, now in pairs)
+    return fmean(abs(a - b) > 1e-6 for a, b in chain.from_iterable(rewards))
 
 
 def other_prompts(case: StepCase) -> Iterator[Tested]:
@@ -207,12 +195,15 @@ def length_pay(case: StepCase) -> Iterator[Tested]:
             found.append(correlation(lengths, scored.rewards))
     if found:
         text = f"reward and length of the responses to a prompt correlate by {fmean(found):+.2f}"
-        explains = fmean(found) > _PAYS and case.symptom(*_LENGTHS) is not None
+        explains = (
+            fmean(found) > _PAYS
+            and case.symptom("rollout/response_tokens_mean", "rollout/truncated_frac") is not None
+        )
         yield Tested("length", "a reward that pays for length", explains, text)
 
 
 # The order is that of the answer: the first that explains is the reason.
 FACTS = (
-    *(learning_rate, settings_before, not_finite, old_weights, temperature, repeatable),
+    *(learning_rate, settings_before, not_finite, other_engine, repeatable),
     *(other_reward, other_prompts, length_pay),
 )

@@ -31,7 +31,6 @@ def _body(run: RunFiles, answer: WhyAnswer) -> Iterator[str]:
             id=f"band{number}",
             title=departure.key,
             caption=f"Step {departure.step}: {departure}",
-            unit="",
             height=120,
         )
         for number, departure in enumerate(answer.symptoms[:_NUM_CHARTS])
@@ -44,7 +43,6 @@ def _body(run: RunFiles, answer: WhyAnswer) -> Iterator[str]:
             for each in answer.tests
         )
         yield f'<h2>Explanations, tested</h2><div class="scroll"><table>{rows}</table></div>'
-    if answer.responses:
         yield f'<p class="soft">{escape(answer.versions)}</p>'
         decode = load_tokenizer(answer.model).decoder()
         title = f"The {NUM_SHOWN} responses that pull most at the update"

@@ -48,13 +48,13 @@ class WhyAnswer:
         if self.reason is None:
             yield "no explanation that was tried removes it, so that the reason is not known"
         else:
-            yield f"explained by {self.reason.name}: {self.reason.found}"
+            yield f"what explains it: {self.reason.name}: {self.reason.found}"
         others = [each for each in self.tests if each.explains and each is not self.reason]
         if others:
-            yield f"also by {'; '.join(each.name for each in others)}"
+            yield f"so does: {'; '.join(each.name for each in others)}"
         refused = [each.name for each in self.tests if each.explains is False]
         if refused:
-            yield f"not by {'; '.join(refused)}"
+            yield f"what does not: {'; '.join(refused)}"
         unknown = [f"{each.name} ({each.found})" for each in self.tests if each.explains is None]
         if unknown:
             yield f"not tested: {'; '.join(unknown)}"

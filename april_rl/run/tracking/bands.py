@@ -12,8 +12,8 @@ from typing import NamedTuple
 BAD = "loss/bad_step"  # 1: the step was skipped, which no past makes usual
 _PAST, _LEAST = 30, 10  # steps that make a band: at most, and at least
 _FAR, _NEAR = 3.0, 0.5  # widths outside: one step is enough; a second step after one that is nearer
-_RUN, _EDGE = 4, 0.1  # steps whose mean has left already if it is this much outside
-_TOGETHER = 2  # steps within which others left their bands with the first
+_RUN, _EDGE, _KNOWN = 4, 0.1, 20  # steps whose mean may be nearer still; the past that it needs
+_TOGETHER = 2  # steps within which others left theirs with the first
 
 
 class _Watched(NamedTuple):
@@ -101,8 +101,8 @@ def _first(watched: _Watched, key: str, series: Mapping[int, float]) -> list[Dep
             for v, line in zip((*then, fmean(then)), lines, strict=False)
         )
         is_far = near[0] > _FAR or (near[0] > 1 and max(near[1:3], default=1.0) > _NEAR)
-        is_lasting = (1 if values[at] > high else -1) in watched.lasting and len(then) == _RUN
-        if is_far or (is_lasting and min(near[0], mean) > _EDGE):
+        is_lasting = (1 if values[at] > high else -1) in watched.lasting and at >= _KNOWN
+        if is_far or (is_lasting and len(then) == _RUN and min(near[0], mean) > _EDGE):
             margin = width * (1.0 if is_far else _EDGE)
             low, high = (exp(e) if floor else e for e in (low - margin, high + margin))
             return [Departure(steps[at], near[0], key, series[steps[at]], low, high)]
