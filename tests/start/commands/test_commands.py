@@ -76,7 +76,7 @@ def test_an_unknown_command_gives_one_message_with_the_closest_name(
         ("report", "RUN is missing. python -m april_rl report --help shows what it takes"),
         ("compare", "RUN is missing. python -m april_rl compare --help shows what it takes"),
         ("report RUN --out x", "--out is not an option; it has --plan"),
-        ("compare RUN --metric x", "--metric is not an option; it has --accuracy, --set, --plan, --html"),
+        ("compare RUN --metric x", "--metric is not an option; it has --accuracy, --set, --plan"),
         ("compare RUN --accurcy 1", "--accurcy is not an option; did you mean --accuracy?"),
         ("push A B me/x", "me/x: too many arguments; the command takes EXPORT OWNER/NAME"),
         ("checkpoint lst RUN", "checkpoint has no lst; did you mean list?"),
