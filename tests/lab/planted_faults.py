@@ -132,7 +132,7 @@ def higher_rate(clock: Clock) -> Iterator[None]:
 
 @contextmanager
 def stale_engine(clock: Clock) -> Iterator[None]:
-    """The engine keeps its weights while the fault lasts, and is told of a new version."""
+    """The engine keeps old weights under a new version number while the fault lasts."""
     real = VllmEngine.load_weights
 
     def load_weights(self: Any, weights: Any, *, policy_version: int) -> None:

@@ -207,7 +207,7 @@ def test_steps_in_a_row_go_on_with_the_weights_of_the_other_settings(
         course = found["course"][str(step)]
         assert course["again"]["loss/entropy"] == rows[step]["loss/entropy"]
         distances.append(abs(course["changed"]["loss/entropy"] - rows[step]["loss/entropy"]))
-    assert 0 < 2 * distances[0] < distances[1], "each of the two minibatches of a step goes on"
+    assert 0 < 2 * distances[0] < distances[1], "the second step starts from other weights"
     text = page.read_text()
     assert text.count("<details data-share=") == 2 * 16
     assert (

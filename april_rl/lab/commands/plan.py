@@ -42,7 +42,7 @@ Lengths of responses are lognormal with mean mean_response_tokens (half of
 rollout.max_response_tokens by default) and deviation sigma of their logarithm; or they come from
 lengths: a run directory, a profile.json, or a file of JSON lines of another trainer."""
 
-_OWN = ("lengths", "json", "html")  # words that are no settings
+_OWN = ("lengths", "json", "html")  # arguments that only this command reads
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -28,7 +28,7 @@ class AssumptionError(RunError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """What the settings do not say about machine, prompts and responses."""
+    """Assumptions about machine, prompts and responses, which settings do not contain."""
 
     gpu_gib: float = 79.2  # memory of one GPU, for the memory plan of a rehearsal
     mean_response_tokens: float = 0.0  # 0: half of rollout.max_response_tokens

@@ -26,7 +26,7 @@ _STEPS, _WARMUP_STEPS, _TICKS_PER_RESPONSE = 4, 3, 64
 
 
 class Work(NamedTuple):
-    """What a step is made of, apart from the settings."""
+    """The model, prompts and responses of a step."""
 
     shape: Shape
     critic: ModelSizes | None

@@ -1,4 +1,4 @@
-"""What `python -m april_rl plan` said of a run, beside what the run took."""
+"""A run beside its plan (`python -m april_rl plan`)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _REDUCTION_S = 12e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What speed depends on in a model, in numbers and not in bytes."""
+    """The sizes of a model that decide its speed, in numbers and not in bytes."""
 
     num_parameters: float
     num_multiplied: float  # parameters that a token is multiplied with, of experts the chosen ones

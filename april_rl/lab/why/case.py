@@ -161,8 +161,8 @@ class StepCase:
     def train(
         self, learner: Trainee, *, edit: Edit | None = None, weights_of: int | None = None
     ) -> tuple[dict[str, float], list[TrainedResponse]]:
-        """Train the step, with its weights or those of step `weights_of`. Return its metrics and
-        responses.
+        """Return the metrics and the responses of the step, trained from its own weights or from
+        those before step `weights_of`.
         """
         self._load(learner, weights_of or self.step)
         recorded = self.recorded if edit is None else edit(self.recorded)

@@ -22,7 +22,7 @@ class _Watched(NamedTuple):
     key: str  # a regular expression
     width: float  # least width of the band; of the logarithm, if there is a floor
     floor: float = 0.0  # values below it count as equal
-    rises_only: bool = False  # a fall is no departure
+    rises_only: bool = False  # falls are ignored
     lasting: tuple[int, ...] = (1,)  # 1, -1: a smaller rise or fall that lasts is a departure, too
 
 
