@@ -1,10 +1,12 @@
 """Batches of simulated runs are nearly like random draws from everything that is generated."""
 
 import numpy as np
+from shapes import shape_by_name
 
+from april_rl.lab.simulator.gpu_kinds import GPU_KINDS
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.length_statistics import dispersion
-from april_rl.lab.simulator.presets import PRESETS
+from april_rl.lab.simulator.model_cost import ModelCost
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.types import ScoredGroup
 
@@ -14,7 +16,7 @@ def test_batches_of_a_run_are_nearly_like_random_draws():
     a step trains the oldest ready groups and as many groups are open as the staleness cap allows.
     """
     scenario = Scenario(
-        cost=PRESETS["h100_qwen3_4b"].cost(),
+        cost=ModelCost(shape=shape_by_name("4B"), rates=GPU_KINDS["h100"].rates()),
         length_of=Lognormal(median_tokens=64, sigma=1.0, correlation=0.6),
         num_groups=16,
         group_size=8,

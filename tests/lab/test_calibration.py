@@ -55,16 +55,6 @@ def test_a_calibration_changes_what_is_predicted(tmp_path):
     assert ["1.4" in kept[0], "3.0" in kept[1]] == [True, True]
 
 
-def test_a_calibration_changes_a_simulated_preset(tmp_path, capsys):
-    command = ["--preset", "h100_qwen3_4b", "--steps", "1", "--warmup-steps", "0", "--alpha", "1.5"]
-    found = []
-    for more in ([], ["--calibration", str(written(tmp_path))]):
-        assert main(["simulate", *command, *more, "--json", str(tmp_path / "found.json")]) == 0
-        found.append(json.loads((tmp_path / "found.json").read_text())[0]["rollout_s"])
-    assert found[1] == pytest.approx(found[0] / 2, rel=0.05)
-    assert "a fast GPU" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

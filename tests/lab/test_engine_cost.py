@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from april_rl.lab.simulator.engine_cost import MIN_TICKS, EngineCost, fit_cost
+from april_rl.lab.simulator.engine_cost import MIN_TICKS, EngineCost, EngineWork, fit_cost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.recorded_run import RecordedRunError, read_cost
 from april_rl.lab.simulator.simulation import Scenario, simulate
@@ -29,9 +29,7 @@ def tick(
 
 
 def seconds(work: TickWork, cost: EngineCost = COST) -> float:
-    counts = work._asdict()
-    del counts["elapsed_s"]
-    return cost.seconds(**counts)
+    return cost.seconds(EngineWork(*work[:-1]))
 
 
 def ticks_of_a_run(*, noise: float, held_up: float, seed: int = 0) -> list[TickWork]:

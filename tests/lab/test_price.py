@@ -24,6 +24,7 @@ from april_rl.lab.price.prediction import StepPrice, step_prices, work_of
 from april_rl.lab.price.shape import shape_of
 from april_rl.lab.price.step_cost import TrainedTokens, update_s
 from april_rl.lab.report.run_files import RunFiles, read_run
+from april_rl.lab.simulator.engine_cost import EngineWork
 from april_rl.lab.simulator.gpu_kinds import GPU_KINDS
 from april_rl.lab.simulator.model_cost import ModelCost, Shape
 from april_rl.lab.simulator.prediction import SYNCHRONOUS, Mode
@@ -69,8 +70,7 @@ def test_decoding_is_limited_by_memory_and_then_by_arithmetic():
     cost = ModelCost(shape=shape_by_name("4B"), rates=H100.rates())
 
     def step_s(batch: int, context: int) -> float:
-        work = {"slot_steps": batch, "context_token_steps": batch * context}
-        return cost.seconds(engine_steps=1, prefilled_tokens=0, **work)
+        return cost.seconds(EngineWork(1, batch, batch * context))
 
     # 8.04 GB of weights and 40 × 6,600 tokens of 147 KB at 2.68 TB/s; layers and launch 1 ms.
     assert step_s(40, 6600) == pytest.approx(
@@ -82,8 +82,7 @@ def test_decoding_is_limited_by_memory_and_then_by_arithmetic():
 
 def test_many_samples_of_a_small_model_wait_for_the_host():
     cost = ModelCost(shape=shape_by_name("0.6B"), rates=H100.rates())
-    work = {"engine_steps": 1, "context_token_steps": 0, "prefilled_tokens": 0}
-    assert cost.seconds(slot_steps=256, **work) == pytest.approx(2e-3 + 256 * 8e-6)
+    assert cost.seconds(EngineWork(1, 256)) == pytest.approx(2e-3 + 256 * 8e-6)
 
 
 # Steps that were counted by hand.
@@ -251,6 +250,8 @@ def test_a_schedule_that_overflows_the_cache_is_named():
         (["gpus=h100:8", "price.h10=2"], "price.h10=2: h10 is none of"),
         (["gpus=h100:8", "price.h100=-2"], "price.h100 must be a number > 0, got -2"),
         (["gpus=h100:8", "sigma=wide"], "sigma must be a number > 0, got wide"),
+        (["gpus=h100:8", "tool_s=3"], "have no effect without turns; remove them"),
+        (["gpus=h100:8", "turns=1", "tool_s=3"], "have no effect with one turn"),
         (["gpus=h100:8", "lengths=none.jsonl"], "lengths=none.jsonl cannot be read"),
         (["gpus=h100:8", "trainer.num_group=3"], "trainer.num_group"),
         (["--gpus=h100:8"], "gpus"),

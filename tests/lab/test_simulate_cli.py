@@ -1,4 +1,4 @@
-"""`python -m april_rl simulate`: presets, recorded runs, and error messages."""
+"""`python -m april_rl simulate`: recorded runs, and error messages."""
 
 import json
 import shutil
@@ -29,8 +29,7 @@ SCENARIO = Scenario(
     no_signal_frac=0.2,
     rest_s=0.5,
 )
-PRESET = ("--preset", "h100_qwen3_4b", "--mean-tokens", "300", "--max-response-tokens", "1500")
-SHORT = ("--steps", "3", "--warmup-steps", "2", "--num-groups", "4", "--num-engines", "1")
+SHORT = ("--steps", "3", "--warmup-steps", "2", "--num-groups", "4")
 
 
 @pytest.fixture(scope="module")
@@ -128,11 +127,10 @@ def test_simulate_reads_from_the_run_whether_kv_caches_were_kept(
     assert (rows[1]["reprefill_per_generated_token"] == 0) is does_keep
 
 
-def test_a_preset_prints_a_row_for_every_factor(capsys, tmp_path):
-    """With GiB, since the size of a token is known. Fails when a row is missing, or the gain
-    belongs to the row before.
-    """
-    rows = rows_of(tmp_path, *PRESET, *SHORT, "--alpha", "3", "1.5", "--prompt-tokens", "16")
+def test_every_factor_has_a_row(recorded, capsys, tmp_path):
+    """Fails when a row is missing, or the gain belongs to the row before."""
+    run = ("--run", str(recorded[0]), *SHORT, "--refill")
+    rows = rows_of(tmp_path, *run, "--alpha", "3", "1.5", "--prompt-tokens", "16")
     assert [row["over_sampling_factor"] for row in rows] == [1.0, 1.5, 3.0]
     assert rows[0]["gain"] == 1
     for row in rows:
@@ -140,25 +138,21 @@ def test_a_preset_prints_a_row_for_every_factor(capsys, tmp_path):
         assert row["gain"] == pytest.approx(gain)
     shown = capsys.readouterr().out
     assert shown.count("│ refill") == 2
-    assert shown.count("GiB") == 3
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("--preset", "h100_gpt2"), 2, "invalid choice: 'h100_gpt2'"),
-        ((*PRESET, "--alpha", "0.5"), 2, "must be a number >= 1, got 0.5"),
-        ((*PRESET, "--steps", "0"), 2, "must be a number >= 1, got 0"),
-        ((), 2, "one of the arguments --run --preset is required"),
+        (("--alpha", "0.5"), 2, "must be a number >= 1, got 0.5"),
+        (("--steps", "0"), 2, "must be a number >= 1, got 0"),
         (("--run", "nowhere"), 1, "nowhere is not the directory of a run"),
-        ((*PRESET, "--alpha", "11"), 1, "--max-staleness must be >= 10 with --alpha 11"),
-        ((*PRESET, "--mean-tokens", "2000"), 1, "must be in [1, 1500), got 2000"),
-        ((*PRESET, "--num-groups", "0"), 1, "num_groups must be >= 1, got 0"),
-        ((*PRESET, "--sigma", "-1"), 1, "--sigma must be >= 0"),
+        (("--alpha", "11"), 1, "--max-staleness must be >= 10 with --alpha 11"),
+        (("--num-groups", "0"), 1, "num_groups must be >= 1, got 0"),
+        (("--turns", "2", "--tool-sigma", "-1"), 1, "tool_sigma must be >= 0"),
     ],
 )
-def test_bad_input_ends_in_one_message(capsys, arguments, status, message):
-    found_status, found = message_of(capsys, *arguments)
+def test_bad_input_ends_in_one_message(recorded, capsys, arguments, status, message):
+    found_status, found = message_of(capsys, "--run", str(recorded[0]), *arguments)
     assert found_status == status
     assert message in found
 
@@ -180,8 +174,7 @@ def test_a_run_that_lacks_something_is_refused_by_name(capsys, recorded, tmp_pat
     status, found = message_of(capsys, "--run", str(tmp_path))
     missing = "timeline holds no timeline of a step: run with tracking.save_samples_every=1"
     assert (status, missing in found) == (1, True)
-    own = (*PRESET[2:4], "--run", str(run_dir))
-    assert "have no effect with --run" in message_of(capsys, *own)[1]
+    assert "--run is missing" in message_of(capsys)[1]
 
 
 def test_help_appears_quickly():

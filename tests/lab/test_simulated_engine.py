@@ -6,7 +6,7 @@ from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from april_rl.lab.simulator.engine_cost import EngineCost
+from april_rl.lab.simulator.engine_cost import EngineCost, EngineWork
 from april_rl.lab.simulator.length_distributions import (
     LengthDistribution,
     Lognormal,
@@ -56,11 +56,9 @@ def test_a_synchronous_step_takes_what_the_closed_form_says(lengths, prompt_toke
     outcome = simulate(
         scenario, over_sampling_factor=1.0, refill=False, num_steps=1, warmup_steps=0
     )
+    context = sum(prompt_tokens * r + r * (r - 1) // 2 for r in lengths)
     expected_s = COST.seconds(
-        engine_steps=max(lengths),
-        slot_steps=sum(lengths),
-        context_token_steps=sum(prompt_tokens * r + r * (r - 1) // 2 for r in lengths),
-        prefilled_tokens=prompt_tokens * len(lengths),
+        EngineWork(max(lengths), sum(lengths), context, prompt_tokens * len(lengths))
     )
     assert outcome.rollout_s == pytest.approx(expected_s)
     assert outcome.generated_tokens == sum(lengths)

@@ -3,19 +3,28 @@
 from dataclasses import replace
 
 import pytest
+from composed_config import load
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_simulate_cli import rows_of
+from planned_models import sizes_of
+from shapes import shape_by_name
 
-from april_rl.__main__ import main
+from april_rl.lab.price.assumptions import Assumptions
+from april_rl.lab.price.memory import real_memory
+from april_rl.lab.price.prediction import StepPrice, step_prices, work_of
 from april_rl.lab.simulator.engine_cost import EngineCost
+from april_rl.lab.simulator.gpu_kinds import GPU_KINDS
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.outcome import Outcome
+from april_rl.lab.simulator.prediction import SYNCHRONOUS
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.lab.simulator.turns import Turns
+from april_rl.start.planning.facts import Models
+from april_rl.start.planning.memory_inputs import Beside
 from april_rl.training.rollout.collector import Collection
 from april_rl.types import Completion, Observation, Sample
 
+H100 = GPU_KINDS["h100"]
 TAIL = Lognormal(median_tokens=150, sigma=0.8, correlation=0.3)
 SMALL = Scenario(
     cost=EngineCost(step_s=5e-3, sample_s=2e-5, context_token_s=6e-8, prefill_token_s=2e-5),
@@ -134,32 +143,27 @@ def test_turns_depend_only_on_the_seed():
     assert len(seconds) == len(asked)
 
 
-PRESET = (
-    *("--preset", "h100_qwen3_4b", "--mean-tokens", "300", "--max-response-tokens", "1500"),
-    *("--num-groups", "4", "--num-engines", "1", "--alpha", "2"),
-    *("--steps", "3", "--warmup-steps", "2"),
-)
+@pytest.mark.slow
+def test_each_number_of_turns_has_an_effect_on_a_planned_step():
+    """Also at a smaller size, in which observations are shorter by the same factor."""
+    config = load("+recipe=qwen3_4b_dapo", "algorithm.dynamic_sampling=false")
+    memory = real_memory(config, Models(policy=sizes_of("4B"), beside=Beside()), gpu_gib=79.2)
 
+    def price(*given: str) -> StepPrice:
+        assumed, _ = Assumptions.of(["mean_response_tokens=3000", *given])
+        work = work_of(config, assumed, shape=shape_by_name("4B"))
+        return step_prices(memory, work, rates=H100.rates(), modes=[SYNCHRONOUS])[0]
 
-def test_each_option_of_turns_has_an_effect(tmp_path):
-    turns = ("--turns", "3")
-    tool = (*turns, "--tool-s", "2")
-    observed = (*tool, "--observation-tokens", "2000")
-    steps_s = [
-        rows_of(tmp_path, *PRESET, *options)[0]["step_s"]
-        for options in ((), turns, tool, observed, (*tool, "--tool-sigma", "1"))
-    ]
-    assert steps_s[0] < steps_s[1] < steps_s[2] < min(steps_s[3:])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--tool-s", "3"), "have no effect without --turns"),
-        (("--turns", "1", "--tool-s", "3"), "have no effect with one turn"),
-        (("--turns", "2", "--tool-sigma", "-1"), "tool_sigma must be >= 0"),
-    ],
-)
-def test_turns_that_cannot_be_simulated_are_refused(capsys, options, message):
-    assert main(["simulate", *PRESET, *options]) == 1
-    assert message in capsys.readouterr().err
+    tool = ("turns=3", "tool_s=20")
+    assert "in 3 turns with calls of 20 s" in Assumptions.of(tool)[0].lengths_in_words(config)
+    config.environment.function = "rooms:Rooms"
+    assert "in one turn (the run has" in Assumptions().lengths_in_words(config)
+    plain, quick, slow = price(), price("turns=3"), price(*tool)
+    assert plain.rollout_s == pytest.approx(quick.rollout_s, rel=0.05)
+    assert slow.rollout_s == pytest.approx(quick.rollout_s + 2 * 20, rel=0.1)
+    assert slow.update_s == plain.update_s
+    observed = price(*tool, "observation_tokens=5000")
+    assert observed.update_s > 2 * slow.update_s
+    assert observed.outcome.peak_kv_tokens > 2 * slow.outcome.peak_kv_tokens
+    assert price(*tool, "tool_sigma=1.5").rollout_s > 1.5 * slow.rollout_s
+    assert price(*tool, "score_s=30").rollout_s == pytest.approx(slow.rollout_s + 30, rel=0.05)

@@ -8,7 +8,7 @@ import pytest
 from planted_faults import FAULTS, HEALTHY, Fault, planted_run, train, write_data
 
 from april_rl.__main__ import main
-from april_rl.run.tracking.bands import departure_line, departures
+from april_rl.lab.report.bands import departure_line, departures
 
 
 def rows_of(metrics: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:

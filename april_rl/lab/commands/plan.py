@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _USAGE = """\
 usage: python -m april_rl plan +recipe=NAME [key=value ...] gpus=h100:1,2,4,8,l40s:4
            [price.h100=2.5] [mean_response_tokens=N] [sigma=0.6] [prompt_tokens=256]
-           [lengths=PATH] [calibration=FILE] [json=FILE] [html=FILE]
+           [lengths=PATH] [turns=N] [observation_tokens=N] [tool_s=S] [tool_sigma=D] [score_s=S]
+           [calibration=FILE] [json=FILE] [html=FILE]
 
   python -m april_rl plan +recipe=qwen3_4b_dapo gpus=h100:8,h200:4,8 price.h100=2.5 price.h200=3
   python -m april_rl plan +recipe=qwen3_0_6b_gsm8k gpus=4090:1,2 mean_response_tokens=300
@@ -40,7 +41,8 @@ table gives the time if they reach more or less. Evaluations and checkpoints are
 
 Lengths of responses are lognormal with mean mean_response_tokens (half of
 rollout.max_response_tokens by default) and deviation sigma of their logarithm; or they come from
-lengths: a run directory, a profile.json, or a file of JSON lines of another trainer."""
+lengths: a run directory, a profile.json, or a file of JSON lines of another trainer. With turns,
+each is split evenly, and a tool call of a median of tool_s seconds adds observation_tokens."""
 
 _OWN = ("lengths", "json", "html")  # arguments that only this command reads
 

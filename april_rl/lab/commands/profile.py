@@ -196,7 +196,7 @@ def _show(
     print(f"response tokens of {samples} samples of {len(prompts)} training prompts")
     print("\n".join(profile.histogram()))
     print("  ".join(f"{name} {value}" for name, value in profile.percentiles.items()), flush=True)
-    table = comparison_table(predictions, title="simulated training", kv_bytes_per_token=None)
+    table = comparison_table(predictions, title="simulated training")
     Console(width=120).print(table)
     print("\n".join(lines))
     _write(folder / FILE_NAME, profile, [each.figures() for each in predictions], lines)

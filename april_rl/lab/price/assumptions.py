@@ -16,9 +16,10 @@ from april_rl.lab.simulator.length_distributions import (
     Recorded,
     median_for,
 )
+from april_rl.lab.simulator.turns import NUMBERS, Turns
 
-_NUMBERS = ("gpu_gib", "mean_response_tokens", "sigma", "prompt_tokens")
-NAMES = (*_NUMBERS, "accept", "calibration")
+_NUMBERS = ("gpu_gib", "mean_response_tokens", "sigma", "prompt_tokens", "score_s")
+NAMES = (*_NUMBERS, *NUMBERS, "accept", "calibration")
 _CORRELATION = 0.3  # correlation of the lengths in a group; docs/experiments.md
 
 
@@ -35,22 +36,30 @@ class Assumptions:
     sigma: float = 0.6  # deviation of the logarithm of a response's length
     prompt_tokens: float = 256.0  # of a prompt; at most data.max_prompt_tokens
     lengths: Recorded | None = None  # recorded lengths in place of lognormal ones
+    score_s: float = 0.0  # seconds from the end of a sample to its reward
+    turns: Turns | None = None  # None: a response is one turn
     accept: tuple[str, ...] = ()  # names of findings that are intended
     calibration: Calibration | None = None  # measured on the GPU; None: data sheets and estimates
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> tuple[Self, list[str]]:
         """Return the assumptions among the arguments `KEY=VALUE`, and the other arguments. Raise
-        AssumptionError for a number that is not above 0, CalibrationError for a bad calibration.
+        AssumptionError for a number that is not above 0 and for turns that cannot be simulated,
+        CalibrationError for a bad calibration.
         """
         given = dict(word.split("=", 1) for word in arguments if word.partition("=")[0] in NAMES)
         others = [word for word in arguments if word.partition("=")[0] not in NAMES]
-        numbers: dict[str, Any] = {k: positive(k, v) for k, v in given.items() if k in _NUMBERS}
+        known = {k: positive(k, v) for k, v in given.items() if k in (*_NUMBERS, *NUMBERS)}
+        numbers: dict[str, Any] = {k: known[k] for k in _NUMBERS if k in known}
+        try:
+            turns = Turns.of({k: known[k] for k in NUMBERS if k in known})
+        except ValueError as error:
+            raise AssumptionError(str(error)) from error
         accept = given.get("accept", "").strip("[]").replace(" ", "").split(",")
         file = given.get("calibration")
         calibration = Calibration.read(Path(file)) if file else None
         chosen = tuple(filter(None, accept))
-        return cls(**numbers, accept=chosen, calibration=calibration), others
+        return cls(**numbers, turns=turns, accept=chosen, calibration=calibration), others
 
     def response_tokens(self, config: TrainConfig) -> float:
         """Return the expected mean length of a response: as given, or half of the budget."""
@@ -68,10 +77,18 @@ class Assumptions:
 
     def lengths_in_words(self, config: TrainConfig) -> str:
         """Return the lengths in words, for the user."""
-        if self.lengths is not None:
-            return f"{sum(map(len, self.lengths.groups)):,} recorded responses"
         why = "mean_response_tokens" if self.mean_response_tokens else "assumed: half of the budget"
-        return f"lognormal responses, mean {self.response_tokens(config):,.0f} tokens ({why})"
+        words = f"lognormal responses, mean {self.response_tokens(config):,.0f} tokens ({why})"
+        if self.lengths is not None:
+            words = f"{sum(map(len, self.lengths.groups)):,} recorded responses"
+        if turns := self.turns:
+            words += (
+                f" in {turns.num_turns} turns with calls of {turns.tool_s:g} s that add "
+                f"{turns.observation_tokens:,} tokens"
+            )
+        elif config.environment.is_set:
+            words += " in one turn (the run has an environment: give turns, tool_s and so on)"
+        return words
 
     def tokens_of_prompt(self, config: TrainConfig) -> float:
         """Return the tokens of a prompt."""

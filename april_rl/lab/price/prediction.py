@@ -18,6 +18,7 @@ from april_rl.lab.simulator.prediction import SYNCHRONOUS, Mode, predict
 from april_rl.lab.simulator.scaled_down import scale_down
 from april_rl.lab.simulator.scenarios import scenario_of
 from april_rl.lab.simulator.simulation import Scenario
+from april_rl.lab.simulator.turns import Turns
 from april_rl.training.learner.model.sizes import ModelSizes
 
 _FACTORS = (1.0, 1.5, 2.0)
@@ -33,6 +34,8 @@ class Work(NamedTuple):
     length_of: LengthDistribution
     prompt_tokens: float
     no_signal_frac: float  # share of the groups, which dynamic sampling rejects
+    score_s: float  # from the end of a sample to its reward
+    turns: Turns | None
 
 
 def work_of(
@@ -45,6 +48,8 @@ def work_of(
         length_of=assumed.length_of(config),
         prompt_tokens=assumed.tokens_of_prompt(config),
         no_signal_frac=_NO_SIGNAL_FRAC if config.algorithm.dynamic_sampling else 0.0,
+        score_s=assumed.score_s,
+        turns=assumed.turns,
     )
 
 
@@ -96,7 +101,7 @@ def step_prices(
     config = memory.config
     trained = TrainedTokens.of(
         sample_lengths(work.length_of, cap=config.rollout.max_response_tokens),
-        prompt_tokens=work.prompt_tokens,
+        prompt_tokens=work.prompt_tokens + (work.turns.observed_tokens if work.turns else 0),
         num_samples=config.trainer.num_groups * config.rollout.group_size,
     )
     learning_s = update_s(work.shape, trained, memory, rates=rates, critic=work.critic)
@@ -131,5 +136,6 @@ def scenario_at_real_size(memory: RealMemory, work: Work, rates: Rates) -> Scena
         prompt_tokens=work.prompt_tokens,
         no_signal_frac=work.no_signal_frac,
     )
-    ticks = config.rollout.max_response_tokens // _TICKS_PER_RESPONSE
-    return replace(scenario, tick_steps=max(8, ticks))
+    num_turns = work.turns.num_turns if work.turns else 1  # the next begins after a tick
+    ticks = config.rollout.max_response_tokens // _TICKS_PER_RESPONSE // num_turns
+    return replace(scenario, tick_steps=max(8, ticks), score_s=work.score_s, turns=work.turns)

@@ -7,12 +7,12 @@ from math import exp
 from statistics import fmean
 
 from april_rl.config.choices import SAMPLE_BY_SAMPLE
+from april_rl.lab.report.bands import departure_line, departures
 from april_rl.lab.report.gains import NUM_FILES, Gains
 from april_rl.lab.report.learning_advice import learning_advice
 from april_rl.lab.report.run_files import Row, RunFiles
 from april_rl.lab.simulator.length_statistics import waitless_staleness
 from april_rl.lab.simulator.recorded_run import NO_SMALL_BATCHES, RecordedRunError, read_cost
-from april_rl.run.tracking.bands import departure_line, departures
 from april_rl.run.tracking.signal_watch import NUM_SILENT, SignalWatch
 
 _WORTH_SAYING = 1.1  # a predicted gain above this is reported

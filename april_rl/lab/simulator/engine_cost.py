@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +23,19 @@ ROUNDS = 6  # rounds of reweighting; the weights no longer change after three or
 _RCOND = 1e-8
 
 
-class Cost(Protocol):
-    """Seconds of engine work by the counts of a Tick."""
+class EngineWork(NamedTuple):
+    """Work of an engine; the counts are fields of a Tick."""
 
-    def seconds(
-        self,
-        *,
-        engine_steps: float,
-        slot_steps: float,
-        context_token_steps: float,
-        prefilled_tokens: float,
-    ) -> float:
+    engine_steps: float = 0.0
+    slot_steps: float = 0.0
+    context_token_steps: float = 0.0
+    prefilled_tokens: float = 0.0
+
+
+class Cost(Protocol):
+    """Seconds of engine work."""
+
+    def seconds(self, work: EngineWork) -> float:
         """Return the seconds for this work; each term is at least 0."""
 
 
@@ -45,21 +47,15 @@ class ScaledCost:
     tokens: float  # engine steps, and tokens of a sample, for each simulated one
     samples: float  # samples for each simulated one
 
-    def seconds(
-        self,
-        *,
-        engine_steps: float,
-        slot_steps: float,
-        context_token_steps: float,
-        prefilled_tokens: float,
-    ) -> float:
+    def seconds(self, work: EngineWork) -> float:
         """Return the seconds of the real work behind this simulated work."""
-        return self.real.seconds(
-            engine_steps=self.tokens * engine_steps,
-            slot_steps=self.tokens * self.samples * slot_steps,
-            context_token_steps=self.tokens**2 * self.samples * context_token_steps,
-            prefilled_tokens=self.tokens * self.samples * prefilled_tokens,
+        real = EngineWork(
+            engine_steps=self.tokens * work.engine_steps,
+            slot_steps=self.tokens * self.samples * work.slot_steps,
+            context_token_steps=self.tokens**2 * self.samples * work.context_token_steps,
+            prefilled_tokens=self.tokens * self.samples * work.prefilled_tokens,
         )
+        return self.real.seconds(real)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,20 +69,13 @@ class EngineCost:
     context_token_s: float
     prefill_token_s: float
 
-    def seconds(
-        self,
-        *,
-        engine_steps: float,
-        slot_steps: float,
-        context_token_steps: float,
-        prefilled_tokens: float,
-    ) -> float:
-        """Return the seconds for this work; the counts are fields of a Tick."""
+    def seconds(self, work: EngineWork) -> float:
+        """Return the seconds for this work."""
         return (
-            self.step_s * engine_steps
-            + self.sample_s * slot_steps
-            + self.context_token_s * context_token_steps
-            + self.prefill_token_s * prefilled_tokens
+            self.step_s * work.engine_steps
+            + self.sample_s * work.slot_steps
+            + self.context_token_s * work.context_token_steps
+            + self.prefill_token_s * work.prefilled_tokens
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from april_rl.lab.simulator.engine_cost import EngineWork
 from april_rl.lab.simulator.gpu_kinds import Rates
 
 # Assumptions. Scheduling and sampling hide behind the GPU; a layer with experts has more kernels;
@@ -51,15 +52,9 @@ class ModelCost:
     weight_bytes: int = 2  # of a number
     kv_bytes: int = 2  # of a number
 
-    def seconds(
-        self,
-        *,
-        engine_steps: float,
-        slot_steps: float,
-        context_token_steps: float,
-        prefilled_tokens: float,
-    ) -> float:
-        """Return the seconds for this work; the counts are fields of a Tick."""
+    def seconds(self, work: EngineWork) -> float:
+        """Return the seconds for this work."""
+        engine_steps, slot_steps, context_token_steps, prefilled_tokens = work
         if not engine_steps:
             return 0.0
         shape, rates, batch = self.shape, self.rates, slot_steps / engine_steps

@@ -13,6 +13,7 @@ from april_rl.lab.simulator.simulation import Scenario
 # A simulated step costs about 0.1 ms a sample and 0.05 ms a tick. These limits keep it to a few
 # thousand samples and ticks, and a tick is still a small part of a response.
 _MEAN_TOKENS, _MAX_SAMPLES, _MAX_ENGINES = 64, 1024, 8
+_TURN_TOKENS = 8  # that a turn has at least, since its tokens are whole numbers
 
 
 def scale_down(real: Scenario) -> Scenario:
@@ -20,9 +21,11 @@ def scale_down(real: Scenario) -> Scenario:
     groups and engines each simulated one stands for. The cost is scaled too, so that times stay
     the same.
     """
-    assert real.turns is None  # observations would have to be scaled
     mean = mean_of(real.length_of, cap=real.max_response_tokens)
-    tokens = max(1.0, mean / _MEAN_TOKENS)
+    turns, num_turns = real.turns, real.turns.num_turns if real.turns else 1
+    tokens = max(1.0, mean / max(_MEAN_TOKENS, _TURN_TOKENS * num_turns))
+    if turns is not None:
+        turns = replace(turns, observation_tokens=round(turns.observation_tokens / tokens))
     num_groups = min(real.num_groups, math.ceil(_MAX_SAMPLES / real.group_size))
     num_engines = min(real.num_engines, _MAX_ENGINES)
     scale = Scale(
@@ -43,5 +46,6 @@ def scale_down(real: Scenario) -> Scenario:
         tick_steps=max(1, round(real.tick_steps / tokens)),
         max_batched_tokens=max(1, round(real.max_batched_tokens / samples)),
         block_tokens=max(1, round(real.block_tokens / tokens)),
+        turns=turns,
         scale=scale,
     )

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from april_rl.lab.simulator.engine_cost import Cost
+from april_rl.lab.simulator.engine_cost import Cost, EngineWork
 from april_rl.lab.simulator.length_distributions import LengthDistribution
 from april_rl.lab.simulator.turns import Episodes
 from april_rl.training.rollout.requests import Request
@@ -111,7 +111,8 @@ class SimulatedEngine:
             held = self._context_tokens + self._kept_tokens
             self.peak_kv_tokens = max(self.peak_kv_tokens, held)
             finished += self._finish()
-        elapsed_s = self._seconds(counts)
+        work = counts.engine_steps, counts.slot_steps, counts.context_token_steps
+        elapsed_s = self._cost.seconds(EngineWork(*work, counts.prefilled_tokens))
         self.now_s += elapsed_s
         return Tick(finished=Completions(finished), elapsed_s=elapsed_s, **asdict(counts))
 
@@ -133,14 +134,6 @@ class SimulatedEngine:
         self._queue.clear()
         self._context_tokens = 0
         return Completions(running + queued)
-
-    def _seconds(self, counts: TickCounts) -> float:
-        return self._cost.seconds(
-            engine_steps=counts.engine_steps,
-            slot_steps=counts.slot_steps,
-            context_token_steps=counts.context_token_steps,
-            prefilled_tokens=counts.prefilled_tokens,
-        )
 
     def _fill(self, slots: int) -> None:
         """Move queued requests into free slots, in order."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from april_rl.lab.simulator.engine_cost import Cost
+from april_rl.lab.simulator.engine_cost import Cost, EngineWork
 from april_rl.lab.simulator.length_distributions import LengthDistribution
 from april_rl.lab.simulator.outcome import Outcome, Scale
 from april_rl.lab.simulator.simulated_engine import BLOCK_TOKENS, SimulatedEngine
@@ -65,8 +65,7 @@ class Scenario:
             raise ValueError("max_staleness, score_s and rest_s must be >= 0")
         if not 0 <= self.no_signal_frac < 1:
             raise ValueError(f"no_signal_frac must be in [0, 1), got {self.no_signal_frac:g}")
-        step = {"engine_steps": 1, "slot_steps": 1, "context_token_steps": 1, "prefilled_tokens": 0}
-        if self.cost.seconds(**step) <= 0:
+        if self.cost.seconds(EngineWork(1, 1, 1)) <= 0:
             raise ValueError("an engine step must cost something; the engine's cost is all zero")
 
     @property

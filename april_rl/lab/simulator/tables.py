@@ -8,14 +8,10 @@ from rich.table import Table
 
 from april_rl.lab.simulator.prediction import Prediction
 
-_GIB = 1 << 30
 
-
-def comparison_table(
-    predictions: Sequence[Prediction], *, title: str, kv_bytes_per_token: int | None
-) -> Table:
+def comparison_table(predictions: Sequence[Prediction], *, title: str) -> Table:
     """Return a table with a row for every over-sampling factor. Memory is that of the engine
-    that held most, in GiB if the size of a token is known.
+    that held most.
     """
     table = Table(title=title)
     heads = ("α", "step s", "samples/s", "gain", "occupied", "off-policy", "age mean", "max")
@@ -34,12 +30,6 @@ def comparison_table(
             f"{outcome.age_mean:.2f}",
             f"{outcome.age_max}",
             f"{outcome.reprefill_per_generated_token:.2f}",
-            _memory(outcome.peak_kv_tokens, kv_bytes_per_token),
+            f"{outcome.peak_kv_tokens:,} tokens",
         )
     return table
-
-
-def _memory(num_tokens: int, bytes_per_token: int | None) -> str:
-    if bytes_per_token is None:
-        return f"{num_tokens:,} tokens"
-    return f"{num_tokens * bytes_per_token / _GIB:.1f} GiB"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Self
 
 from april_rl.lab.simulator.length_distributions import LengthDistribution, uniform
 from april_rl.training.rollout.requests import Request
 from april_rl.types import Observation, Sample
 
+# Names by which users give the turns.
+NUMBERS = ("turns", "observation_tokens", "tool_s", "tool_sigma")
 _NORMAL = NormalDist()
 # Streams of tool calls count down from here, so that they never meet those of lengths and rewards.
 _FIRST_STREAM = -3
@@ -28,14 +32,35 @@ class Turns:
     tool_s: float = 0.0  # median time of a call
     tool_sigma: float = 0.0
 
+    @classmethod
+    def of(cls, given: Mapping[str, float]) -> Self | None:
+        """Return the turns that these NUMBERS describe, None if there are none of them. Raise
+        ValueError for turns that cannot be simulated.
+        """
+        if not given:
+            return None
+        if "turns" not in given:
+            raise ValueError(f"{', '.join(NUMBERS[1:])} have no effect without turns; remove them")
+        return cls(
+            num_turns=int(given["turns"]),
+            observation_tokens=int(given.get("observation_tokens", 0)),
+            tool_s=given.get("tool_s", 0.0),
+            tool_sigma=given.get("tool_sigma", 0.0),
+        )
+
     def __post_init__(self) -> None:
         """Raise ValueError for turns that cannot be simulated."""
         if self.num_turns < 1:
-            raise ValueError(f"num_turns must be >= 1, got {self.num_turns}")
+            raise ValueError(f"turns must be >= 1, got {self.num_turns}")
         if min(self.observation_tokens, self.tool_s, self.tool_sigma) < 0:
             raise ValueError("observation_tokens, tool_s and tool_sigma must be >= 0")
         if self.num_turns == 1 and (self.observation_tokens or self.tool_s):
             raise ValueError("observation_tokens and tool_s have no effect with one turn")
+
+    @property
+    def observed_tokens(self) -> int:
+        """Return the tokens that the calls of a sample add."""
+        return (self.num_turns - 1) * self.observation_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

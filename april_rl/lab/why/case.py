@@ -17,11 +17,11 @@ from april_rl.errors import RunError
 from april_rl.lab.replay.replay import Say, train_up_to, weights_before
 from april_rl.lab.replay.responses import TrainedResponse
 from april_rl.lab.replay.trainee import Trainee, trainee
+from april_rl.lab.report.bands import BAD, Departure
 from april_rl.lab.report.run_files import Row, RunFiles
 from april_rl.run.checkpointing.folder import Saved, list_saved
 from april_rl.run.checkpointing.manifest import CheckpointError
 from april_rl.run.checkpointing.resume import CHECKPOINTS
-from april_rl.run.tracking.bands import BAD, Departure
 from april_rl.start.planning.checks import check_settings
 from april_rl.training.learner.update_errors import END_FACTOR, MEAN, NonFiniteError
 from april_rl.training.recorded_steps import RecordedStep, read_recorded

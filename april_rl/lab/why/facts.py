@@ -13,9 +13,9 @@ import yaml
 
 from april_rl.lab.rehearsal.data_page import shared_ends
 from april_rl.lab.replay.rewards import scored_again
+from april_rl.lab.report.bands import BAD
 from april_rl.lab.report.comparison import differing_keys, flat_settings
 from april_rl.lab.why.case import Change, StepCase, Tested, with_prompts
-from april_rl.run.tracking.bands import BAD
 from april_rl.training.learner.update_errors import MEAN
 from april_rl.training.recorded_steps import RecordedStep
 from april_rl.types import Prompt

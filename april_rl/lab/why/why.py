@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 from april_rl.errors import RunError
 from april_rl.lab.replay.replay import Say
 from april_rl.lab.replay.responses import TrainedResponse
+from april_rl.lab.report.bands import Departure, departure_line, departures
 from april_rl.lab.report.run_files import RunFiles
 from april_rl.lab.why.case import StepCase, Tested
 from april_rl.lab.why.facts import FACTS
 from april_rl.lab.why.remedies import remedies
-from april_rl.run.tracking.bands import Departure, departure_line, departures
 
 NUM_SHOWN = 10  # responses
 
