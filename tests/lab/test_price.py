@@ -155,6 +155,22 @@ def test_nemos_step_of_30b_a3b_is_predicted_within_a_quarter():
     assert found.step_s == pytest.approx(192, rel=0.25)
 
 
+def test_the_h200_sitting_is_predicted_too_short_and_its_schedules_in_proportion():
+    """docs/experiments.md, "One GPU": 8 × 8 responses of at most 512 tokens, 0.6 B parameters, take
+    11.2 s synchronously and 2.9 s with α = 1.5, slots being in use for 0.27 and 0.90 of the time.
+    """
+    assumed, overrides = Assumptions.of([*SMALL, "mean_response_tokens=138", "sigma=1"])
+    tried = ["trainer.num_groups=8", "rollout.max_response_tokens=512", "engine.cuda_graphs=false"]
+    config = load(*overrides, *tried, "rollout.resume=keep", "algorithm.dynamic_sampling=false")
+    models, kind = Models(policy=sizes_of("0.6B"), beside=Beside()), GPU_KINDS["h200"]
+    memory = real_memory(config, models, gpu_gib=kind.gib)
+    work = work_of(config, assumed, shape=shape_by_name("0.6B"))
+    modes = [SYNCHRONOUS, Mode(1.5, refill=True)]
+    found = step_prices(memory, work, rates=kind.rates(), modes=modes)
+    assert [price.step_s for price in found] == pytest.approx([11.2, 2.9], rel=0.3)
+    assert [price.outcome.occupancy for price in found] == pytest.approx([0.27, 0.9], abs=0.05)
+
+
 # The update.
 
 

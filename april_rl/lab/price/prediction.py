@@ -10,7 +10,7 @@ from april_rl.config import TrainConfig
 from april_rl.lab.price.assumptions import Assumptions
 from april_rl.lab.price.memory import RealMemory
 from april_rl.lab.price.step_cost import TrainedTokens, rest_s, update_s
-from april_rl.lab.simulator.gpu_kinds import Rates
+from april_rl.lab.simulator.gpu_kinds import EAGER_LAYER_S, Rates
 from april_rl.lab.simulator.length_distributions import LengthDistribution, sample_lengths
 from april_rl.lab.simulator.model_cost import ModelCost, Shape
 from april_rl.lab.simulator.outcome import Outcome
@@ -121,6 +121,8 @@ def step_prices(
 def scenario_at_real_size(memory: RealMemory, work: Work, rates: Rates) -> Scenario:
     """Return the run on its GPUs as a scenario to simulate."""
     config, layout = memory.config, memory.layout
+    if rates.layer_s and not config.engine.cuda_graphs:  # a calibration has none
+        rates = replace(rates, layer_s=EAGER_LAYER_S)
     scenario = scenario_of(
         config,
         num_engines=layout.num_engines,
