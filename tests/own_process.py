@@ -1,12 +1,15 @@
-"""Processes of a test: run a function in a new one, and see whether one has ended.
+"""Processes of a test: run a function in a new one, see whether one has ended, measure memory.
 
 An engine that sleeps can be built only once per process.
 """
 
 import multiprocessing
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import psutil
@@ -37,3 +40,25 @@ def wait_until(condition: Callable[[], bool], *, within_s: float = 60.0) -> None
     while not condition():
         assert time.monotonic() < deadline, f"it has not come true within {within_s:g} s"
         time.sleep(0.02)
+
+
+@contextmanager
+def peak_growth() -> Iterator[list[int]]:
+    """Yield a list that gets the peak growth of this process's anonymous memory, in bytes."""
+    seen, found, is_over = [_anonymous_bytes()], [0], threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.001):
+            seen.append(_anonymous_bytes())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    yield found
+    is_over.set()
+    watching.join()
+    found[0] = max(seen) - seen[0]
+
+
+def _anonymous_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))

@@ -85,15 +85,6 @@ def test_every_source_has_its_share_of_any_number_of_prompts(chosen):
             assert abs(given_out - share) <= len(weights)
 
 
-def test_a_source_of_a_mixture_has_every_prompt_once_per_epoch():
-    prompts = take(mixture({"a": 5, "b": 7}, {"a": 1, "b": 1}), 70)
-    for name, size in (("a", 5), ("b", 7)):
-        texts = [p.text for p in prompts if p.dataset == name]
-        assert len(texts) == 35
-        for start in range(0, 35, size):
-            assert sorted(texts[start : start + size]) == [str(i) for i in range(size)]
-
-
 def test_another_source_does_not_change_the_order_within_a_source():
     def order(*names):
         sizes = dict.fromkeys(names, 20)

@@ -90,19 +90,30 @@ def test_the_model_sees_the_tools_and_the_columns_of_reset_are_requested():
     assert describe(plain, LIMITS) == Description()
 
 
-def test_a_class_in_trls_form_runs_its_tools_until_a_turn_calls_none(tmp_path):
-    with pool(config_of("Counter"), tmp_path) as environments:
-        sample = hear(environments, ask(target=3))
-        assert text_of(sample.spans[0]) == (
-            f"<|im_start|>user\nCount to 3.{END}\n<|im_start|>assistant\n"
-        )
-        one, two = (call("increment", f'{{"step": {step}}}') for step in (1, 2))
-        sample = hear(environments, say(sample, f"two calls {one}\n{two}"))
-        assert text_of(sample.spans[-1]) == (
-            f"\n<|im_start|>user\n<tool_response>1</tool_response>{END}\n"
-            f"<|im_start|>user\n<tool_response>3</tool_response>{END}\n<|im_start|>assistant\n"
-        )
-        assert answer(environments, say(sample, "there")) == Observation((), True, 1.0)
+@pytest.fixture(scope="module")
+def counters_of_a_module(tmp_path_factory):
+    with pool(config_of("Counter"), tmp_path_factory.mktemp("counters")) as environments:
+        yield environments
+
+
+@pytest.fixture
+def counters(counters_of_a_module):
+    yield counters_of_a_module
+    counters_of_a_module.forget(ask().id)
+
+
+def test_a_class_in_trls_form_runs_its_tools_until_a_turn_calls_none(counters):
+    sample = hear(counters, ask(target=3))
+    assert text_of(sample.spans[0]) == (
+        f"<|im_start|>user\nCount to 3.{END}\n<|im_start|>assistant\n"
+    )
+    one, two = (call("increment", f'{{"step": {step}}}') for step in (1, 2))
+    sample = hear(counters, say(sample, f"two calls {one}\n{two}"))
+    assert text_of(sample.spans[-1]) == (
+        f"\n<|im_start|>user\n<tool_response>1</tool_response>{END}\n"
+        f"<|im_start|>user\n<tool_response>3</tool_response>{END}\n<|im_start|>assistant\n"
+    )
+    assert answer(counters, say(sample, "there")) == Observation((), True, 1.0)
 
 
 @pytest.mark.parametrize("name", ["add", "TOOLS"])
@@ -161,28 +172,20 @@ REPLIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def counters(tmp_path_factory):
-    with pool(config_of("Counter"), tmp_path_factory.mktemp("counters")) as environments:
-        yield environments
-
-
 @pytest.mark.parametrize("turn", REPLIES)
 def test_the_policy_reads_errors_of_tools_and_of_unreadable_calls(turn, counters):
     sample = hear(counters, ask(target=3))
     observation = answer(counters, say(sample, turn))
-    counters.forget(sample.id)
     assert REPLIES[turn] in text_of(observation)
     assert not observation.is_final
 
 
-def test_the_last_turn_is_rewarded_although_it_calls_a_tool(tmp_path):
-    with pool(config_of("Counter"), tmp_path) as environments:
-        sample = hear(environments, ask(target=4))
-        for _ in range(3):
-            sample = hear(environments, say(sample, call("increment", '{"step": 1}')))
-        last = answer(environments, say(sample, call("increment", '{"step": 1}')))
-        assert last == Observation((), True, 1.0)
+def test_the_last_turn_is_rewarded_although_it_calls_a_tool(counters):
+    sample = hear(counters, ask(target=4))
+    for _ in range(3):
+        sample = hear(counters, say(sample, call("increment", '{"step": 1}')))
+    last = answer(counters, say(sample, call("increment", '{"step": 1}')))
+    assert last == Observation((), True, 1.0)
 
 
 def test_calls_in_thoughts_do_not_count():

@@ -166,15 +166,8 @@ def test_arguments_and_results_are_data(tmp_path, argument):
     with pytest.raises(CallError, match=r"JSON cannot encode the arguments of .*add_plainly"):
         calls_in(tmp_path, SAMPLE).once(tool.add_plainly, argument)
     with pytest.raises(CallError, match="returned a value that JSON cannot encode"):
-        calls_in(tmp_path, SAMPLE).once(partial_of(argument))
+        calls_in(tmp_path, SAMPLE).once(lambda: argument)
     assert tool.asked == []
-
-
-def partial_of(value):
-    def give():
-        return value
-
-    return give
 
 
 def test_a_rebuilt_episode_sends_no_letter_twice(tmp_path):

@@ -38,30 +38,6 @@ def test_advantages_equal_the_formula_in_every_response(decay):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_with_a_decay_of_1_and_zero_values_each_token_has_the_remaining_reward():
-    rewards = torch.tensor([0.0, 0.0, 1.0, 0.5, 0.0, 2.0])
-    found = gae(rewards, torch.zeros(6), Responses.of([3, 3]), decay=1.0)
-    assert found.tolist() == [1.0, 1.0, 1.0, 2.5, 2.0, 2.0]
-
-
-def test_observation_tokens_between_turns_change_nothing():
-    """The recursion over a whole sequence that skips observations, as verl writes it, equals the
-    one over only response tokens.
-    """
-    rewards, values = (t[:8] for t in drawn(1))
-    is_response = [True, True, False, False, True, False, True, True]
-    following = advantage = torch.zeros((), dtype=torch.float64)
-    expected = []
-    for t in reversed(range(8)):
-        if is_response[t]:
-            advantage = rewards[t] + following - values[t] + 0.9 * advantage
-            following = values[t]
-            expected.append(advantage)
-    kept = torch.tensor(is_response)
-    found = gae(rewards[kept], values[kept], Responses.of([5]), decay=0.9)
-    torch.testing.assert_close(found, torch.stack(expected[::-1]), rtol=0, atol=1e-12)
-
-
 def test_the_value_loss_equals_its_formula_with_and_without_a_clip():
     """Fails when the clip is around the target, or the smaller of the two losses is used."""
     values, returns = drawn(2)

@@ -157,20 +157,6 @@ def test_every_sequence_is_in_one_row_with_each_token_labelled_where_it_is_predi
     assert sorted(seen) == sorted(sample.id for sample in expected.values())
 
 
-@quick
-@given(PLANS)
-def test_the_weights_of_a_minibatch_sum_to_one_over_all_ranks(plan):
-    """Fails when each rank divides by its own sum, or a sum below one is replaced by one."""
-    batch, _ = pack(plan)
-    for minibatch in batch.minibatches:
-        rows = [row for rank in minibatch for row in rank]
-        can_learn = any(
-            (row.response_mask & (row.ages <= plan.max_staleness)).any() for row in rows
-        )
-        total = sum(row.loss_weights.sum(dtype=np.float64) for row in rows)
-        assert total == pytest.approx(1.0 if can_learn else 0.0, abs=1e-5)
-
-
 AGGREGATIONS = {
     "token_mean": token_mean,
     "sequence_mean": sequence_mean,
@@ -297,25 +283,3 @@ def test_tokens_of_a_later_version_are_an_error():
 def test_a_sequence_beyond_the_budget_names_the_setting():
     with pytest.raises(ValueError, match=r"learner\.max_tokens=64"):
         plan_micro_batches([3, 65], num_ranks=1, max_tokens=64, hidden_size=8)
-
-
-def pass_cost(bins: list[list[list[int]]], lengths: list[int]) -> float:
-    """Return the cost that all ranks wait for: the most expensive of the k-th micro-batches, summed
-    over k.
-    """
-    costs = [
-        [sum(lengths[i] + lengths[i] ** 2 / 6144 for i in bin_) for bin_ in rank] for rank in bins
-    ]
-    return sum(max(column) for column in zip(*costs, strict=True))
-
-
-def test_a_long_tailed_batch_is_balanced():
-    """The share of useful work in all passes, with 512 lognormal sequences on 8 ranks: measured
-    0.999, and 0.674 if bins are filled in order of arrival.
-    """
-    rng = np.random.default_rng(0)
-    drawn = np.minimum(200 * np.exp(rng.standard_normal(512)), 4096).astype(int) + 50
-    lengths = drawn.tolist()
-    work = sum(length + length**2 / 6144 for length in lengths) / 8
-    planned = plan_micro_batches(lengths, num_ranks=8, max_tokens=8192, hidden_size=1024)
-    assert work / pass_cost(planned, lengths) > 0.99

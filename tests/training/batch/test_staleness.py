@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rollout_runs import SETUPS, Run, Setup, lognormal
 
 from april_rl.training.batch.packing import Batch, MicroBatch
-from april_rl.training.batch.staleness import comparable, staleness_by_length
+from april_rl.training.batch.staleness import staleness_by_length
 from april_rl.types import Sample, ScoredGroup
 
 quick = settings(max_examples=60, deadline=None)
@@ -127,22 +127,3 @@ def test_every_trained_token_is_off_policy_or_on_an_old_cache_or_compared():
             1 - compared / batch.metrics.read()["throughput/trained_tokens"]
         )
     assert shares[0] == 0 < max(shares)
-
-
-@pytest.mark.parametrize("keeps", [True, False])
-def test_tokens_on_an_old_kv_cache_are_not_compared_with_the_learner(keeps):
-    """On one engine, where every parked sample continues or none does. Fails when the engine's
-    cache version is ignored.
-    """
-    run = Run(replace(PARKING, keeps=keeps))
-    seen = 0
-    for version in range(6):
-        for sample in samples_of(run.step().groups):
-            mask = comparable(sample, policy_version=version)
-            last = sample.completions[-1]
-            if last.start == 0 or last.policy_version < version:
-                continue
-            seen += 1
-            assert mask[: last.start].tolist() == [False] * last.start
-            assert mask[last.start :].tolist() == [not keeps] * len(last.token_ids)
-    assert seen > 10

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from learner_setup import CPU
 from torch import nn
 
 from april_rl.training.learner.model import attention
@@ -9,7 +10,6 @@ from april_rl.training.learner.model.attention import Packing, packed_attention
 
 LENGTHS = (5, 1, 9, 3)
 SIZE, HEADS, KEY_HEADS, HEAD_DIM, SCALING = sum(LENGTHS), 4, 2, 8, 0.3
-CPU = torch.device("cpu")
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -52,27 +52,17 @@ def with_block_diagonal_mask(
     return (shares / (shares.sum(-1, keepdim=True) + rest) @ value).transpose(1, 2)
 
 
-@pytest.mark.parametrize("window", [1, 2, 4, 8, 9, None])
-def test_packed_attention_equals_a_block_diagonal_mask(window, monkeypatch):
-    """Attention works in blocks of two queries or of the window, so most sequences span several
-    blocks. Fails when a window is one token off, or ends at the border of a block.
+CASES = [(window, False, None) for window in (1, 2, 4, 8, 9, None)]
+CASES += [(4, *own) for own in ((True, None), (False, 0.7), (True, 0.7))]
+CASES += [(None, *own) for own in ((True, None), (False, 0.7), (True, 0.7))]
+
+
+@pytest.mark.parametrize(("window", "has_sinks", "cap"), CASES)
+def test_packed_attention_equals_plain_sums(window, has_sinks, cap, monkeypatch):
+    """Also in its gradients. Attention works in blocks of two queries or of the window, so most
+    sequences span several blocks. Fails when a window is one token off, or ends at the border of a
+    block.
     """
-    monkeypatch.setattr(attention, "MIN_WINDOW_BLOCK", 2)
-    qkv = inputs()
-    slope = torch.randn(1, SIZE, HEADS, HEAD_DIM)
-    out = attend_packed(qkv, sliding_window=window)
-    expected = with_block_diagonal_mask(qkv, window or SIZE)
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
-    grads = torch.autograd.grad((out * slope).sum(), qkv)
-    expected_grads = torch.autograd.grad((expected * slope).sum(), qkv)
-    for grad, expected_grad in zip(grads, expected_grads, strict=True):
-        torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("window", [4, None])
-@pytest.mark.parametrize(("has_sinks", "cap"), [(True, None), (False, 0.7), (True, 0.7)])
-def test_sinks_and_soft_caps_equal_plain_sums(window, has_sinks, cap, monkeypatch):
-    """Also for the gradients of queries, keys, values and sinks."""
     monkeypatch.setattr(attention, "MIN_WINDOW_BLOCK", 2)
     qkv = inputs()
     sinks = torch.randn(HEADS, requires_grad=True) if has_sinks else None

@@ -14,7 +14,6 @@ from learner_setup import (
     learner_logprobs,
     make_actor_critic,
     make_examples,
-    make_learner,
     num_tokens,
     pack_minibatch,
     plain_adamw,
@@ -185,25 +184,19 @@ def test_weights_masks_and_the_clip_of_values_act_as_in_plain_torch(path):
         torch.testing.assert_close(parameter.full_tensor(), plain, rtol=0, atol=2e-5)
 
 
-def test_a_critic_learns_to_explain_the_returns_and_is_measured_by_age(path):
-    """Fails when the critic's steps go uphill, or its error on old tokens is the error on all
-    tokens.
-    """
+def test_the_error_of_a_critic_is_measured_by_age(path):
+    """Fails when its error on old tokens is the error on all tokens."""
     examples = rewarded(path, noise=0.0)
     examples = [replace(e, age=number % 2) for number, e in enumerate(examples)]
-    learner = make_actor_critic(path, critic=replace(CRITIC, value_clip=None), lr=1e-5)
-    batch = [pack_minibatch([examples])]
-    metrics = [learner.update(batch).read() for _ in range(12)]
-    first, last = metrics[0], metrics[-1]
-    assert last["critic/explained_variance"] > 0.3 > first["critic/explained_variance"]
+    metrics = make_actor_critic(path, critic=CRITIC).update([pack_minibatch([examples])]).read()
     by_age = {
         age: np.concatenate(
             [np.full(e.num_response, abs(e.advantage[-1])) for e in examples if e.age == age]
         ).mean()
         for age in (0, 1)
     }
-    assert first["critic/error_new"] == pytest.approx(by_age[0], abs=1e-6)
-    assert first["critic/error_old"] == pytest.approx(by_age[1], abs=1e-6)
+    assert metrics["critic/error_new"] == pytest.approx(by_age[0], abs=1e-6)
+    assert metrics["critic/error_old"] == pytest.approx(by_age[1], abs=1e-6)
 
 
 def test_the_policy_does_not_change_while_the_critic_warms_up(path):
@@ -244,9 +237,3 @@ def test_a_bad_step_of_the_critic_names_its_learning_rate_and_leaves_it_unchange
     for parameter, before in zip(parameters, start, strict=True):
         assert torch.equal(parameter.full_tensor(), before)
         assert parameter.grad is None
-
-
-def test_without_a_critic_no_second_model_is_loaded(path):
-    learner = make_learner(path)
-    metrics = learner.update([pack_minibatch([make_examples(path, noise=0.0, age=0)])])
-    assert not [key for key in metrics.read() if key.startswith("critic/")]

@@ -9,18 +9,13 @@ import torch.distributed as dist
 from accelerate import init_empty_weights
 from learner_setup import (
     CPU,
-    all_plain_logprobs,
     build_policy,
     check_gradients,
     group_of_one,
-    learner_logprobs,
     make_examples,
     make_learner,
     pack,
-    pack_minibatch,
-    plain_adamw,
     plain_model,
-    plain_update,
     rewrite,
 )
 from safetensors.torch import load_file
@@ -29,7 +24,6 @@ from tiny_models import write_tiny_qwen3_moe
 from transformers import AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
-from april_rl.config.choices import ComputeDtype
 from april_rl.training.learner.model.checkpoint import ModelFolderError
 from april_rl.training.learner.model.export import export
 from april_rl.training.learner.model.names import StoredNames, UnknownLayoutError
@@ -66,17 +60,6 @@ def test_gradients_equal_computing_the_experts_one_after_another(path, activatio
 
 
 @in_a_group
-def test_an_update_equals_plain_torch_and_keeps_the_sent_names(path):
-    examples = make_examples(path, noise=0.3, age=1)
-    learner, model = make_learner(path), plain_model(path)
-    plain_update(model, plain_adamw(model), [examples])
-    learner.update([pack_minibatch([examples])])
-    expected = all_plain_logprobs(model, examples)
-    torch.testing.assert_close(learner_logprobs(learner, examples), expected, atol=2e-4, rtol=1e-4)
-    assert dict(learner.weights()).keys() == load_file(Path(path, "model.safetensors")).keys()
-
-
-@in_a_group
 def test_an_expert_without_tokens_gets_a_zero_gradient(path):
     """Two tokens reach at most four of six experts."""
     policy = build_policy(path)
@@ -88,16 +71,6 @@ def test_an_expert_without_tokens_gets_a_zero_gradient(path):
         is_reached = grad.flatten(1).norm(dim=1) > 0  # [E]
         assert 2 <= is_reached.sum() < NUM_EXPERTS, name
         assert grad.isfinite().all(), name
-
-
-@in_a_group
-def test_weights_have_the_names_and_bits_of_the_checkpoint(path):
-    stored = load_file(Path(path, "model.safetensors"))
-    assert f"model.layers.2.mlp.experts.{NUM_EXPERTS - 1}.up_proj.weight" in stored
-    sent = dict(make_learner(path, compute_dtype=ComputeDtype.bfloat16).weights())
-    assert sent.keys() == stored.keys()
-    for name, tensor in sent.items():
-        assert torch.equal(tensor, stored[name]), name
 
 
 @in_a_group

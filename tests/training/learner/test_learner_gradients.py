@@ -14,14 +14,6 @@ from april_rl.training.learner.policy import Policy
 from april_rl.training.learner.row import PackedRow
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 def one_more_pass(policy: Policy, row: PackedRow, *, is_last: bool) -> None:
     policy.set_last_backward(is_last)
     torch.autograd.backward(policy(row)[0].sum())

@@ -3,9 +3,6 @@ bit of it.
 """
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import torch.multiprocessing
 from accelerate import init_empty_weights
 from forked_ranks import one_of
 from learner_setup import build_policy, group_of_one, make_learner, write_model
+from own_process import peak_growth
 from safetensors.torch import load_file, save_file
 from tiny_models import write_tiny_qwen3
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -52,32 +50,6 @@ def write_large(folder: Path) -> int:
     index = {name: file for file, part in halves.items() for name in part}
     Path(folder, "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     return sum(shape.numel() for shape in shapes.values())
-
-
-def anonymous_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("no RssAnon")
-
-
-@contextmanager
-def peak_growth() -> Iterator[list[int]]:
-    """Yield a list that gets the peak growth of memory since the start, in bytes."""
-    before = anonymous_bytes()
-    seen, found = [before], [0]
-    is_over = threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(0.001):
-            seen.append(anonymous_bytes())
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    yield found
-    is_over.set()
-    watching.join()
-    found[0] = max(seen) - before
 
 
 def load_as_rank(rank: int, folder: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from learner_setup import (
     ALGORITHM,
+    CPU,
     Example,
     learner_logprobs,
     make_examples,
@@ -22,8 +23,6 @@ from april_rl.training.learner.learner import Learner
 from april_rl.training.learner.model.offload import Offloadable
 
 pytestmark = pytest.mark.usefixtures("_group")
-
-CPU = torch.device("cpu")
 
 
 def update(learner: Learner, examples: list[Example]) -> dict[str, float]:

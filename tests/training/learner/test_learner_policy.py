@@ -9,8 +9,6 @@ import torch
 from learner_setup import (
     CPU,
     PRECISIONS,
-    Example,
-    all_plain_logprobs,
     build_policy,
     check_gradients,
     learner_logprobs,
@@ -18,8 +16,6 @@ from learner_setup import (
     make_learner,
     pack,
     pack_minibatch,
-    plain_logprobs,
-    plain_model,
     rewrite,
 )
 from safetensors.torch import load_file
@@ -32,14 +28,6 @@ from april_rl.training.learner.model.export import plan_shards
 from april_rl.training.learner.row import PackedRow
 
 pytestmark = pytest.mark.usefixtures("_group")
-
-
-def test_a_packed_row_gives_the_logprobs_of_each_response_on_its_own(either_path):
-    examples = make_examples(either_path, noise=0.0, age=0)
-    alone = all_plain_logprobs(plain_model(either_path), examples)
-    # Nor may a cache leak from one sequence to another without gradients.
-    together = learner_logprobs(make_learner(either_path), examples)
-    torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-5)
 
 
 def test_a_packed_row_gives_the_gradients_of_its_sequences_one_by_one(either_path):
@@ -250,9 +238,3 @@ def test_a_folder_without_safetensors_is_refused(path, tmp_path):
 def test_a_path_without_a_model_is_refused_by_its_key():
     with pytest.raises(ModelFolderError, match=r"model\.path=no/such/folder is neither"):
         make_learner("no/such/folder")
-
-
-def test_the_test_examples_have_the_logprobs_of_plain_torch(path):
-    example: Example = make_examples(path, noise=0.0, age=0)[0]
-    alone = plain_logprobs(plain_model(path), example)
-    torch.testing.assert_close(torch.from_numpy(example.behaviour_logprobs), alone.detach())

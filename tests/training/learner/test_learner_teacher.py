@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from learner_setup import (
-    ALGORITHM,
     Example,
     all_plain_logprobs,
     learner_logprobs,
@@ -19,8 +18,6 @@ from learner_setup import (
     write_model,
 )
 
-from april_rl.config.algorithm import AlgorithmConfig
-from april_rl.config.choices import Correction
 from april_rl.config.teacher import TeacherConfig
 from april_rl.training.batch.packing import MicroBatch
 
@@ -69,36 +66,6 @@ def test_a_policy_that_is_its_own_teacher_learns_nothing(path):
     metrics = learner.update([pack_minibatch([examples])]).read()
     assert metrics["loss/teacher_kl"] == 0.0
     assert torch.equal(learner_logprobs(learner, examples), start)
-
-
-def test_updates_lead_the_policy_to_its_teacher(path, teacher_path):
-    """With the teacher's signal only, and on tokens of the old policy. Fails when the sign is
-    wrong.
-    """
-    algorithm = AlgorithmConfig(correction=Correction.none)
-    learner = make_learner(
-        path, algorithm=algorithm, teacher=TeacherConfig(path=teacher_path), weight_decay=0.0
-    )
-    examples = [replace(e, advantage=1.0) for e in make_examples(path, noise=0.0, age=1)]
-    teacher_logprobs = all_plain_logprobs(plain_model(teacher_path), examples)
-
-    def distance() -> float:
-        return float((learner_logprobs(learner, examples) - teacher_logprobs).square().mean())
-
-    before = distance()
-    for _ in range(4):
-        learner.update([pack_minibatch([examples])])
-    assert distance() < 0.9 * before
-
-
-def test_without_a_teacher_no_second_model_is_loaded(path):
-    assert make_learner(path)._anchors._teacher is None
-    assert (
-        "loss/teacher_kl"
-        not in make_learner(path, algorithm=ALGORITHM)
-        .update([pack_minibatch([make_examples(path, noise=0.0, age=0)])])
-        .read()
-    )
 
 
 def test_a_teacher_on_a_server_gives_the_same_update_as_one_in_the_worker(path, teacher_path):

@@ -48,13 +48,6 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    write_model(folder / "tied", tied=True)
-    return str(folder / "tied")
-
-
 def make(path: str, **changes: Any) -> ActorCritic | Learner:
     return (make_actor_critic if "critic" in changes else make_learner)(path, **changes)
 

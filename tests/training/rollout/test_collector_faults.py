@@ -150,9 +150,12 @@ def test_a_sample_that_an_engine_loses_ends_the_run_with_an_error_that_names_it(
 
 @pytest.mark.parametrize("refill", [True, False])
 def test_a_group_whose_reward_fails_is_dropped_and_its_slots_are_refilled(refill):
-    """Fails when a failed score counts as a value, or one-shot does not free the slots."""
+    """Fails when a failed score counts as a value, one-shot does not free the slots, or nothing is
+    said.
+    """
     run = Run(Setup(alpha=1.0, refill=refill, failing=frozenset({0, 2, 3}), delay=3))
-    run.step()
+    notes = run.step().notes
+    assert any("dropped because a reward, environment or engine failed" in note for note in notes)
     trained = {scored.group.prompt.id for scored in run.trained}
     assert len(trained) == 3
     assert not trained & {0, 2, 3}
@@ -188,19 +191,17 @@ def test_a_step_with_only_rejected_groups_fails_and_names_the_setting(refill):
     assert_parked_and_accounted_for(run)
 
 
-def test_at_the_limit_on_rejected_groups_a_step_returns_its_ready_groups():
-    run = Run(Setup(num_groups=4, reject_every=2, max_rejected_groups=3, refill=False, alpha=1.0))
-    groups = run.step().groups
-    assert 0 < len(groups) < 4
-
-
 def test_messages_about_rejected_groups_name_the_users_filter():
-    """Fails when messages mention equal rewards, which the user's filter may ignore."""
+    """At the limit, a step returns the groups that are ready. Fails when messages mention equal
+    rewards, which the user's filter may ignore.
+    """
     setup = Setup(reject_every=1, max_rejected_groups=7, cause="by mine:keep")
     with pytest.raises(RunError, match=r"rejected by mine:keep"):
         Run(setup).step()
     few = replace(setup, num_groups=4, reject_every=2, max_rejected_groups=3, refill=False, alpha=1)
-    assert any("rejected by mine:keep" in n for n in Run(few).step().notes)
+    collection = Run(few).step()
+    assert 0 < len(collection.groups) < 4
+    assert any("rejected by mine:keep" in note for note in collection.notes)
 
 
 def test_one_shot_starts_another_group_after_a_rejected_one():
@@ -224,15 +225,6 @@ def test_rewards_that_always_fail_end_in_an_error_that_gives_the_reason():
     with pytest.raises(RunError, match=r"7 groups were dropped.*The last failure: sample 0"):
         run.step()
     assert_parked_and_accounted_for(run, dropped=7)
-
-
-def test_a_step_reports_dropped_groups():
-    run = Run(Setup(alpha=1.0, failing=frozenset({0, 2, 3}), delay=3))
-    assert [
-        note
-        for note in run.step().notes
-        if "dropped because a reward, environment or engine failed" in note
-    ]
 
 
 @pytest.mark.parametrize("error", [RunError("the reward is broken"), KeyboardInterrupt()])

@@ -112,6 +112,7 @@ def test_a_group_is_complete_when_all_its_samples_are_finished():
         ((0.5,), False),
         ((0.1 + 0.2, 0.3, 0.3), False),  # sums of weighted rewards depend on the order of the terms
         ((0.1 + 0.2 - 0.3, 0.0), False),
+        ((0.7,) * 7, False),  # their computed mean is not 0.7
         ((float(np.float32(0.3)), 0.3), False),
         ((1000.0, 1000.0005), False),
         ((1000.0, 1000.01), True),
@@ -120,7 +121,9 @@ def test_a_group_is_complete_when_all_its_samples_are_finished():
     ],
 )
 def test_a_group_has_signal_when_its_rewards_differ_by_more_than_rounding(rewards, has_signal):
-    """Dynamic sampling and advantages use one rule. Fails when one of them compares bit by bit."""
+    """Dynamic sampling and advantages use one rule. Fails when one of them compares bit by bit, or
+    equal rewards have an advantage.
+    """
     group = Group(prompt=PROMPT, samples=())
     assert ScoredGroup(group=group, rewards=rewards).has_signal == has_signal
     for advantages in (grpo, dr_grpo, rloo):

@@ -32,8 +32,8 @@ class Gpu:
 class StandInLearner:
     """A learner that is on the device from each call until `offload`."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
+    def __init__(self, gpu: Gpu, *, merged: bool) -> None:
+        self.gpu, self.merged = gpu, merged
         self.load()
 
     def load(self) -> None:
@@ -47,9 +47,10 @@ class StandInLearner:
         self.load()
         return Metrics()
 
-    def weights(self, *, merged: bool) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ARG002
+    def weights(self, *, merged: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        assert merged is self.merged
         self.load()
-        yield "embedding", torch.zeros(1)
+        yield from (("embedding", torch.zeros(4)), ("head", torch.zeros(2)))
 
     def write_adapter(self, folder: Path) -> int:
         self.load()
@@ -85,7 +86,8 @@ class SleepingEngine:
 
     def load_weights(self, weights: Iterator, *, policy_version: int) -> None:
         assert self.is_awake
-        self.has_weights, self.policy_version = list(weights) != [], policy_version
+        self.has_weights = [name for name, _ in weights] == ["embedding", "head"]
+        self.policy_version = policy_version
 
     def load_adapter(self, folder: Path, *, policy_version: int) -> None:
         assert (folder / "adapter").exists()
@@ -108,12 +110,13 @@ def test_the_learner_is_away_whenever_the_engine_has_its_cache(
     lora: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Start, evaluation before the first step, two steps, an export, a resume. Fails when one of
-    them has both on the device, or samples with weights that sleep has discarded.
+    them has both on the device, samples with weights that sleep has discarded, or makes a wrong
+    policy version of them.
     """
     config = LoraConfig(**{"sync": LoraSync.adapter, **lora}) if lora else LoraConfig()
     has_adapter = bool(lora) and config.sync is LoraSync.adapter
     gpu = Gpu()
-    learner = StandInLearner(gpu)
+    learner = StandInLearner(gpu, merged=not has_adapter)
     monkeypatch.setattr(worker_module, "build_learner", lambda *_, **__: (learner, learner.update))
     monkeypatch.setattr(
         worker_module,
@@ -132,9 +135,10 @@ def test_the_learner_is_away_whenever_the_engine_has_its_cache(
     sample()
     for version in (1, 2):
         worker.update([])
-        worker.sync_weights(version)
+        assert worker.sync_weights(version).read()["sync/bytes"] == 24 + has_adapter
         sample()
     worker.export(tmp_path)
+    assert worker.engine.policy_version == 2
     sample()
     worker.load_state(tmp_path)
     worker.sync_weights(2)

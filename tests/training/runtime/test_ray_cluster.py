@@ -144,18 +144,24 @@ def test_an_address_where_nothing_listens_is_named_at_once():
         join(f"127.0.0.1:{port}")
 
 
-@pytest.mark.slow
-def test_a_start_of_ray_that_takes_too_long_ends_in_one_message_and_leaves_no_process():
-    """Ray gives its head process no time to start. Fails when Ray's error ends in a traceback."""
+def fail_to_start(**variables: str) -> subprocess.CompletedProcess[str]:
+    """Return what a start of Ray with these variables prints before it ends with an error."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", START],
-        env={**os.environ, "RAY_gcs_server_port_wait_time_s": "0"},
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
     assert done.returncode == 1
+    return done
+
+
+@pytest.mark.slow
+def test_a_start_of_ray_that_takes_too_long_ends_in_one_message_and_leaves_no_process():
+    """Ray gives its head process no time to start. Fails when Ray's error ends in a traceback."""
+    done = fail_to_start(RAY_gcs_server_port_wait_time_s="0")
     [said] = done.stderr.splitlines()
     assert said.startswith("Ray did not start on this machine (Timed out waiting for file")
     assert "RAY_gcs_server_port_wait_time_s=300" in said
@@ -172,15 +178,7 @@ def test_a_folder_that_ray_cannot_use_is_named_by_its_variable(tmp_path, variabl
     folder = tmp_path / ("long" * 12 if variable == "TMPDIR" else "home")
     folder.mkdir()
     (folder / ".ray").write_text("in the way")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", START],
-        env={**os.environ, variable: str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 1
+    done = fail_to_start(**{variable: str(folder)})
     assert advice.format(folder=folder) in done.stderr
     assert "busy" not in done.stderr
 

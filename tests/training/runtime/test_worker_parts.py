@@ -1,10 +1,8 @@
-"""The parts of a worker, with fakes of engine and learner."""
+"""The parts of a worker: its engine and its process group."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +12,7 @@ from composed_config import load
 from torch.distributed import distributed_c10d
 
 from april_rl.config import TrainConfig
-from april_rl.run.supervision.heartbeat import Heartbeat
 from april_rl.training.engine import vllm_engine
-from april_rl.training.runtime.profiling.call_profiler import CallProfiler
 from april_rl.training.runtime.worker import Worker
 from april_rl.training.runtime.worker_parts import WorkerSettings
 
@@ -28,66 +24,6 @@ SETTINGS = WorkerSettings(
     max_num_seqs=2,
     stop_tokens=(1,),
 )
-
-
-class Log:
-    """An engine and a learner that record their calls."""
-
-    def __init__(self, *, policy_version: int) -> None:
-        self.calls: list[str] = []
-        self.policy_version = policy_version
-
-    def sleep(self) -> None:
-        self.calls.append("sleep")
-
-    def wake_weights(self) -> None:
-        self.calls.append("wake weights")
-
-    def wake_kv_cache(self) -> None:
-        self.calls.append("wake KV cache")
-
-    def load_weights(self, weights: Iterator, *, policy_version: int) -> None:
-        assert [name for name, _ in weights] == ["embedding", "head"]
-        self.calls.append(f"load version {policy_version}")
-
-    def weights(self, *, merged: bool) -> Iterator[tuple[str, torch.Tensor]]:
-        assert merged
-        yield from (("embedding", torch.zeros(4)), ("head", torch.zeros(2)))
-
-    def export(self, path: Path) -> None:
-        self.calls.append(f"export {path.name}")
-
-    def offload(self) -> None:
-        self.calls.append("offload")
-
-
-class BareWorker(Worker):
-    """A worker whose engine and learner are the same log."""
-
-    def __init__(self, log: Log) -> None:
-        self.heartbeat, self._profiler = Heartbeat(), CallProfiler(device="cpu")
-        self._settings, self._closing = SETTINGS, ExitStack()
-        self.engine = self.learner = log
-
-
-def test_a_checkpoint_is_written_while_the_engine_sleeps_and_it_wakes_with_the_same_weights():
-    """On a GPU, offloaded master weights come back for it. Fails when there is a KV cache on the
-    GPU at the same time, or when an engine that slept has no weights afterwards.
-    """
-    log = Log(policy_version=7)
-    BareWorker(log).export(Path("step_7"))
-    assert log.calls == [
-        *("sleep", "export step_7"),
-        *("wake weights", "load version 7", "offload", "wake KV cache"),
-    ]
-
-
-def test_a_sync_wakes_the_kv_cache_after_the_learner_is_offloaded():
-    """Fails when the cache takes its memory while the master weights are still there."""
-    log = Log(policy_version=7)
-    metrics = BareWorker(log).sync_weights(8).read()
-    assert log.calls == ["wake weights", "load version 8", "offload", "wake KV cache"]
-    assert metrics["sync/bytes"] == 24
 
 
 def record(calls: list[dict[str, Any]]) -> Callable[..., None]:
@@ -109,10 +45,7 @@ def test_a_workers_engine_gets_the_settings_and_the_planned_values(
     monkeypatch.setattr(vllm_engine, "VllmEngine", record(built))
     overrides = ("rollout.temperature=0.6", "seed=7")
     config = load("+recipe=tiny_cpu", "model.path=some/model", *overrides, *lora)
-    worker = BareWorker(Log(policy_version=0))
-    worker._settings = WorkerSettings(
-        config=config, device="cpu", threads=1, max_model_len=300, max_num_seqs=5, stop_tokens=(1,)
-    )
+    worker = Worker(replace(SETTINGS, config=config, max_model_len=300, max_num_seqs=5))
     planned = replace(config.engine, gpu_memory_utilization=0.3)
     worker.build_engine(planned, sleeps=sleeps, keeps_parked=keeps_parked)
     [found] = built

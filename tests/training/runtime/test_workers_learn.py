@@ -1,8 +1,6 @@
 """One worker and several workers learn the same, and a weight sync stays within its memory."""
 
 import ctypes
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import torch.multiprocessing
 from forked_ranks import one_of, results_of_ranks
 from learner_setup import Example, group_of_one, make_examples, make_learner, write_model
 from light_samples import make_packer, whole_sample
+from own_process import peak_growth
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from april_rl.config.choices import ComputeDtype
@@ -89,32 +88,6 @@ def test_two_workers_have_the_loss_of_one_on_the_same_groups(tmp_path: Path) -> 
         assert torch.equal(ranks[0][1][name], ranks[1][1][name])
 
 
-class PeakMemory(threading.Thread):
-    """The largest anonymous memory of this process while the thread runs, above the initial
-    value.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._is_over = threading.Event()
-        self._before = self._peak = resident()
-
-    def run(self) -> None:
-        while not self._is_over.is_set():
-            self._peak = max(self._peak, resident())
-            time.sleep(0.002)
-
-    def end(self) -> int:
-        self._is_over.set()
-        self.join()
-        return self._peak - self._before
-
-
-def resident() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
-
-
 def run_stream(rank: int, folder: str) -> None:
     libc = ctypes.CDLL("libc.so.6")
     # Return tensors to the system as soon as they are freed. Otherwise the allocator would learn to
@@ -124,10 +97,9 @@ def run_stream(rank: int, folder: str) -> None:
         learner = make_learner(f"{folder}/model", compute_dtype=ComputeDtype.bfloat16)
         # Return the freed memory of loading first: a stream that keeps everything could hide in it.
         libc.malloc_trim(0)
-        memory = PeakMemory()
-        memory.start()
-        sizes = [tensor.nbytes for _, tensor in learner.weights()]
-        torch.save((memory.end(), sizes), f"{folder}/rank{rank}.pt")
+        with peak_growth() as peak:
+            sizes = [tensor.nbytes for _, tensor in learner.weights()]
+        torch.save((peak[0], sizes), f"{folder}/rank{rank}.pt")
 
 
 @pytest.mark.soak

@@ -171,7 +171,7 @@ def test_a_run_without_signal_may_try_as_often_again_after_a_resume(
     own = AlgorithmConfig(group_filter="own_filters:reject_all_but")
     config = replace(settings(num_steps=NUM_STEPS), algorithm=own)
     monkeypatch.setattr(own_filters, "num_good", 6)
-    with pytest.raises(RunError, match=r"groups were rejected by algorithm\.group_filter"):
+    with pytest.raises(RunError, match=r"rejected by algorithm\.group_filter=own_filters:reject"):
         run(config, tmp_path)
     monkeypatch.setattr(own_filters, "num_good", 10_000)
     run(config, tmp_path, resumed=load("auto", tmp_path))

@@ -22,7 +22,7 @@ from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.config.choices import Advantage
 from april_rl.config.schema import RolloutConfig, TrainerConfig
 from april_rl.config.task import EvaluationConfig
-from april_rl.errors import DataError, RunError
+from april_rl.errors import DataError
 from april_rl.metrics import Mean, Metrics, Sum
 from april_rl.run.checkpointing.checkpointer import Checkpointer
 from april_rl.run.checkpointing.resume import CHECKPOINTS, Resumed, load
@@ -210,16 +210,6 @@ def test_a_sampler_whose_state_cannot_be_written_ends_the_run(tmp_path: Path) ->
     """Fails when the run continues without checkpoints."""
     with pytest.raises(DataError, match=r"data\.sampler: .* set is not JSON serializable"):
         run(settings(num_steps=2), tmp_path, new_sampler=lambda n, _: WithoutPlainState(n, 0))
-
-
-def test_a_filter_that_rejects_everything_ends_the_run_with_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_filter.py").write_text("def reject(scored):\n    return False\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    own = AlgorithmConfig(group_filter="my_filter:reject")
-    with pytest.raises(RunError, match=r"rejected by algorithm\.group_filter=my_filter:reject"):
-        run(replace(settings(num_steps=2), algorithm=own), tmp_path / "run")
 
 
 def evaluated_steps(rows: list[dict[str, float]]) -> list[float]:
