@@ -5,9 +5,12 @@ import re
 import shutil
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 import pytest
+import torch
 from command_line import groups_of, run_here, steps_of, write_task
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from april_rl.__main__ import main
 from april_rl.training.recorded_steps import read_recorded
@@ -87,6 +90,37 @@ def test_other_settings_stand_beside_it(run_dir: Path, capsys, tmp_path: Path) -
     other = json.loads(file.read_text())
     assert other["again"] == found["again"]
     assert other["changed"]["cosine"] < found["changed"]["cosine"]
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_engine
+def test_held_out_responses_become_more_or_less_likely(run_dir: Path, capsys, tmp_path) -> None:
+    """After the last step as transformers has it for the exported policy; without a learning rate
+    nothing changes. Fails when an evaluation after the step is taken, or other tokens.
+    """
+    file = tmp_path / "replay.json"
+    step_of = ["replay", str(run_dir), "--step", "4", "--json", str(file)]
+    assert main([*step_of, "optimizer.lr=1e-30"]) == 0
+    assert re.search(r"^held_out, right: nats a token .* -?\d", capsys.readouterr().out, re.M)
+    found = json.loads(file.read_text())
+    policy = AutoModelForCausalLM.from_pretrained(run_dir / "exports" / "step_4")
+    tokenizer = AutoTokenizer.from_pretrained(run_dir / "exports" / "step_4")
+    logprobs: dict[str, list[float]] = {"held_out, right": [], "held_out, wrong": []}
+    for line in (run_dir / "samples" / "eval_held_out_step_0.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        prompt, response = (
+            tokenizer(record[key], add_special_tokens=key == "prompt")["input_ids"]
+            for key in ("prompt", "response")
+        )
+        with torch.no_grad():
+            logits = policy(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+        own = logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])
+        logprobs[f"held_out, {'right' if record['reward'] else 'wrong'}"] += own[:, 0].tolist()
+    for name, (before, after) in found["again"]["held_out"].items():
+        assert before != after
+        assert after == pytest.approx(fmean(logprobs[name]), abs=1e-4)
+        unchanged = found["changed"]["held_out"][name]
+        assert unchanged == pytest.approx([before, before], abs=1e-6)
 
 
 @pytest.mark.slow

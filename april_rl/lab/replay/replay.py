@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from torch import Tensor
 
 from april_rl.config import TrainConfig
+from april_rl.lab.replay.held_out import held_out
 from april_rl.lab.replay.responses import TrainedResponse
 from april_rl.lab.replay.rewards import scored_again
 from april_rl.lab.replay.trainee import ReplayError, Trainee, trainee
@@ -21,6 +22,7 @@ from april_rl.run.checkpointing.folder import Saved, list_saved
 from april_rl.run.checkpointing.resume import CHECKPOINTS
 from april_rl.run.tracking.metrics_file import read_metrics
 from april_rl.training.recorded_steps import RecordedStep, read_recorded
+from april_rl.types import ScoredGroup
 
 _SHOWN = ("reward/", "loss/", "staleness/", "mismatch/", "critic/")  # stages that an update decides
 _NUM_SHOWN, _TEXT = 8, 50  # responses in a table, and characters of each
@@ -35,6 +37,8 @@ class Update:
     metrics: Mapping[str, float]
     moved: Mapping[str, Tensor]
     responses: Sequence[TrainedResponse]  # those that pull most at the update first
+    # Mean log-probability of a token of held-out responses before and after, by set and kind.
+    held_out: Mapping[str, tuple[float, float]]
 
     @property
     def norm(self) -> float:
@@ -45,7 +49,8 @@ class Update:
         """Return every figure by name."""
         total = sum(response.size for response in self.responses)
         responses = [response.figures(total) for response in self.responses]
-        return {**self.metrics, "update_norm": self.norm, "responses": responses}
+        found = {"update_norm": self.norm, "held_out": self.held_out, "responses": responses}
+        return {**self.metrics, **found}
 
     def times(self, other: Update) -> float:
         """Return the inner product with another update of the same weights."""
@@ -109,6 +114,7 @@ def replay(
     """
     steps = {number: read_recorded(run_dir, number) for number in asked}
     *earlier, step = asked
+    unseen = held_out(run_dir, step, config)
 
     def course(learner: Trainee, how: str) -> tuple[list[dict[str, float]], Update]:
         metrics = []
@@ -116,7 +122,7 @@ def replay(
             say(f"step {number} {how}")
             metrics.append(learner.train(number, steps[number])[0])
         say(f"step {step} {how}")
-        return metrics, _update(learner, step, steps[step])
+        return metrics, _update(learner, step, steps[step], held_out=unseen)
 
     with TemporaryDirectory(prefix="april_rl_replay_") as folder:
         before = Path(folder) / "before"
@@ -167,14 +173,21 @@ def weights_before(run_dir: Path, step: int) -> Saved | None:
     return max(saved, key=lambda each: each.step, default=None)
 
 
-def _update(learner: Trainee, step: int, recorded: RecordedStep) -> Update:
-    before = learner.weights()
+def _update(
+    learner: Trainee,
+    step: int,
+    recorded: RecordedStep,
+    *,
+    held_out: Mapping[str, Sequence[ScoredGroup]],
+) -> Update:
+    before, unseen = learner.weights(), {k: learner.logprob(each) for k, each in held_out.items()}
     metrics, responses = learner.train(step, recorded)
     rewards = [reward for scored in recorded.groups for reward in scored.rewards]
     metrics["reward/mean"] = fmean(rewards)
     after = learner.weights()
     moved = {name: after[name] - before[name] for name in before}
-    return Update(metrics, moved, responses)
+    both = {name: (value, learner.logprob(held_out[name])) for name, value in unseen.items()}
+    return Update(metrics, moved, responses, both)
 
 
 def replay_table(found: Replay, settings: Sequence[str]) -> str:
@@ -194,6 +207,10 @@ def replay_table(found: Replay, settings: Sequence[str]) -> str:
     rows.append(("update, norm", (None, found.again.norm, changed and changed.norm)))
     if changed:
         rows.append(("update, cosine with the run", (None, None, found.again.cosine(changed))))
+    for name in sorted(found.again.held_out):
+        pairs = [update and update.held_out[name] for update in (found.again, changed)]
+        cells = [pair and pair[1] - pair[0] for pair in pairs]
+        rows.append((f"{name}: nats a token", (None, *cells)))
     width = max(14, *(len(head) + 2 for head in heads))
     lines = [
         f"{name:<36}{''.join(f'{_cell(each):>{width}}' for each in cells[:num_columns])}"

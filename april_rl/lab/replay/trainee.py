@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import Tensor
 
 from april_rl.config import TrainConfig
@@ -16,12 +17,14 @@ from april_rl.config.choices import Offload
 from april_rl.errors import RunError
 from april_rl.lab.replay.responses import TrainedResponse, Watched
 from april_rl.metrics import merge
-from april_rl.start.assembly.packer import build_batches
+from april_rl.start.assembly.packer import build_batches, build_packer
 from april_rl.start.assembly.workers import build_workers, machine_of
 from april_rl.start.planning.plan import draft_training, facts_of, models_of, plan_training
+from april_rl.training.batch.packing import Packer
 from april_rl.training.batches import Batches
 from april_rl.training.recorded_steps import RecordedStep
 from april_rl.training.runtime.worker_parts import Update, build_learner
+from april_rl.types import ScoredGroup
 
 if TYPE_CHECKING:
     from april_rl.training.learner.learner import Learner
@@ -39,13 +42,19 @@ class Trainee:
     """A learner, the function that makes its updates, and what makes its batches."""
 
     def __init__(
-        self, learner: Learner, update: Update, batches: Batches, watched: Watched
+        self,
+        learner: Learner,
+        update: Update,
+        batches: Batches,
+        *,
+        packer: Packer,
+        watched: Watched,
     ) -> None:
         """Train with `update`, which belongs to the learner, on what `batches` makes; the
         objective calls `watched`.
         """
         self._learner, self._update, self._batches = learner, update, batches
-        self._watched = watched
+        self._packer, self._watched = packer, watched
 
     def load(self, folder: Path) -> None:
         """Continue from what workers saved; raise TrainingStateError for another model."""
@@ -71,6 +80,12 @@ class Trainee:
         )
         metrics = merge([batch.metrics, self._update(batch.of_rank(0))]).read()
         return metrics, self._watched.responses(recorded)
+
+    def logprob(self, groups: Sequence[ScoredGroup]) -> float:
+        """Return the mean log-probability of the tokens of groups of one sample, in nats."""
+        batch = self._packer.pack(groups, [[0.0] for _ in groups], policy_version=0)
+        rows = (row for part in batch.of_rank(0) for row in part)
+        return float(torch.cat([self._learner.logprobs(row) for row in rows]).mean())
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of every trained weight on the host."""
@@ -101,6 +116,8 @@ def trainee(settings: TrainConfig) -> Iterator[Trainee]:
             watched, device = Watched(), plan.layout.device
             learner, update = build_learner(plan.config, device=device, watch=watched)
             batches = build_batches(plan, models.policy, None)
-            yield Trainee(learner, update, batches, watched)
+            hidden_size = models.policy.hidden_size
+            packer = build_packer(plan.config, num_ranks=1, hidden_size=hidden_size)
+            yield Trainee(learner, update, batches, packer=packer, watched=watched)
         finally:
             worker.close()

@@ -131,6 +131,12 @@ class Learner:
         self._check(mismatch)
         return mismatch.metrics()
 
+    @torch.no_grad()
+    def logprobs(self, batch: MicroBatch) -> Tensor:
+        """Return the log-probabilities [N] of a row's response tokens, in nats."""
+        logprobs: Tensor = self._policy(PackedRow.of(batch, device=self._device))[0]
+        return logprobs
+
     def train(
         self, rows: Sequence[Sequence[PackedRow]], advantages: Sequence[Sequence[Tensor]]
     ) -> Metrics:
