@@ -127,7 +127,7 @@ def _training_site(
 def _read_prompts(
     site: RunSite, inputs: Inputs, resumed: Resumed | None
 ) -> tuple[PromptStream | MixedStream, list[PromptTable], dict[str, HeldOut]]:
-    """Return the stream of training prompts, which continues, its tables, and the held-out sets."""
+    """Return the stream of training prompts, continued on a resume, tables and held-out sets."""
     config, view = site.config, site.view
     with view.phase("reading the data"):
         training = inputs.sets.training()

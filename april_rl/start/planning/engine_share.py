@@ -66,7 +66,7 @@ def settle_share(
 
 
 def use_rest(model: ModelSizes, inputs: MemoryInputs, *, room: Room, demand: KvDemand) -> Decision:
-    """Raise the share of an engine that stays awake to the largest beside the decided learner."""
+    """Raise the share of an engine that stays awake to all that the decided learner leaves it."""
     plan = plan_memory(model, inputs, device_bytes=room.device)
     in_update = max(map(_of_learner, plan.phases[1:]))
     rest = _round_down((room.free - in_update) / room.device - MARGIN_FRAC)

@@ -60,7 +60,7 @@ class MemoryInputs:
 
     @property
     def keeps_attention(self) -> bool:
-        """Whether layers computed twice keep their attention; with auto not, until decided."""
+        """Whether layers computed twice keep their attention; with auto only once decided."""
         return self.learner.keep_attention is True
 
     @property
