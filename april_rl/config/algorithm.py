@@ -85,8 +85,12 @@ class AlgorithmConfig:
         check_bounds("algorithm", self)
         self._check_own_functions()
         self._check_nothing_is_ignored()
-        self._check_clip_low()
         self._check_mask()
+        require(
+            self.clip_low < 1 or (self.loss == Loss.cispo and self.clip_low == 1),
+            f"algorithm.clip_low must be < 1 with algorithm.loss={self.loss} (cispo also takes 1, "
+            f"which removes the lower bound), got {self.clip_low:g}",
+        )
         require(
             self.ratio is Ratio.proximal
             or self.correction is Correction.none
@@ -148,14 +152,6 @@ class AlgorithmConfig:
             self.group_filter is None or not self.dynamic_sampling,
             "algorithm.dynamic_sampling is the built-in filter and algorithm.group_filter another "
             "one: remove one of them",
-        )
-
-    def _check_clip_low(self) -> None:
-        low, loss = self.clip_low, self.loss
-        require(
-            low < 1 or (loss == Loss.cispo and low == 1),
-            f"algorithm.clip_low must be < 1 with algorithm.loss={loss} (cispo also takes 1, "
-            f"which removes the lower bound), got {low:g}",
         )
 
     def _check_mask(self) -> None:

@@ -145,7 +145,6 @@ class RouterReplay(Enum):
 
     @property
     def is_on(self) -> bool:
-        """Return whether any pass repeats experts."""
         return self is not RouterReplay.none
 
 

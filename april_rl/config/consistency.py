@@ -26,19 +26,14 @@ def check_consistency(config: TrainConfig) -> None:
     """Raise ValueError naming the first key that contradicts another or has no valid value."""
     _check_values(config)
     require(0 <= config.seed < 2**32, f"seed must be in [0, 2**32), got {config.seed}")
-    _check_names(config)
-    _check_groups(config)
-    _check_samples(config)
-    _check_lengths(config)
+    _check_rollout(config)
     _check_environment(config)
     _check_evaluation(config)
     _check_steps(config)
     check_layout(config)
     _check_engine(config)
-    _check_reward_sources(config)
-    _check_teacher(config)
-    _check_critic(config)
-    _check_reference(config)
+    _check_data_sets(config)
+    _check_models_beside(config)
 
 
 def _check_values(section: object, prefix: str = "") -> None:
@@ -54,20 +49,10 @@ def _check_values(section: object, prefix: str = "") -> None:
         require(not is_empty, f"{key} is empty: write {key}=null, or remove it")
 
 
-def _check_names(config: TrainConfig) -> None:
-    """Check that a name means one data set, because rewards, environments and prompts are found by
-    it.
-    """
-    shared = sorted(config.data.sources.keys() & config.evaluation.sets.keys())
-    require(
-        not shared,
-        f"data.sources and evaluation.sets both have {', '.join(shared)}: rewards and environments "
-        "are chosen by the name of the data set; rename one of the two",
-    )
-
-
-def _check_groups(config: TrainConfig) -> None:
-    size, algorithm = config.rollout.group_size, config.algorithm
+def _check_rollout(config: TrainConfig) -> None:
+    """Check the size of groups, how old samples get, and their longest sequence."""
+    rollout, algorithm = config.rollout, config.algorithm
+    size, factor = rollout.group_size, rollout.over_sampling_factor
     is_own = algorithm.advantage not in Advantage.__members__
     require(
         size >= 2 or is_own or algorithm.advantage in SAMPLE_BY_SAMPLE,
@@ -79,12 +64,6 @@ def _check_groups(config: TrainConfig) -> None:
         "rollout.group_size must be >= 2 with algorithm.dynamic_sampling, which rejects groups "
         f"whose rewards are all equal, got {size}",
     )
-
-
-def _check_samples(config: TrainConfig) -> None:
-    """Check how many samples are in flight and how old they get."""
-    rollout = config.rollout
-    factor = rollout.over_sampling_factor
     residence = max(1.0, factor - 1)
     require(
         not (rollout.refill or factor > 1) or rollout.max_staleness >= residence,
@@ -92,9 +71,6 @@ def _check_samples(config: TrainConfig) -> None:
         f"rollout.over_sampling_factor={factor:g} (a sample stays "
         f"about that many steps), got {rollout.max_staleness}",
     )
-
-
-def _check_lengths(config: TrainConfig) -> None:
     longest, keys = longest_sequence(config)
     require(
         config.learner.max_tokens >= longest,
@@ -104,9 +80,7 @@ def _check_lengths(config: TrainConfig) -> None:
 
 
 def longest_sequence(config: TrainConfig) -> tuple[int, str]:
-    """Return the tokens of the longest sequence that is trained, and the settings that add up to
-    it.
-    """
+    """Return the tokens of the longest sequence that is trained, and the settings that set it."""
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     keys = "data.max_prompt_tokens + rollout.max_response_tokens"
     if config.observation_tokens:
@@ -203,9 +177,7 @@ def _check_steps(config: TrainConfig) -> None:
 
 
 def check_layout(config: TrainConfig) -> None:
-    """Check what depends on the device and the number of workers, unless they are auto: how workers
-    share weights and form engines, and whether engines that sleep can keep parked samples.
-    """
+    """Check what depends on the device and the number of workers, unless they are auto."""
     gives_up = config.engine.sleep is Sleep.always and config.runtime.device is Device.gpu
     require(
         not (gives_up and config.rollout.resume is Resume.keep),
@@ -258,10 +230,16 @@ def _check_engine(config: TrainConfig) -> None:
     )
 
 
-def _check_reward_sources(config: TrainConfig) -> None:
-    """Check that reward functions name existing data sets, that every set is scored, and that there
-    are several functions where they are weighed against each other.
+def _check_data_sets(config: TrainConfig) -> None:
+    """Check that a name means one data set, because rewards, environments and prompts are found by
+    it, and that each is scored by reward functions, of which there are enough.
     """
+    shared = sorted(config.data.sources.keys() & config.evaluation.sets.keys())
+    require(
+        not shared,
+        f"data.sources and evaluation.sets both have {', '.join(shared)}: rewards and environments "
+        "are chosen by the name of the data set; rename one of the two",
+    )
     functions = config.reward.functions
     require(
         len(functions) >= 2 or config.algorithm.advantage != Advantage.gdpo,
@@ -285,9 +263,11 @@ def _check_reward_sources(config: TrainConfig) -> None:
         )
 
 
-def _check_teacher(config: TrainConfig) -> None:
-    """Check that something is trained, and a teacher's temperature."""
-    teacher, algorithm = config.teacher, config.algorithm
+def _check_models_beside(config: TrainConfig) -> None:
+    """Check that a teacher, a critic and a reference are used where there is one, and that the
+    policy is trained.
+    """
+    teacher, critic, algorithm = config.teacher, config.critic, config.algorithm
     require(
         teacher.is_set or algorithm.advantage != Advantage.none,
         "algorithm.advantage=none trains nothing without a teacher: set teacher.path, or another "
@@ -303,32 +283,21 @@ def _check_teacher(config: TrainConfig) -> None:
         "algorithm.dynamic_sampling rejects groups of equal rewards, which algorithm.advantage="
         "none does not read: remove one of the two",
     )
-
-
-def _check_reference(config: TrainConfig) -> None:
-    """Check that a reference that moves is a model of its own."""
-    every = config.algorithm.reference_every
-    require(
-        every is None or config.lora.rank is None,
-        f"algorithm.reference_every={every}: with lora.rank={config.lora.rank} the reference is "
-        "the policy without its adapters, which does not move; set one of the two to null",
-    )
-
-
-def _check_critic(config: TrainConfig) -> None:
-    """Check that a critic is used where there is one, and that the policy is trained."""
-    critic, algorithm = config.critic, config.algorithm
-    if algorithm.advantage != Advantage.gae:
-        for entry in fields(critic):
-            value = getattr(critic, entry.name)
-            require(
-                value == entry.default,
-                f"critic.{entry.name}={value} has no effect with algorithm.advantage="
-                f"{algorithm.advantage}; set algorithm=ppo, or remove it",
-            )
-        return
+    for entry in fields(critic) if algorithm.advantage != Advantage.gae else ():
+        value = getattr(critic, entry.name)
+        require(
+            value == entry.default,
+            f"critic.{entry.name}={value} has no effect with algorithm.advantage="
+            f"{algorithm.advantage}; set algorithm=ppo, or remove it",
+        )
     require(
         critic.warmup_steps < config.trainer.num_steps,
         f"critic.warmup_steps must be < trainer.num_steps ({config.trainer.num_steps}), got "
         f"{critic.warmup_steps}: the policy would never be trained",
+    )
+    every = algorithm.reference_every
+    require(
+        every is None or config.lora.rank is None,
+        f"algorithm.reference_every={every}: with lora.rank={config.lora.rank} the reference is "
+        "the policy without its adapters, which does not move; set one of the two to null",
     )

@@ -54,7 +54,6 @@ class EnvironmentConfig:
 
     @property
     def is_set(self) -> bool:
-        """Return whether there is an environment."""
         return bool(self.function or self.command)
 
     @property

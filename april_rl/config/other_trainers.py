@@ -118,9 +118,7 @@ def is_name(key: str) -> bool:
 
 
 def translate_name(key: str) -> str:
-    """Return our name for a setting of another trainer, given its name with or without its
-    sections; empty if no other trainer has it.
-    """
+    """Return our name for another trainer's setting, given without or with its sections; or ''."""
     found = [entry for entry in _all_names() if _is_meant(_as_key(entry[1]), key)]
     found.sort(key=lambda entry: _as_key(entry[1]) != key)  # prefer a name that equals the key
     if found:

@@ -27,10 +27,7 @@ NameOf = Callable[[str, Callable[..., object]], str]
 
 
 def as_overrides(settings: Mapping[str, object], name_of: NameOf | None = None) -> list[str]:
-    """Return KEY=VALUE for each setting of a mapping as nested as a recipe, or with dotted keys.
-
-    Raise ConfigError for a value that a recipe cannot have, such as a function without `name_of`.
-    """
+    """Return KEY=VALUE for each setting, nested or with dotted keys; raise ConfigError."""
     return list(_overrides(settings, "", name_of))
 
 

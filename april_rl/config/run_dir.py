@@ -15,25 +15,17 @@ from omegaconf import DictConfig
 
 
 class CheckRunDir(Callback):
-    """A Hydra callback that ends the program with one message when the directory is not writable,
-    or a sweep was chosen for a single run.
-    """
+    """A Hydra callback that refuses a directory that is not writable, and a sweep in one run."""
 
     def on_run_start(self, config: DictConfig, **_: object) -> None:
         """Check before a single run; called by Hydra."""
-        _refuse_sweep(config)
+        if params := config.hydra.sweeper.params:  # a single run would ignore these values
+            _end(f"the sweep has several values of {' and '.join(params)}: add --multirun")
         _check("hydra.run.dir", Path(config.hydra.run.dir))
 
     def on_multirun_start(self, config: DictConfig, **_: object) -> None:
         """Check before a sweep; called by Hydra."""
         _check("hydra.sweep.dir", Path(config.hydra.sweep.dir))
-
-
-def _refuse_sweep(config: DictConfig) -> None:
-    """End the program if a single run has chosen a sweep, whose values would be ignored."""
-    params = config.hydra.sweeper.params
-    if params:
-        _end(f"the sweep has several values of {' and '.join(params)}: add --multirun")
 
 
 def _check(key: str, path: Path) -> None:

@@ -77,12 +77,10 @@ class TrainerConfig:
 
     @property
     def optimizer_steps_per_step(self) -> int:
-        """Return the optimizer steps of an update."""
         return self.num_minibatches * self.num_passes
 
     @property
     def num_optimizer_steps(self) -> int:
-        """Return the optimizer steps of the whole run."""
         return self.num_steps * self.optimizer_steps_per_step
 
 
@@ -166,9 +164,7 @@ class LearnerConfig:
 
     @property
     def recomputed_share(self) -> float:
-        """Return the share of the layers that compute their activations twice; auto has to be
-        decided before.
-        """
+        """Return the share of layers that compute activations twice; auto must be decided."""
         share = self.activation_checkpointing
         assert not isinstance(share, str), "learner.activation_checkpointing=auto is not decided"
         return float(share)

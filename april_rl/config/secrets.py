@@ -43,9 +43,7 @@ def hint_at_forgotten(message: str) -> str:
 
 
 def mask(shown: Any) -> Any:  # noqa: ANN401
-    """Return text, or plain data with texts, in which the value of each secret variable of this
-    process is replaced by `${oc.env:NAME}`.
-    """
+    """Return text, or plain data, with `${oc.env:NAME}` for the value of each secret variable."""
     values = {
         value: name
         for name, value in os.environ.items()
@@ -61,9 +59,7 @@ def mask(shown: Any) -> Any:  # noqa: ANN401
 
 
 def with_references(plain: Any) -> Any:  # noqa: ANN401
-    """Return settings in which a text that names an environment variable is escaped, so that it
-    stays unchanged when the others are resolved.
-    """
+    """Return settings with references to environment variables escaped, so that they stay."""
     return in_texts(plain, lambda text: _literal(text) if "oc.env:" in text else text)
 
 

@@ -86,10 +86,8 @@ def register() -> None:
 
 
 def without_folder(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments without `--config-dir FOLDER`, after registering the files in FOLDER.
-    Hydra itself would read them only for training, and would require a header in recipes.
-
-    Raise ConfigError as `register_folder` does.
+    """Return the arguments without `--config-dir FOLDER`, after registering the files in FOLDER as
+    `register_folder` does: Hydra reads them for training only, and wants a header in recipes.
     """
     found, words = [], iter(arguments)
     for word in words:
@@ -217,10 +215,7 @@ def in_our_words(error: Exception, overrides: Sequence[str]) -> ConfigError:
 
 
 def compose_overrides(overrides: Sequence[str]) -> DictConfig:
-    """Return what `python -m april_rl.train` composes from these overrides, for other commands.
-
-    Raises ConfigError for an override that Hydra refuses.
-    """
+    """Return what `python -m april_rl.train` composes from these overrides; raise ConfigError."""
     register()
     try:
         with initialize_config_dir(config_dir(), version_base="1.3"):
@@ -230,10 +225,7 @@ def compose_overrides(overrides: Sequence[str]) -> DictConfig:
 
 
 def to_config(composed: DictConfig) -> TrainConfig:
-    """Return the composed configuration as checked dataclasses.
-
-    Raises ConfigError naming the key for a missing value, a wrong type or a value out of range.
-    """
+    """Return the composed configuration as checked dataclasses; raise ConfigError with the key."""
     try:
         return _check(composed)
     except (OmegaConfBaseException, HydraException) as error:
@@ -243,10 +235,8 @@ def to_config(composed: DictConfig) -> TrainConfig:
 
 
 def run_config(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
-    """Return the checked configuration that a run left at `path`, its `config.yaml`, with
-    `changes` as KEY=VALUE.
-
-    A reference to an environment variable that this machine lacks stays as it is. Raises
+    """Return the checked configuration of a run's `config.yaml` at `path`, with `changes` as
+    KEY=VALUE. References to environment variables that this machine lacks stay as they are. Raise
     ConfigError when there is no such file, or this version cannot read it.
     """
     if not path.is_file():

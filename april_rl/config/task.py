@@ -178,10 +178,11 @@ class RewardConfig:
             f"reward.function={self.function} has no effect with reward.functions: write it into "
             "reward.functions",
         )
-        _check_function("reward.function", self.function)
+        require_function("reward.function", self.function, known=BUILTIN_REWARDS)
         for name, chosen in self.functions.items():
             _check_name("reward.functions", name)
-            _check_function(f"reward.functions.{name}.function", chosen.function)
+            key = f"reward.functions.{name}.function"
+            require_function(key, chosen.function, known=BUILTIN_REWARDS)
 
     @property
     def soft_timeout_s(self) -> int:
@@ -189,9 +190,7 @@ class RewardConfig:
         return max(1, int(self.hard_timeout_s / 3))
 
     def environment_weight(self, dataset: str) -> float:
-        """Return the weight of the function `environment` in the reward of a data set; 0.0 if
-        that function does not score the set.
-        """
+        """Return the weight of the function `environment` in the reward of a data set, or 0.0."""
         if not self.functions:
             return float(self.function == "environment")
         return sum(
@@ -277,10 +276,6 @@ def _check_name(section: str, name: str) -> None:
         f"{section}.{name}: a name has letters, digits, '_', '.' and '-' only; "
         "it becomes part of metric keys",
     )
-
-
-def _check_function(key: str, function: str) -> None:
-    require_function(key, function, known=BUILTIN_REWARDS)
 
 
 def _check_pattern(key: str, pattern: str | None) -> None:

@@ -22,7 +22,6 @@ class TeacherConfig:
 
     @property
     def is_set(self) -> bool:
-        """Return whether there is a teacher."""
         return bool(self.path or self.base_url)
 
     def __post_init__(self) -> None:

@@ -80,9 +80,7 @@ def import_function(function: str) -> Callable[..., Any]:
 
 
 def import_object(path: str) -> object:
-    """Import the object that `module:name` names. Raise ModuleNotFoundError if there is no such
-    module, TypeError if it has no such name; errors of the import pass through.
-    """
+    """Import `module:name`; raise ModuleNotFoundError, TypeError, or what the import raises."""
     module, _, name = path.partition(":")
     try:
         names = vars(importlib.import_module(module))
@@ -208,9 +206,7 @@ def check_args(
 def check_call(
     function: Callable[..., object], *given: str, args: Mapping[str, object], key: str
 ) -> None:
-    """Raise TypeError unless a function can be called with one argument for each of `given`, and
-    with `args` by name; `args` is the value of the setting `key`, if there is one.
-    """
+    """Raise TypeError unless f(*given, **args) can be called; the setting `key` holds `args`."""
     try:
         inspect.signature(function).bind(*given, **args)
     except TypeError as error:

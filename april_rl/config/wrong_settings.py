@@ -138,9 +138,7 @@ def unknown_setting(key: str, schema: type) -> str:
 
 
 def wrong_section(given: Mapping[Any, object], schema: type, *, section: str = "") -> str:
-    """Return which key of a file has a list or a value in place of a section, or a section in place
-    of a value; empty if there is no such key.
-    """
+    """Return which key of a file has a value in place of a section, or the reverse; or ''."""
     for name, value in given.items():
         key = f"{section}.{name}".lstrip(".")
         kind = _type_of(key, schema)
@@ -177,7 +175,6 @@ def wrong_option(
 
 
 def is_yaml(word: str) -> bool:
-    """Return whether a word of the command line is the name of a YAML file."""
     return PurePosixPath(word).suffix in (".yaml", ".yml")
 
 
@@ -193,7 +190,7 @@ def _type_of(key: str, schema: type) -> object:
     kind: Any = schema
     for part in filter(None, key.partition("[")[0].split(".")):
         hints = get_type_hints(kind) if is_dataclass(kind) else {}
-        kind = hints.get(part, _entry_type(kind))
+        kind = hints.get(part, get_args(kind)[1] if get_origin(kind) is dict else None)
     return kind
 
 
@@ -215,10 +212,6 @@ def _in_words(kind: object, key: str) -> str:
     return (
         "a mapping such as {name: value}, or null" if get_origin(kind) is dict else "another value"
     )
-
-
-def _entry_type(kind: object) -> object:
-    return get_args(kind)[1] if get_origin(kind) is dict else None
 
 
 def keys(schema: type, prefix: str = "") -> Iterator[str]:

@@ -44,9 +44,7 @@ _OF_HYDRA = ("--config-path", "-cp", "--config-name", "-cn")
 
 
 def run_directory(resume: str | None, name: str, fresh: str) -> str:
-    """Return the run directory when hydra.run.dir is not given: `fresh`, or with resume=auto the
-    directory of the newest unfinished run of this name.
-    """
+    """Return `fresh`, or with resume=auto the directory of the newest unfinished run of `name`."""
     from april_rl.run.checkpointing.resume import AUTO, unfinished_run
 
     unfinished = unfinished_run(Path("outputs", name)) if resume == AUTO else None
@@ -77,10 +75,7 @@ def main() -> None:
 
 
 def _as_hydra_takes(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments for Hydra, after registering the files of `--config-dir`.
-
-    Raise ConfigError for an option that is unknown.
-    """
+    """Return what Hydra gets of the arguments; raise ConfigError for an unknown option."""
     parser = get_args_parser()
     parser.exit_on_error = parser.allow_abbrev = False
     try:
@@ -113,9 +108,7 @@ def _is_sweep() -> bool:
 
 
 def _status_of(composed: DictConfig) -> int:
-    """Check the configuration, train, and return the exit status. A mistake in the configuration
-    gives one message and status 1.
-    """
+    """Train and return the exit status; a mistake in the configuration gives one message."""
     run_dir, started_s = Path(HydraConfig.get().runtime.output_dir), time.time()
     try:
         config = to_config(composed)
@@ -158,9 +151,7 @@ def run(
     interrupts: Interrupts | None = None,
 ) -> None:
     """Train in `run_dir`, which the caller owns; config.yaml will show `plain`. Without
-    `interrupts`, this process ends with the run.
-
-    Heavy imports are here, so that --help and --cfg job answer at once.
+    `interrupts`, this process ends with the run. Imports are late, so that --help answers at once.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it on import
@@ -175,10 +166,8 @@ def run(
         from april_rl.run.checkpointing.resume import load
         from april_rl.run.supervision.restarts import Restarts
         from april_rl.start.assembly.run import assemble
-        from april_rl.start.planning.model import without_network_go_offline
         from april_rl.training.trainer import Trainer
 
-    without_network_go_offline()
     if config.trainer.max_hours is not None:
         interrupts.end_after(hours=config.trainer.max_hours)
     restarts = Restarts(config.runtime.max_restarts, resume=config.resume)

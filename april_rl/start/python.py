@@ -92,9 +92,9 @@ class TrainedRun:
         return newest_export(self.path)
 
 
-def _refuse_wrong_place() -> None:
-    """Raise RunError in a thread, which gets no signals, and in a process of a run while that
-    process imports the user's script.
+def _prepare(config_dir: str | Path | None) -> None:
+    """Register the recipes of a folder. Raise RunError in a thread, which gets no signals, and in a
+    process of a run while that process imports the user's script.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RunError(
@@ -107,6 +107,8 @@ def _refuse_wrong_place() -> None:
             "a process of this run has imported the script that started the run, and would start "
             "another run: put the call under if __name__ == '__main__':"
         )
+    if config_dir is not None:
+        register_folder(Path(config_dir))
 
 
 def train(
@@ -142,21 +144,18 @@ def train(
     Raise RunError for a wrong argument or setting, and KeyboardInterrupt after Ctrl-C, when
     everything is saved.
     """
-    _refuse_wrong_place()
+    _prepare(config_dir)
     _check_on_step(on_step)
-    if config_dir is not None:
-        register_folder(Path(config_dir))
     settings |= _sections(data=data, reward=reward, environment=environment)
     settings |= _functions(functions or {})
-    words = _words(recipe, overrides, settings, _Copies(None))
+    copies = _Copies()
+    words = _words(recipe, overrides, settings, copies)
     config = to_config(compose_overrides(words))
     fresh = Path("outputs", config.name, time.strftime("%Y-%m-%d_%H-%M-%S"))
     path = Path(run_dir or run_directory(config.resume, config.name, str(fresh)))
     with _keep_process() as interrupts, own(path):
         labels = run_labels(config.name, overrides=words, seed=config.seed)
-        copies = _Copies(path / _INPUTS)
-        words = _words(recipe, overrides, settings, copies)
-        words += _objects(copies, data, held_out or {}, tools)
+        words += _objects(copies, path / _INPUTS, data=data, held_out=held_out or {}, tools=tools)
         composed = compose_overrides(words)
         config = to_config(composed)
         labels = replace(labels, overrides=tuple(words))
@@ -183,21 +182,17 @@ def evaluate(
     **settings: object,
 ) -> Report:
     """Evaluate as `python -m april_rl evaluate +recipe=RECIPE OVERRIDES` does; return the report.
-    The other arguments are the same as for `train`.
-
-    Raise RunError for a wrong argument or setting.
+    Other arguments are as for `train`. Raise RunError for a wrong argument or setting.
     """
-    _refuse_wrong_place()
-    if config_dir is not None:
-        register_folder(Path(config_dir))
+    _prepare(config_dir)
     if not isinstance(settings.get("data", {}), Mapping):
         raise ConfigError("evaluate takes rows as held_out={NAME: rows}; data is for training")
     folder = Path(output or time.strftime("outputs/evaluate/%Y-%m-%d_%H-%M-%S"))
     with _keep_process() as interrupts:
         settings |= _sections(reward=reward, environment=environment)
-        copies = _Copies(folder / _INPUTS)
+        copies = _Copies()
         words = _words(recipe, overrides, settings, copies)
-        words += _objects(copies, None, held_out or {}, tools)
+        words += _objects(copies, folder / _INPUTS, held_out=held_out or {}, tools=tools)
         return run_evaluation(words, folder, interrupts=interrupts)
 
 
@@ -209,8 +204,14 @@ def _sections(**given: object) -> dict[str, object]:
     sections: dict[str, object] = {}
     for name, section in given.items():
         if not isinstance(section, Mapping):
-            if section is not None and name != "data":
-                sections[name] = {"function": _as_function(section, name)}
+            if section is None or name == "data":
+                continue
+            if not (callable(section) or (isinstance(section, str) and name == "reward")):
+                raise ConfigError(
+                    f"{name} is a {type(section).__name__}; give a function or a class, or a dict "
+                    "of settings; several rewards are reward.functions (docs/rewards.md)"
+                )
+            sections[name] = {"function": section}
             continue
         sections[name] = section
         known = {key for key in keys(TrainConfig) if key.startswith(f"{name}.")}
@@ -221,15 +222,6 @@ def _sections(**given: object) -> dict[str, object]:
                     + unknown_setting(f"{name}.{key}", TrainConfig)
                 )
     return sections
-
-
-def _as_function(given: object, name: str) -> object:
-    if not (callable(given) or (isinstance(given, str) and name == "reward")):
-        raise ConfigError(
-            f"{name} is a {type(given).__name__}; give a function or a class, or a dict of "
-            "settings; several rewards are reward.functions (docs/rewards.md)"
-        )
-    return given
 
 
 def _functions(functions: Mapping[str, Callable[..., object]]) -> Mapping[str, object]:
@@ -268,27 +260,30 @@ def _words(
 
 def _objects(
     copies: _Copies,
-    data: Rows | Section | None,
+    folder: Path,
+    *,
+    data: Rows | Section | None = None,
     held_out: Mapping[str, Rows],
     tools: Sequence[Callable[..., object]],
 ) -> Iterator[str]:
-    """Write rows to files, and yield the settings that name the files and the tools."""
-    assert copies.folder is not None
+    """Write objects and rows into `folder`; yield the settings that name the rows and the tools."""
     if data is not None and not isinstance(data, Mapping):
-        yield from as_overrides({"data.path": _file_of(data, "data", copies.folder)})
+        yield from as_overrides({"data.path": _file_of(data, "data", folder)})
     if not isinstance(held_out, Mapping):
         raise ConfigError("held_out is a dict of rows by the name of the set: {'test': rows}")
     for name, rows in held_out.items():
-        path = _file_of(rows, f"held_out_{name}", copies.folder)
+        path = _file_of(rows, f"held_out_{name}", folder)
         yield from as_overrides({"evaluation.sets": {name: {"path": path}}})
-    if not tools:
-        return
-    if callable(tools) or not all(map(callable, tools)):
-        raise ConfigError("tools is a list of functions; a class is environment=CLASS")
-    if "environment.function" in copies.keys:
-        raise ConfigError("tools and environment: give one of them; a class has tools as methods")
-    yield f"environment.function={copies.copy(list(tools), 'given_tools', 'tools')}"
-    yield "data.environment=true"
+    if tools:
+        if callable(tools) or not all(map(callable, tools)):
+            raise ConfigError("tools is a list of functions; a class is environment=CLASS")
+        if "environment.function" in copies.keys:
+            raise ConfigError(
+                "tools and environment: give one of them; a class has tools as methods"
+            )
+        yield f"environment.function={copies.add(list(tools), 'given_tools', 'tools')}"
+        yield "data.environment=true"
+    copies.write(folder)
 
 
 def _file_of(rows: Rows, argument: str, folder: Path) -> str | Path:
@@ -329,9 +324,8 @@ class _Copies:
     function of a notebook, or one inside another function.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        """Without `folder` nothing is copied, but every object has its name."""
-        self.folder = folder
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[str, object]] = {}  # name and object, by module
         self.keys: set[str] = set()  # settings whose values are objects
 
     def name_of(self, key: str, given: Callable[..., object]) -> str:
@@ -343,30 +337,35 @@ class _Copies:
         if given.__module__ != "__main__" and module.get(name) is given:
             return f"{given.__module__}:{name}"
         name = name if name.isidentifier() else "given"
-        return self.copy(given, f"given_{key.replace('.', '_')}_{name}", name)
+        return self.add(given, f"given_{key.replace('.', '_')}_{name}", name)
 
-    def copy(self, given: object, module: str, name: str) -> str:
-        """Copy an object into a module of its own; return `module:name` of the copy."""
-        if self.folder is None:
-            return f"{module}:{name}"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            pickled = cloudpickle.dumps(given)
-        except (PicklingError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{given} refers to an object that cannot be copied into another process: {error}"
-            ) from error
-        (self.folder / f"{module}.pickle").write_bytes(pickled)
-        (self.folder / f"{module}.py").write_text(
-            '"""An object that was passed to april_rl.api."""\n\n'
-            "from pathlib import Path\nfrom pickle import loads\n\n"
-            f'{name} = loads(Path(__file__).with_suffix(".pickle").read_bytes())\n',
-            encoding="utf-8",
-        )
-        sys.modules.pop(module, None)  # an earlier run of this process may have imported another
-        importlib.invalidate_caches()
-        sys.path.insert(0, str(self.folder.resolve()))  # processes of the run inherit it
+    def add(self, given: object, module: str, name: str) -> str:
+        """Return `module:name` of the copy that `write` makes, in a module of its own."""
+        self._given[module] = name, given
         return f"{module}:{name}"
+
+    def write(self, folder: Path) -> None:
+        """Write the modules, and let this process and those of the run import them."""
+        for module, (name, given) in self._given.items():
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                pickled = cloudpickle.dumps(given)
+            except (PicklingError, TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"{given} refers to an object that cannot be copied into another process: "
+                    f"{error}"
+                ) from error
+            (folder / f"{module}.pickle").write_bytes(pickled)
+            (folder / f"{module}.py").write_text(
+                '"""An object that was passed to april_rl.api."""\n\n'
+                "from pathlib import Path\nfrom pickle import loads\n\n"
+                f'{name} = loads(Path(__file__).with_suffix(".pickle").read_bytes())\n',
+                encoding="utf-8",
+            )
+            sys.modules.pop(module, None)  # an earlier run of this process may have imported it
+        if self._given:
+            importlib.invalidate_caches()
+            sys.path.insert(0, str(folder.resolve()))  # processes of the run inherit it
 
 
 def _check_on_step(on_step: OnStep | None) -> None:

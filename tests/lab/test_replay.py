@@ -106,7 +106,7 @@ def test_held_out_responses_become_more_or_less_likely(run_dir: Path, capsys, tm
     policy = AutoModelForCausalLM.from_pretrained(run_dir / "exports" / "step_4")
     tokenizer = AutoTokenizer.from_pretrained(run_dir / "exports" / "step_4")
     logprobs: dict[str, list[float]] = {"held_out, right": [], "held_out, wrong": []}
-    for line in (run_dir / "samples" / "eval_held_out_step_0.jsonl").read_text().splitlines():
+    for line in (run_dir / "samples" / "eval_held_out_step_2.jsonl").read_text().splitlines():
         record = json.loads(line)
         prompt, response = (
             tokenizer(record[key], add_special_tokens=key == "prompt")["input_ids"]

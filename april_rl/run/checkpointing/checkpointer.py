@@ -72,11 +72,9 @@ class Checkpointer:
         resumed: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`config_text` is the resolved configuration, saved in every checkpoint.
-
-        `about` holds facts for people who read the manifest. `tell` is called with one line for
-        each checkpoint, including those that fail. `resumed` is the checkpoint that the run
-        resumes from.
+        """`config_text` is saved in every checkpoint, and `about`, facts for readers, in its
+        manifest. `tell` gets a line for each checkpoint, including those that fail. `resumed` is
+        the one that the run resumes from.
         """
         self._root, self._config, self._workers = root, config, workers
         self._config_text, self._about = config_text, dict(about)
@@ -147,12 +145,9 @@ class Checkpointer:
         if written is None:
             return
         self._under_way = None
-        errors = [each.error for each in (state, written) if each.error]
-        if not errors:
-            errors = self._commit(under_way, written)
-        if errors:
+        if error := state.error or written.error or self._commit(under_way, written):
             shutil.rmtree(under_way.partial, ignore_errors=True)
-            self._fail(under_way.step, errors[0])
+            self._fail(under_way.step, error)
 
     def finish(self) -> bool:
         """Wait for the checkpoint in progress; return whether the last one succeeded."""
@@ -167,7 +162,8 @@ class Checkpointer:
         metrics, self._metrics = self._metrics, Metrics()
         return metrics
 
-    def _commit(self, under_way: _UnderWay, written: Written) -> list[str]:
+    def _commit(self, under_way: _UnderWay, written: Written) -> str:
+        """Return why the checkpoint could not be written; empty if it was."""
         config = self._config
         records = {f"{LEARNER}/{name}": of for name, of in written.records.items()}
         try:
@@ -181,14 +177,14 @@ class Checkpointer:
             self.last = path
             prune(self._root, keep_last=config.keep_last, keep_best=int(bool(config.best_metric)))
         except (OSError, CheckpointError) as error:
-            return [str(error)]
+            return str(error) or repr(error)
         write_s = self._clock() - under_way.started
         num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         self._metrics = Metrics(
             {"checkpoint/write_s": Sum(write_s), "checkpoint/bytes": Sum(num_bytes)}
         )
         self._tell(f"checkpoint: {path} ({num_bytes / 2**20:.1f} MiB in {write_s:.1f} s)")
-        return []
+        return ""
 
     def _fail(self, step: int, reason: str) -> None:
         self._has_failed = True

@@ -42,11 +42,9 @@ def newest_export(run_dir: Path) -> Path | None:
 
 
 def exported_files(folder: Path) -> list[str]:
-    """Return the paths of an export's files within it, sorted.
-
-    Only README.md and files with the names that an export writes are returned: no other file, no
-    link and no hidden file. Raise RunError if the folder is not an export, or lacks a file of
-    its weights.
+    """Return the paths in an export, sorted, of README.md and the files that an export writes: no
+    other file, no link and no hidden file. Raise RunError if the folder is not an export, or lacks
+    a file of its weights.
     """
     if not folder.is_dir():
         raise RunError(f"there is no folder {folder}: give an export, RUN/{EXPORTS}/{_STEP}N")

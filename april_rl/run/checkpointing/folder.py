@@ -147,10 +147,8 @@ def is_abandoned(path: Path) -> bool:
 
 
 def latest(root: Path) -> Path | None:
-    """Return the checkpoint that `latest` names, or None when the run has none. Changes nothing.
-
-    If a kill came before the folder was renamed, returns the hidden folder that `recover` would
-    rename. If `latest` is missing, returns the newest checkpoint with a readable manifest.
+    """Return the checkpoint that `latest` names (hidden, if a kill came before `recover` renamed
+    it), else the newest with a readable manifest, or None. Changes nothing.
     """
     try:
         named = root / (root / LATEST).read_text(encoding="utf-8").strip()
@@ -193,11 +191,9 @@ def _free_name(path: Path) -> Path:
 def prune(
     root: Path, *, keep_last: int, keep_best: int, keep_abandoned: int | None = None
 ) -> list[Path]:
-    """Remove all but the `keep_last` newest and the `keep_best` highest-scoring checkpoints; never
-    the one that `latest` names. Of abandoned ones, keep the `keep_abandoned` that were written
-    last; None: all.
-
-    Returns the paths of the removed checkpoints.
+    """Remove all but the `keep_last` newest and the `keep_best` highest-scoring checkpoints, never
+    the one that `latest` names, and all but the `keep_abandoned` last abandoned ones (None: keep
+    all). Return the removed paths.
     """
     found, left = list_saved(root), list_abandoned(root)
     kept = {one.path for one in best_of(found)[:keep_best]} | {latest(root)}

@@ -32,7 +32,6 @@ class Progress:
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Progress:
-        """Return the progress that `save` returned as `state`."""
         return cls(
             version=state["version"],
             evaluated=state["evaluated"],

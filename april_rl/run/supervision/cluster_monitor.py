@@ -50,9 +50,7 @@ class ClusterMonitor:
         return self._by_rank(self._local.statuses(), [node.statuses() for node in self._remote])
 
     def collect_traces(self, wait_s: float) -> list[WorkerTrace]:
-        """Return stacks and log tail of every worker; a node may take `wait_s` and a few
-        seconds.
-        """
+        """Return stacks and log tail of every worker; a node may take `wait_s` and some seconds."""
         calls = [node.call("collect_traces", wait_s) for node in self._remote]
         local = self._local.collect_traces(wait_s)
         remote = [

@@ -65,9 +65,7 @@ class ClusterSnapshot:
         return [rank for rank, status in enumerate(self.statuses) if status.is_dead]
 
     def blocking_ranks(self) -> list[int]:
-        """Return the ranks that others wait for: dead ranks, otherwise stopped ones, otherwise ones
-        that are behind in a call.
-        """
+        """Return the ranks that others wait for: dead, else stopped, else behind in a call."""
         stopped = [rank for rank, status in enumerate(self.statuses) if status.is_stopped]
         return self.dead_ranks() or stopped or self._ranks_behind()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -84,10 +85,8 @@ def versions() -> Mapping[str, str]:
     """Return the versions of the libraries of a run, and the commit of a checkout."""
     found = {"commit": _commit(Path(__file__).parent)}
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return {name: text for name, text in found.items() if text}
 
 

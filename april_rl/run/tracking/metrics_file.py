@@ -106,9 +106,7 @@ def _line(step: int, values: Mapping[str, float | None]) -> str:
 
 
 def read_metrics(path: Path) -> list[dict[str, float | None]]:
-    """Return the objects of a metrics.jsonl in the order they were written. Raises ValueError
-    naming the file and the line when a line is not a JSON object with a step.
-    """
+    """Return the rows of a metrics.jsonl; raise ValueError naming a malformed line."""
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:

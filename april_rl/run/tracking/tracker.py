@@ -61,14 +61,11 @@ class Tracker:
         first_step: int | None = None,
         wandb_id: str = "",
     ) -> None:
-        """Create the run directory, and start the trackers.
-
-        `config` is plain data; `labels` go to the trackers. A resumed run continues its files from
-        `first_step` on, and the W&B run `wandb_id`: rows and samples of that step and of later ones
-        are removed, because it makes them again.
-
-        Raises RunDirectoryError when the run directory cannot be written, or holds a run, and
-        RunError when a tracker is not installed.
+        """Create the run directory, and start the trackers, which get `labels`; `config` is plain
+        data. A resumed run continues its files from `first_step` on, and the W&B run `wandb_id`:
+        later rows and samples are removed, because it makes them again. Raise RunDirectoryError
+        when the directory cannot be written or holds a run, RunError when a tracker is not
+        installed.
         """
         check_installed([backend.value for backend in tracking.backends])
         self._run_dir = run_dir
@@ -238,9 +235,7 @@ def check_unused(run_dir: Path) -> None:
 
 
 def forget_steps(run_dir: Path, first_step: int) -> None:
-    """Remove samples and timelines from `first_step` on, because these steps were not saved, or are
-    abandoned.
-    """
+    """Remove samples and timelines from `first_step` on, which were not saved or are abandoned."""
     for folder in ("samples", "timeline"):
         for path in (run_dir / folder).glob("*step_*.json*"):
             if int(path.name.rpartition("step_")[2].partition(".")[0]) >= first_step:

@@ -1,11 +1,9 @@
-"""Build the environments from a checked configuration, and try them."""
+"""Environments from a checked configuration."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 from april_rl.config import TrainConfig
 from april_rl.config.prompt_sets import evaluation_set, has_chat, training_sets
@@ -13,7 +11,6 @@ from april_rl.config.task import PromptSetConfig
 from april_rl.metrics import Metrics
 from april_rl.task.data.stop_tokens import stop_token_ids
 from april_rl.task.data.tokenizer import Tokenizer
-from april_rl.task.environments.check import check_environment
 from april_rl.task.environments.dialogue import Dialogue
 from april_rl.task.environments.loading import Description, describe
 from april_rl.task.environments.pool import EnvironmentPool
@@ -22,15 +19,13 @@ from april_rl.task.environments.turns import EpisodeRules
 from april_rl.task.evaluation.settings import set_sampling
 from april_rl.task.processes.child_process import raise_open_files
 from april_rl.task.rewards.pool import RewardPool
-from april_rl.types import Prompt, Reply, Sample, Score
+from april_rl.types import Reply, Sample, Score
 
 _FILES_OF_AGENT = 6  # both ends of its connection, its output, and the files that starting it opens
 
 
 class RewardsAndEnvironments:
-    """A `rollout.ports.Outside` over a pool of rewards and a pool of environments, which share a
-    mailbox.
-    """
+    """A `rollout.ports.Outside` over pools of rewards and environments, which share a mailbox."""
 
     def __init__(self, rewards: RewardPool, environments: EnvironmentPool) -> None:
         """Take both; the caller closes them."""
@@ -42,7 +37,6 @@ class RewardsAndEnvironments:
         self._rewards.submit(sample, group_size=group_size)
 
     def act(self, sample: Sample) -> None:
-        """Let the environment of a sample reply to its last turn, or let the episode begin."""
         self._environments.act(sample)
 
     def collect(
@@ -58,42 +52,10 @@ class RewardsAndEnvironments:
         return self._rewards.save()
 
     def on_evaluation_end(self) -> None:
-        """Note that an evaluation of all sets has ended."""
         self._environments.notes.on_evaluation_end()
 
     def metrics(self) -> Metrics:
-        """Return `reward/*` and `environment/*`, counted since the last call."""
         return Metrics({**self._rewards.metrics(), **self._environments.metrics()})
-
-
-def with_environments(
-    config: TrainConfig,
-    rewards: RewardPool,
-    tokenizer: Tokenizer,
-    *,
-    description: Description,
-    examples: Iterable[Prompt],
-    folder: Path,
-    stack: ExitStack,
-) -> RewardPool | RewardsAndEnvironments:
-    """Return the rewards, with the environments of the run in `folder` if there are any; closing
-    `stack` ends the processes. Raise EnvironmentFailedError when one fails with an example.
-    """
-    if not config.environment.is_set:
-        return rewards
-    raise_open_files()
-    environments = EnvironmentPool(
-        config.environment,
-        config.user_code,
-        _rules(config, tokenizer, description),
-        seed=config.seed,
-        mailbox=rewards.mailbox,
-        folder=folder / "environments",
-        num_saves=config.checkpoint.keep_last,
-    )
-    stack.callback(environments.close)
-    check_environment(environments, [each for each in examples if each.has_environment])
-    return RewardsAndEnvironments(rewards, environments)
 
 
 def open_files_line(
@@ -114,8 +76,7 @@ def open_files_line(
 
 def description_of(config: TrainConfig, tokenizer: Tokenizer) -> Description:
     """Return the description of the environment, empty if there is none. Raise
-    EnvironmentFailedError when it cannot be loaded, TokenizerError when the model cannot call
-    its tools.
+    EnvironmentFailedError or TokenizerError when it, or the calls of its tools, cannot be used.
     """
     found = describe(config.environment, config.user_code)
     if found.tools:
@@ -143,9 +104,10 @@ def _prompt_sets(config: TrainConfig) -> dict[str, PromptSetConfig]:
     return training_sets(config.data) | {k: evaluation_set(config.data, s) for k, s in held_out}
 
 
-def _rules(
+def episode_rules(
     config: TrainConfig, tokenizer: Tokenizer, description: Description
 ) -> dict[str, EpisodeRules]:
+    """Return the rules of the episodes of each data set that has an environment."""
     budget = config.rollout.max_response_tokens
     chosen = {name: (each, budget) for name, each in training_sets(config.data).items()}
     for name, held_out in config.evaluation.sets.items():

@@ -26,10 +26,7 @@ class Load(Protocol):
 
 
 def held_out_sets(config: TrainConfig, load: Load) -> dict[str, HeldOut]:
-    """Return the sets of `evaluation.sets` by name, their prompts read by `load`.
-
-    Raise DataError with the remedy for a set that cannot be read.
-    """
+    """Return the sets of `evaluation.sets`, read by `load`; raise DataError with the remedy."""
     found = {}
     for name, chosen in config.evaluation.sets.items():
         sampling = set_sampling(config, chosen)
@@ -42,7 +39,8 @@ def held_out_sets(config: TrainConfig, load: Load) -> dict[str, HeldOut]:
         except DataError as error:
             raise of_held_out(error, name) from error
         prompts = table[: sampling.max_prompts]
-        function = _deciding(config, name)
+        # The first function that scores the set decides what is right.
+        function = next(each for each in reward_functions(config.reward) if each.scores(name))
         found[name] = HeldOut(
             name=name,
             prompts=prompts,
@@ -66,11 +64,6 @@ def build_evaluator(
         tick_timeout_s=config.runtime.stall_timeout_s,
         seed=config.seed,
     )
-
-
-def _deciding(config: TrainConfig, name: str) -> RewardFunction:
-    """Return the first reward function that scores the set `name`, which decides what is right."""
-    return next(each for each in reward_functions(config.reward) if each.scores(name))
 
 
 def _answer_reader(function: RewardFunction, how: str) -> AnswerOf | None:

@@ -29,9 +29,7 @@ from april_rl.types import (
 
 
 def try_own_functions(config: AlgorithmConfig) -> None:
-    """Load what the settings name, and call the loss with two short responses. Raise
-    OwnFunctionError when one cannot be used, or an argument belongs to none of them.
-    """
+    """Load what the settings name and try the loss on short responses; raise OwnFunctionError."""
     load_advantages(config)
     load_group_filter(config)
     if config.loss not in Loss.__members__:
@@ -53,9 +51,7 @@ USER_CODE: tuple[Callable[[TrainConfig], object], ...] = (
 
 
 def try_on_groups(config: TrainConfig, prompt: Prompt) -> None:
-    """Call the user's advantages and group filter, if there are any, with two groups of short
-    responses to a prompt of the training data, whose rewards are 0 and 1. Raise OwnFunctionError.
-    """
+    """Call the user's advantages and group filter with two short groups; raise OwnFunctionError."""
     estimate, keep = load_advantages(config.algorithm), load_group_filter(config.algorithm)
     groups = [_made_up_group(config, prompt, first_reward) for first_reward in (0.0, 1.0)]
     if keep is not None:

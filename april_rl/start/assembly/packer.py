@@ -49,11 +49,9 @@ def build_packer(config: TrainConfig, *, num_ranks: int, hidden_size: int) -> Pa
 
 
 def load_age_weights(config: TrainConfig) -> AgeWeights:
-    """Return the weights of ages: of the user's learner.age_weight, or else of learner.age_decay.
-
-    The user's function is called here, once for each age up to rollout.max_staleness, and never
-    again. Raise OwnFunctionError when it cannot be imported, raises, or returns anything but a
-    number >= 0.
+    """Return the weights of ages, by learner.age_decay or by the user's learner.age_weight. That is
+    called here, once for each age up to rollout.max_staleness, and never again. Raise
+    OwnFunctionError when it cannot be used, or returns anything but a number >= 0.
     """
     function, max_staleness = config.learner.age_weight, config.rollout.max_staleness
     if function is None:

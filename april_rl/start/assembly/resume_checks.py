@@ -40,10 +40,8 @@ def model_identity(config: TrainConfig, sizes: ModelSizes) -> dict[str, Any]:
 
 
 def check_resume(config: TrainConfig, state: dict[str, Any], *, model: dict[str, Any]) -> None:
-    """Raise RunError unless a run with these settings can resume from a checkpoint's `state`.
-
-    Seed and data are compared by the prompt stream, when it is restored. `model` is what
-    `model_identity` returns.
+    """Raise RunError unless a run with these settings and this `model_identity` can resume from a
+    checkpoint's `state`. The prompt stream compares seed and data when it is restored.
     """
     rollout = config.rollout
     check_state(

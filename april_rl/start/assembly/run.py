@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,16 +13,22 @@ from april_rl.run.checkpointing.checkpointer import Checkpointer, Savers
 from april_rl.run.checkpointing.resume import CHECKPOINTS, Resumed
 from april_rl.run.tracking.backends import check_installed
 from april_rl.run.tracking.labels import RunLabels
-from april_rl.run.tracking.terminal import View
-from april_rl.run.tracking.tracker import config_text, open_view
+from april_rl.run.tracking.tracker import config_text
 from april_rl.start.assembly.collector import build_collector
-from april_rl.start.assembly.environments import RewardsAndEnvironments, open_files_line
+from april_rl.start.assembly.environments import open_files_line
 from april_rl.start.assembly.evaluation import build_evaluator, held_out_sets
-from april_rl.start.assembly.inputs import Inputs, RunSite, read_inputs, teacher_server, try_outside
+from april_rl.start.assembly.inputs import (
+    Inputs,
+    RunSite,
+    open_site,
+    read_inputs,
+    teacher_server,
+    try_outside,
+)
 from april_rl.start.assembly.own_functions import USER_CODE, try_on_groups
 from april_rl.start.assembly.packer import build_batches
 from april_rl.start.assembly.resume_checks import check_resume, model_identity
-from april_rl.start.assembly.run_directory import RunDirectory
+from april_rl.start.assembly.run_directory import take_over
 from april_rl.start.assembly.sampler import sampler_maker
 from april_rl.start.assembly.workers import build_workers, machine_of
 from april_rl.start.planning.checks import failures, raise_all
@@ -39,8 +45,6 @@ from april_rl.task.data.prompts import PromptTable
 from april_rl.task.data.stream import MixedStream, PromptStream, stream_of
 from april_rl.task.evaluation.evaluate import evaluate_all
 from april_rl.task.evaluation.held_out import HeldOut
-from april_rl.task.rewards.pool import RewardPool
-from april_rl.training.batches import AskTeacher
 from april_rl.training.parts import RunParts
 from april_rl.training.rollout.ports import Engines
 from april_rl.training.runtime.cluster import stop_ray
@@ -57,40 +61,38 @@ def assemble(
     resumed: Resumed | None,
     labels: RunLabels | None = None,
 ) -> RunParts:
-    """Start the parts of a run; closing `stack` ends them. Raise RunError if one fails.
-
-    Prompts continue from `resumed`; the caller restores the rest. `run_dir` is not changed.
+    """Start the parts of a run; closing `stack` ends them. Prompts continue from `resumed`; the
+    caller restores the rest. `run_dir` is not changed. Raise RunError if a part fails.
     """
     stack.callback(stop_ray)
     draft = draft_training(settings, facts_of(settings, machine_of(settings), trains=True))
     models = models_of(draft, trains=True)
     raise_all(failures(USER_CODE, draft.config))
-    site = RunSite(
-        config=draft.config,
-        folder=run_dir.resolve(),
-        view=_opened_view(draft.config, stack),
-        stack=stack,
-    )
-    _show((*draft.lines, *model_lines(draft.config, draft.facts, models)), site.view)
+    lines = (*draft.lines, *model_lines(draft.config, draft.facts, models))
+    site = _training_site(draft.config, run_dir, stack, lines=lines)
     inputs = read_inputs(site, states=resumed.state.get("rewards", {}) if resumed else None)
     prompts, training, held_out = _read_prompts(site, inputs, resumed)
     identity = model_identity(draft.config, models.policy)
     if resumed is not None:
         check_resume(draft.config, resumed.state, model=identity)
     num_slots = draft.sizes.num_slots
-    _show(open_files_line(draft.config, inputs.description, num_episodes=num_slots), site.view)
-    outside, teacher = _try_code(site, inputs, training, held_out)
+    site.show(open_files_line(draft.config, inputs.description, num_episodes=num_slots))
+    try_on_groups(draft.config, training[0][0])
+    outside = try_outside(
+        site, inputs, training, held_out=[each.prompts for each in held_out.values()]
+    )
+    teacher = teacher_server(site, inputs)
     workers = build_workers(draft.config, draft.layout, run_dir=run_dir, sizes=draft.sizes)
     stack.callback(workers.close)
     plan = plan_training(draft, models, workers.memory())
-    _show(plan.lines, site.view)
-    engines = _start(workers, plan, site.view)
+    site.show(plan.lines)
+    engines = _start(workers, plan, site)
     config, decode = plan.config, inputs.tokenizer.decode
     shown = _plain(plain, plan.layout)
     evaluator = build_evaluator(config, engines, outside, num_slots=num_slots)
     return RunParts(
         view=site.view,
-        take_over=RunDirectory(run_dir, config, shown, resumed, labels).take_over,
+        take_over=partial(take_over, run_dir, config, shown=shown, resumed=resumed, labels=labels),
         decode=decode,
         outside=outside,
         workers=workers,
@@ -98,7 +100,7 @@ def assemble(
         model=identity,
         checkpointer=_checkpointer(site, workers, resumed, plain=plain, labels=labels),
         collector=build_collector(config, engines, outside, prompts=prompts),
-        batches=build_batches(plan, models.policy, teacher),
+        batches=build_batches(plan, models.policy, teacher.logprobs if teacher else None),
         evaluate=partial(evaluate_all, held_out.values(), evaluator, decode=decode),
     )
 
@@ -110,24 +112,22 @@ def _plain(plain: Mapping[str, object], layout: Layout) -> dict[str, object]:
     return {**plain, "runtime": {**runtime, "num_workers": layout.num_workers}}
 
 
-def _opened_view(config: TrainConfig, stack: ExitStack) -> View:
-    """Return the view, after checking that the trackers are installed."""
+def _training_site(
+    config: TrainConfig, run_dir: Path, stack: ExitStack, *, lines: Iterable[str]
+) -> RunSite:
+    """Open the site after checking that the trackers are installed."""
     check_installed([backend.value for backend in config.tracking.backends])
     num_steps, num_groups = config.trainer.num_steps, config.trainer.num_groups
     title = f"{config.name}: {num_steps} steps of {num_groups} groups"
-    # A panel would be drawn over the prompt of the debugger.
-    has_panel = None if config.runtime.ray else False
-    view = open_view(title=title, num_steps=num_steps, has_panel=has_panel)
-    stack.callback(view.close)
-    return view
+    return open_site(
+        config, folder=run_dir, stack=stack, title=title, num_steps=num_steps, lines=lines
+    )
 
 
 def _read_prompts(
     site: RunSite, inputs: Inputs, resumed: Resumed | None
 ) -> tuple[PromptStream | MixedStream, list[PromptTable], dict[str, HeldOut]]:
-    """Return the stream of training prompts, continued where the checkpoint left it, its tables,
-    and the held-out sets.
-    """
+    """Return the stream of training prompts, continued on a resume, tables and held-out sets."""
     config, view = site.config, site.view
     with view.phase("reading the data"):
         training = inputs.sets.training()
@@ -138,43 +138,12 @@ def _read_prompts(
                 f"trainer.num_groups={num_groups} is more than the {num_prompts} prompts of the "
                 "training data: a step trains several groups of one prompt"
             )
-        return _stream(config, training, resumed), [*training.values()], held_out
-
-
-def _try_code(
-    site: RunSite,
-    inputs: Inputs,
-    training: Sequence[PromptTable],
-    held_out: Mapping[str, HeldOut],
-) -> tuple[RewardPool | RewardsAndEnvironments, AskTeacher | None]:
-    """Try the user's functions, rewards and environments on the data, and a teacher's server."""
-    try_on_groups(site.config, training[0][0])
-    outside = try_outside(
-        site, inputs, training, held_out=[each.prompts for each in held_out.values()]
-    )
-    teacher = teacher_server(site, inputs)
-    return outside, teacher.logprobs if teacher else None
-
-
-def _show(lines: Iterable[str], view: View) -> None:
-    for line in lines:
-        view.message(line)
-
-
-def _stream(
-    config: TrainConfig, training: Mapping[str, PromptTable], resumed: Resumed | None
-) -> PromptStream | MixedStream:
-    """Return the stream of prompts, continued where the checkpoint left it.
-
-    A single data set has the name "". Raise DataError when the data has changed since the
-    checkpoint.
-    """
-    weights = {name: source.weight for name, source in config.data.sources.items()} or {"": 1.0}
-    new_sampler = sampler_maker(config.data, seed=config.seed)
-    prompts = stream_of(training, weights, seed=config.seed, new_sampler=new_sampler)
-    if resumed is not None:
-        prompts.restore(resumed.state["prompts"])
-    return prompts
+        weights = {name: each.weight for name, each in config.data.sources.items()} or {"": 1.0}
+        new_sampler = sampler_maker(config.data, seed=config.seed)
+        stream = stream_of(training, weights, seed=config.seed, new_sampler=new_sampler)
+        if resumed is not None:
+            stream.restore(resumed.state["prompts"])
+    return stream, [*training.values()], held_out
 
 
 def _checkpointer(
@@ -203,16 +172,16 @@ def _checkpointer(
     )
 
 
-def _start(workers: Workers, plan: Plan, view: View) -> Engines:
+def _start(workers: Workers, plan: Plan, site: RunSite) -> Engines:
     """Start the workers as planned, each stage shown as a phase; return the engines."""
     config, layout = plan.config, plan.layout
     with ExitStack() as shown:
 
         def on_stage(stage: str) -> None:
             shown.close()
-            shown.enter_context(view.phase(stage))
+            shown.enter_context(site.view.phase(stage))
 
         workers.start(config, sleeps=plan.engines_sleep, on_stage=on_stage)
     kv_cache_tokens = workers.kv_cache_tokens() // layout.num_engines
-    _show(kv_warning(kv_demand(config, layout), kv_cache_tokens), view)
+    site.show(kv_warning(kv_demand(config, layout), kv_cache_tokens))
     return workers.engines(deterministic=config.deterministic)

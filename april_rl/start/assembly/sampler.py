@@ -15,9 +15,7 @@ from april_rl.types import Prompt
 
 
 def sampler_maker(config: DataConfig, *, seed: int) -> NewSampler | None:
-    """Return the function that makes a set's sampler; None for the default. Draw from one,
-    save and restore it as a test; raise OwnFunctionError for a class that cannot be used.
-    """
+    """Return what makes a set's sampler, after a trial; None: default. Raise OwnFunctionError."""
     if config.sampler == "shuffled":
         return None
     make: NewSampler = partial(_own, config, seed)

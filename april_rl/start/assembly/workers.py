@@ -19,9 +19,7 @@ from april_rl.training.runtime.workers import RayWorkers, Workers
 
 
 def machine_of(config: TrainConfig) -> Machine:
-    """Return the facts of this machine, or of the cluster at runtime.ray_address, which this
-    process joins. Raise RunError when no cluster answers.
-    """
+    """Return this machine or the cluster at runtime.ray_address; raise RunError without a reply."""
     machine, address = this_machine(), config.runtime.ray_address
     if address is None:
         return machine
@@ -29,10 +27,18 @@ def machine_of(config: TrainConfig) -> Machine:
 
 
 def build_workers(config: TrainConfig, layout: Layout, *, run_dir: Path, sizes: Sizes) -> Workers:
-    """Return the workers, with a watchdog that writes its report to the run directory; with
-    runtime.ray=false the one worker, in this process.
-    """
-    settings = _worker_settings(config, layout, sizes)
+    """Return Ray's workers with their watchdog; with runtime.ray=false one in this process."""
+    is_chat = has_chat(config.data, config.evaluation.sets)
+    threads = config.runtime.threads
+    assert not isinstance(threads, str), "runtime.threads=auto is not decided"
+    settings = WorkerSettings(
+        config=config,
+        device=layout.device,
+        threads=threads,
+        max_model_len=sizes.max_model_len,
+        max_num_seqs=sizes.max_num_seqs,
+        stop_tokens=tuple(stop_token_ids(config.model.path, is_chat=is_chat)),
+    )
     if not config.runtime.ray:
         return LocalWorker(layout, settings=settings)
     watchdog = Watchdog(
@@ -46,18 +52,4 @@ def build_workers(config: TrainConfig, layout: Layout, *, run_dir: Path, sizes: 
         address=config.runtime.ray_address,
         watchdog=watchdog,
         batch_tokens=sizes.batch_tokens,
-    )
-
-
-def _worker_settings(config: TrainConfig, layout: Layout, sizes: Sizes) -> WorkerSettings:
-    is_chat = has_chat(config.data, config.evaluation.sets)
-    threads = config.runtime.threads
-    assert not isinstance(threads, str), "runtime.threads=auto is not decided"
-    return WorkerSettings(
-        config=config,
-        device=layout.device,
-        threads=threads,
-        max_model_len=sizes.max_model_len,
-        max_num_seqs=sizes.max_num_seqs,
-        stop_tokens=tuple(stop_token_ids(config.model.path, is_chat=is_chat)),
     )

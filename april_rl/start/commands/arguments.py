@@ -31,6 +31,15 @@ def output_folder(settings: Sequence[str], *, default: str) -> Iterator[tuple[Pa
         raise
 
 
+@contextmanager
+def writes_output(folder: Path) -> Iterator[None]:
+    """Raise RunError, which names the setting, for an error of the disk."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{OUTPUT}{folder} cannot be written: {error.strerror}") from error
+
+
 class Arguments(argparse.ArgumentParser):
     """A parser whose errors say what to do."""
 

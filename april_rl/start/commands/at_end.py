@@ -17,9 +17,7 @@ _PATIENCE_S = 120.0
 
 def report_line(run_dir: Path, *, since_s: float) -> str | None:
     """Write the report of a run that has just ended, and return where it is and what it advises.
-
-    Return None if the run logged nothing after `since_s` (seconds since the epoch), because it
-    never began.
+    Return None if the run logged nothing after `since_s` (seconds since the epoch).
     """
     metrics = run_dir / "metrics.jsonl"
     if not metrics.is_file() or metrics.stat().st_mtime < since_s:
@@ -28,20 +26,9 @@ def report_line(run_dir: Path, *, since_s: float) -> str | None:
     return f"report: {text}" if written else f"report: not written ({text})"
 
 
-def comparison_lines(sweep_dir: Path) -> str:
-    """Write the comparison of the runs of a sweep. Return its table and where its page is, or
-    the reason why there is none.
-    """
-    page = sweep_dir / "comparison.html"
-    written, text = _run("compare", str(sweep_dir), "--html", str(page))
-    return text if written else f"comparison: not written ({text})"
-
-
 class CompareRuns(Callback):
-    """A Hydra callback that compares the runs of a sweep at its end.
-
-    The program ends with status 1 if a run has failed. A launcher that starts runs elsewhere
-    reports failures by itself.
+    """A Hydra callback that compares the runs of a sweep, and ends with status 1 if a run has
+    failed. A launcher that starts runs elsewhere reports failures by itself.
     """
 
     def __init__(self) -> None:
@@ -54,7 +41,9 @@ class CompareRuns(Callback):
 
     def on_multirun_end(self, config: DictConfig, **_: object) -> None:
         """Compare the runs; called by Hydra in the program that the sweep was started with."""
-        print(comparison_lines(Path(config.hydra.sweep.dir)), flush=True)
+        folder = Path(config.hydra.sweep.dir)
+        written, text = _run("compare", str(folder), "--html", str(folder / "comparison.html"))
+        print(text if written else f"comparison: not written ({text})", flush=True)
         if self._failed:
             print(f"failed: {', '.join(self._failed)}", file=sys.stderr, flush=True)
             sys.exit(1)  # Hydra turns other exceptions of a callback into warnings

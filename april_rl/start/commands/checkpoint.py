@@ -28,40 +28,35 @@ PATH is a checkpoint (RUN/checkpoints/step_N) or a run directory, whose last che
 Resume it with: python -m april_rl.train ... resume=PATH"""
 
 _NOT_AGAIN = ("resume", "sweep")  # overrides that the resume command does not repeat
-_KEEP = ("keep_last", "keep_best", "keep_abandoned")
+_FEWEST = {"keep_last": 1, "keep_best": 0, "keep_abandoned": 0}  # options and their least values
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run what `arguments` name and return the exit status."""
-    actions = {"show": _show, "verify": _verify, "list": _list}
-    given = [a.partition("=") for a in arguments[1:]]
-    paths = [a for a, (key, _, _) in zip(arguments[1:], given, strict=True) if key not in _KEEP]
-    kept = {key: value for key, _, value in given if key in _KEEP}
-    wanted = arguments[0] if arguments else ""
-    if wanted in ("", "-h", "--help"):
+    actions = {"show": _show, "verify": _verify, "list": _list, "prune": _prune}
+    wanted, *words = arguments or ("--help",)
+    if wanted in ("-h", "--help"):
         print(_USAGE)
         return 0
-    unknown = [
-        key for key, is_set, _ in given if is_set and key.isidentifier() and key not in _KEEP
-    ]
-    if unknown:
-        return _refuse(f"{unknown[0]} is not an option; prune takes {', '.join(_KEEP)}")
-    if wanted not in (names := (*actions, "prune")):
-        near = get_close_matches(wanted, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(names)}"
+    if wanted not in actions:
+        near = get_close_matches(wanted, actions, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(actions)}"
         return _refuse(f"checkpoint has no {wanted}; {hint}")
+    paths, kept = [], {}
+    for word in words:
+        key, is_set, value = word.partition("=")
+        if not (is_set and key.isidentifier()):
+            paths.append(Path(word))
+            continue
+        if key not in _FEWEST:
+            return _refuse(f"{key} is not an option; prune takes {', '.join(_FEWEST)}")
+        if not (value.isdecimal() and int(value) >= _FEWEST[key]):
+            return _refuse(f"{key} must be a number >= {_FEWEST[key]}, got {value}")
+        kept[key] = int(value)
     if len(paths) != 1 or (kept and wanted != "prune"):
-        given_words = " ".join(arguments[1:]) or "none"
-        return _refuse(f"{wanted} takes one PATH, got {given_words}\n{_USAGE}")
-    for key, value in kept.items():
-        fewest = 1 if key == "keep_last" else 0
-        if not (value.isdecimal() and int(value) >= fewest):
-            return _refuse(f"{key} must be a number >= {fewest}, got {value}")
+        return _refuse(f"{wanted} takes one PATH, got {' '.join(words) or 'none'}\n{_USAGE}")
     try:
-        if wanted == "prune":
-            _prune(Path(paths[0]), {key: int(value) for key, value in kept.items()})
-        else:
-            actions[wanted](Path(paths[0]))
+        actions[wanted](paths[0], **kept)
     except OSError as error:
         raise RunError(str(error)) from error
     return 0
@@ -98,21 +93,20 @@ def _show(path: Path) -> None:
 
 
 def _command(folder: Path, about: Mapping[str, Any]) -> str:
-    """Return the command line that resumes a checkpoint: the last one of a run in its directory,
-    another one in a new directory. `...` stands for settings that the checkpoint does not
-    record.
+    """Return the command line that resumes a checkpoint: the last one of a run in its directory.
+    `...` stands for settings that the checkpoint does not record.
     """
     from april_rl.run.checkpointing.folder import latest
 
-    given = [each for each in about.get("overrides", ()) if _key(each) not in _NOT_AGAIN]
+    given = [
+        each
+        for each in about.get("overrides", ())
+        if each.lstrip("+~").partition("=")[0] not in _NOT_AGAIN
+    ]
     where = [f"resume={folder}"]
     if latest(folder.parent) == folder:
         where.append(f"hydra.run.dir={folder.parent.parent}")
     return f"python -m april_rl.train {shlex.join(given) or '...'} {shlex.join(where)}"
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
 
 
 def _ledger(ledger: dict[str, Any]) -> str:
@@ -161,7 +155,9 @@ def _list(path: Path) -> None:
     print(f"checkpoints: {len(found)}, abandoned: {len(left)}, {size}")
 
 
-def _prune(path: Path, counts: Mapping[str, int]) -> None:
+def _prune(
+    path: Path, *, keep_last: int = 2, keep_best: int = 0, keep_abandoned: int | None = None
+) -> None:
     from april_rl.run.checkpointing.folder import prune, recover
     from april_rl.run.checkpointing.run_lock import RunOwnedError, own
 
@@ -170,10 +166,7 @@ def _prune(path: Path, counts: Mapping[str, int]) -> None:
         with own(root.parent):
             recover(root)
             removed = prune(
-                root,
-                keep_last=counts.get("keep_last", 2),
-                keep_best=counts.get("keep_best", 0),
-                keep_abandoned=counts.get("keep_abandoned"),
+                root, keep_last=keep_last, keep_best=keep_best, keep_abandoned=keep_abandoned
             )
     except RunOwnedError as error:
         raise RunOwnedError(

@@ -9,7 +9,7 @@ from april_rl.config import TrainConfig
 from april_rl.config.store import ConfigError
 from april_rl.run.checkpointing.exports import export_path
 from april_rl.run.checkpointing.folder import latest
-from april_rl.run.checkpointing.manifest import CheckpointError, Manifest, read_manifest
+from april_rl.run.checkpointing.manifest import CheckpointError, read_manifest
 from april_rl.run.checkpointing.resume import AUTO, CHECKPOINTS, checkpoint_at
 from april_rl.run.tracking.tracker import check_unused
 
@@ -51,24 +51,16 @@ def is_over(config: TrainConfig, run_dir: Path) -> bool:
 
 def _new_run(run_dir: Path) -> str:
     begins = f"a new run begins in {run_dir}"
-    finished = _newest_finished(run_dir.parent)
-    if finished is None:
-        return f"resume=auto found no unfinished run to continue: {begins}"
-    run, manifest = finished
-    return (
-        f"resume=auto found no unfinished run to continue, {run} has finished at step "
-        f"{manifest.step}: {begins}. To train the finished one longer: resume={run} "
-        f"hydra.run.dir={run} trainer.num_steps={2 * manifest.step}"
-    )
-
-
-def _newest_finished(folder: Path) -> tuple[Path, Manifest] | None:
-    found = []
-    for root in folder.glob(f"*/{CHECKPOINTS}"):
+    finished = []
+    for root in run_dir.parent.glob(f"*/{CHECKPOINTS}"):
         with suppress(CheckpointError):
             if (path := latest(root)) is not None:
-                found.append((path.stat().st_mtime, root.parent, read_manifest(path)))
-    if not found:
-        return None
-    _, run, manifest = max(found, key=lambda each: each[0])
-    return run, manifest
+                finished.append((path.stat().st_mtime, root.parent, read_manifest(path).step))
+    if not finished:
+        return f"resume=auto found no unfinished run to continue: {begins}"
+    _, run, step = max(finished)
+    return (
+        f"resume=auto found no unfinished run to continue, {run} has finished at step {step}: "
+        f"{begins}. To train the finished one longer: resume={run} hydra.run.dir={run} "
+        f"trainer.num_steps={2 * step}"
+    )

@@ -22,7 +22,7 @@ from april_rl.config import TrainConfig, to_config
 from april_rl.config.store import ConfigError, as_plain, compose_overrides
 from april_rl.run.supervision.interrupts import Interrupts
 from april_rl.run.tracking.figures import compact, percent
-from april_rl.start.commands.arguments import OUTPUT, Arguments, output_folder
+from april_rl.start.commands.arguments import OUTPUT, Arguments, output_folder, writes_output
 from april_rl.start.planning.checks import check_settings
 from april_rl.task.evaluation.report import (
     FILE_NAME,
@@ -86,10 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _configure(overrides: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
-    """Return the settings as composed and as checked.
-
-    Raises ConfigError for a setting that is wrong, or has no effect here.
-    """
+    """Return the settings as composed and as checked; raise ConfigError."""
     for override in overrides:
         _refuse_without_effect(override)
     composed = compose_overrides(overrides)
@@ -98,19 +95,15 @@ def _configure(overrides: Sequence[str]) -> tuple[DictConfig, TrainConfig]:
             "evaluation.sets is empty: choose a recipe that has some with +recipe=NAME, or give "
             "'+evaluation.sets.NAME={path: FILE}'"
         )
-    return composed, _check(composed)
-
-
-def _check(composed: DictConfig) -> TrainConfig:
-    composed = copy.deepcopy(composed)
-    OmegaConf.set_struct(composed, False)
+    changed = copy.deepcopy(composed)
+    OmegaConf.set_struct(changed, False)
     # If data.path was given, keep it: a set with the same path also uses `data.args`.
-    if composed.data.sources:
-        composed.data.path = ""
-    elif OmegaConf.is_missing(composed.data, "path"):
-        composed.data.path = "none"
-    composed.learner.max_tokens = sys.maxsize
-    return to_config(composed)
+    if changed.data.sources:
+        changed.data.path = ""
+    elif OmegaConf.is_missing(changed.data, "path"):
+        changed.data.path = "none"
+    changed.learner.max_tokens = sys.maxsize
+    return composed, to_config(changed)
 
 
 def _refuse_without_effect(override: str) -> None:
@@ -138,9 +131,8 @@ def run_evaluation(
     interrupts: Interrupts | None = None,
 ) -> Report:
     """Evaluate every set, write the report to `folder`, print a table and return the report.
-    Without `interrupts`, this process ends with the evaluation.
-
-    Raise RunError for a wrong setting, or when `other` has no set in common.
+    Without `interrupts`, this process ends with the evaluation. Raise RunError for a wrong setting,
+    or when `other` has no set in common.
     """
     composed, config = _configure(overrides)
     if (folder / FILE_NAME).exists():
@@ -155,28 +147,19 @@ def run_evaluation(
     config = check_settings(config, trains=False)
     from april_rl.start.commands.evaluation_run import EvaluationRun
 
-    settings = _plain(composed)
+    plain: dict[str, Any] = as_plain(composed)
+    del plain["data"]["path"], plain["data"]["sources"]  # they are read for training only
     with ExitStack() as stack:
         run = EvaluationRun(config, folder=folder, stack=stack, interrupts=interrupts)
-        report = Report(settings=settings, sets=run.run())
+        report = Report(settings={key: plain[key] for key in _SECTIONS}, sets=run.run())
     _show(report, config.model.path)
-    try:
+    with writes_output(folder):
         print(f"written: {write_report(report, folder)}, samples in {folder / 'samples'}")
-    except OSError as error:
-        raise _write_error(folder, error) from error
     return report
 
 
-def _plain(composed: DictConfig) -> dict[str, Any]:
-    found: dict[str, Any] = as_plain(composed)
-    del found["data"]["path"], found["data"]["sources"]  # they are read for training only
-    return {key: found[key] for key in _SECTIONS}
-
-
 def _show(report: Report, model: str) -> None:
-    """Print a row for every set: how it was sampled, its estimates with intervals, and reasons
-    to doubt them.
-    """
+    """Print how each set was sampled, its estimates with intervals, and reasons to doubt them."""
     table = Table("set", title=model)
     heads = ("prompts", "k", "T", "top-p", "avg@k", "pass@k", "maj@k", "tokens", "cut off")
     for head in (*heads, "errors"):
@@ -211,11 +194,5 @@ def _compare(other: Report, report: Report, folder: Path) -> None:
         print(f"{name}, {found.num_prompts} common prompts: {changes}")
         if found.notes:
             print(f"  sampled differently: {', '.join(found.notes)}")
-    try:
+    with writes_output(folder):
         print(f"written: {write_differences(differences, folder)}")
-    except OSError as error:
-        raise _write_error(folder, error) from error
-
-
-def _write_error(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{OUTPUT}{folder} cannot be written: {error.strerror}")

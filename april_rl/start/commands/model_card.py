@@ -43,10 +43,7 @@ class Records:
 
     @classmethod
     def of(cls, export: Path) -> Self | None:
-        """Return the records of the run that `export` lies in; None outside of a run.
-
-        Raise RunError for records that cannot be read.
-        """
+        """Return the records of the run that `export` lies in, or None; raise RunError."""
         export = export.resolve()
         run, step = export.parent.parent, step_of(export)
         if export.parent.name != EXPORTS or step < 0 or not (run / CONFIG).is_file():
@@ -81,9 +78,7 @@ class Records:
                 yield name, {key: value for key, value in found.items() if value is not None}
 
     def is_accuracy(self, name: str) -> bool:
-        """Return whether all rewards of a set's saved samples are 0 or 1, so that their mean is an
-        accuracy.
-        """
+        """Return whether all saved rewards of a set are 0 or 1: their mean is an accuracy."""
         path = self.run / "samples" / f"eval_{name}_step_{self.step}.jsonl"
         try:
             rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -140,9 +135,7 @@ def model_card(name: str, records: Records | None) -> ModelCard:
 
 
 def _hub_id(path: str) -> str | None:
-    """Return the id on the hub that a setting names, OWNER/NAME; None for a local path, a builtin
-    or a task.
-    """
+    """Return the hub id that a setting names, OWNER/NAME; None for a path, a builtin or a task."""
     name = path.partition(":")[0]
     if "/" not in name or is_file(name) or Path(name).exists():
         return None

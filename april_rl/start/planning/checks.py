@@ -98,9 +98,8 @@ def raise_all(found: Sequence[RunError]) -> None:
 def check_settings(
     config: TrainConfig, *, trains: bool = True, evaluates: bool = True, loads_model: bool = True
 ) -> TrainConfig:
-    """Return the settings with builtin paths replaced. Raise RunError for all that is wrong in them
-    and can be seen before anything heavy is imported. A command that does not train, evaluate or
-    load the model skips what only that needs.
+    """Return the settings with builtin paths replaced; raise RunError for all that is wrong in
+    them. A command that does not train, evaluate or load the model skips what only that needs.
     """
     asked = AskedSettings(resolve_builtins(config), trains, evaluates, loads_model)
     raise_all(failures(SETTINGS, asked))
@@ -149,7 +148,6 @@ def _files(asked: AskedSettings) -> None:
 
 
 def _own_functions(asked: AskedSettings) -> Iterator[tuple[str, str]]:
-    """Yield key and name of each function of the user."""
     config, algorithm = asked.config, asked.config.algorithm
     named: list[tuple[str, str | None]] = [
         (each.key, each.function) for each in reward_functions(config.reward)
@@ -171,9 +169,7 @@ def _own_rewards(asked: AskedSettings) -> list[RewardFunction]:
 
 
 def _columns_of(function: RewardFunction) -> tuple[str, ...]:
-    """Return the data columns that a reward function of the user takes. Raise OwnFunctionError if
-    it cannot take its `args`, or what this package passes to it.
-    """
+    """Return the data columns that a user's reward takes; raise OwnFunctionError for bad `args`."""
 
     def read() -> tuple[str, ...]:
         stub = signature_of(function.function)

@@ -66,9 +66,7 @@ def settle_share(
 
 
 def use_rest(model: ModelSizes, inputs: MemoryInputs, *, room: Room, demand: KvDemand) -> Decision:
-    """Raise the share of an engine that stays awake to the largest that fits beside the learner as
-    it was decided.
-    """
+    """Raise the share of an engine that stays awake to all that the decided learner leaves it."""
     plan = plan_memory(model, inputs, device_bytes=room.device)
     in_update = max(map(_of_learner, plan.phases[1:]))
     rest = _round_down((room.free - in_update) / room.device - MARGIN_FRAC)
@@ -89,9 +87,7 @@ def alone(engine: EngineConfig) -> EngineConfig:
 
 
 def _largest_shares(model: ModelSizes, inputs: MemoryInputs, room: Room) -> tuple[float, float]:
-    """Return the largest share of an engine that stays awake during updates, and of one that
-    sleeps.
-    """
+    """Return the largest shares of an engine that stays awake in updates, and one that sleeps."""
     never = replace(inputs.engine, sleep=Sleep.never, gpu_memory_utilization=_MOST)
     plan = plan_memory(model, replace(inputs, engine=never), device_bytes=room.device)
     rollout, *updates = plan.phases

@@ -21,10 +21,8 @@ from april_rl.training.learner.model.sizes import ModelSizes
 
 def settle_sleep(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> Decision:
     """Decide engine.sleep=auto: engines stay awake if every phase of the learner fits beside them,
-    with a margin.
-
-    `room` is the memory of the fullest GPU. Raise PreflightError when engines would have to sleep
-    but rollout.resume=keep needs them awake.
+    with a margin. `room` is the memory of the fullest GPU. Raise PreflightError when engines would
+    have to sleep but rollout.resume=keep needs them awake.
     """
     if inputs.is_on_cpu or inputs.engine.sleep is not Sleep.auto:
         return Decision(inputs, "")
@@ -56,9 +54,7 @@ def settle_sleep(model: ModelSizes, inputs: MemoryInputs, *, room: Room) -> Deci
 
 
 class Decided(NamedTuple):
-    """Settings without engine.gpu_memory_utilization=auto, engine.sleep=auto,
-    learner.activation_checkpointing=auto and rollout.resume=auto.
-    """
+    """Settings in which everything that depends on the memory plan is decided."""
 
     config: TrainConfig
     inputs: MemoryInputs  # inputs of the memory plan, with the decided engine and learner
@@ -70,10 +66,8 @@ def decide_sleep_and_resume(
 ) -> Decided:
     """Decide the engine's share of a GPU, whether it sleeps, which layers of the learner compute
     their activations twice, and rollout.resume: parked samples keep their KV cache where engines
-    stay awake.
-
-    `inputs` belong to `config`, and `room` is the memory of the fullest GPU. Raise
-    PreflightError as `settle_sleep` does.
+    stay awake. `room` is the memory of the fullest GPU. Raise PreflightError as `settle_sleep`
+    does.
     """
     demand = kv_demand(config, inputs.layout)
     asked = inputs.engine.gpu_memory_utilization

@@ -53,9 +53,7 @@ class Facts:
 
 
 def read_facts(config: TrainConfig, machine: Machine, *, trains: bool) -> Facts:
-    """Read the config.json of every model; only the policy's if nothing is trained. Raise
-    PreflightError naming a setting whose path is not a model that can be used.
-    """
+    """Read each model's config.json, without `trains` only the policy's; raise PreflightError."""
     facts = Facts(machine=machine, policy=_read(config.model.path, key="model.path"))
     if trains and config.teacher.path:
         facts = replace(facts, teacher=_read(config.teacher.path, key="teacher.path"))
@@ -87,15 +85,12 @@ class Models:
 
     @property
     def num_trained(self) -> int:
-        """Return the trained parameters of all models."""
         critic = self.beside.critic
         return self.policy.num_trained + (critic.num_trained if critic else 0)
 
 
 def count_models(facts: Facts, lora: LoraConfig) -> Models:
-    """Return the sizes of the models of `facts`, the policy's with adapters; takes a second for
-    each, and imports torch. Raise UnsupportedModelError when the learner cannot compute one.
-    """
+    """Return the sizes of the models; imports torch, and raises UnsupportedModelError."""
     from april_rl.start.planning.model import read_model
     from april_rl.training.learner.model.model_sizes import model_sizes
 

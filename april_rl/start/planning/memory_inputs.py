@@ -54,18 +54,13 @@ class MemoryInputs:
 
     @property
     def recomputed_share(self) -> float:
-        """Share of the layers that compute their activations twice; all layers with
-        learner.activation_checkpointing=auto, unless `settle_recomputation` finds that fewer are
-        enough.
-        """
+        """Share of layers that compute activations twice; all with auto, until it is decided."""
         is_open = isinstance(self.learner.activation_checkpointing, str)
         return 1.0 if is_open else self.learner.recomputed_share
 
     @property
     def keeps_attention(self) -> bool:
-        """Whether layers that are computed again keep the output of their attention; with
-        learner.keep_attention=auto they do not, unless `settle_recomputation` finds room for it.
-        """
+        """Whether layers computed twice keep their attention; with auto only once decided."""
         return self.learner.keep_attention is True
 
     @property
@@ -92,9 +87,7 @@ class MemoryInputs:
 
     @property
     def engine_sleeps(self) -> bool:
-        """Return whether the engine gives up its memory while the learner computes, which no engine
-        does on CPU; with engine.sleep=auto it does, unless `settle_sleep` finds that it need not.
-        """
+        """Whether the engine gives up its memory in updates; with auto it does, until decided."""
         return not self.is_on_cpu and self.engine.sleep is not Sleep.never
 
 

@@ -43,7 +43,6 @@ class Phase:
 
     @property
     def total(self) -> float:
-        """Return the bytes of all items."""
         return sum(self.items.values())
 
     def __str__(self) -> str:
@@ -61,9 +60,7 @@ class MemoryPlan:
     file_bytes: float  # an export's file in the host memory of rank 0 while it is written
 
     def __str__(self) -> str:
-        """Return a table with a row per item that is large enough to show and a column per
-        phase.
-        """
+        """Return a table: a row for each item large enough to show, a column for each phase."""
         columns = [phase for phase in (*self.phases, self.host) if phase.items]
         seen = ((name, size) for phase in columns for name, size in phase.items.items())
         names = list(dict.fromkeys(name for name, size in seen if size > GIB / 20))
@@ -112,6 +109,11 @@ def engine_workspace(inputs: MemoryInputs) -> float:
     return bytes_kept_asleep(inputs) + _STEP_BYTES
 
 
+def engine_weights(model: ModelSizes, inputs: MemoryInputs) -> float:
+    """Return the bytes of weights on each worker of an engine."""
+    return model.num_parameters * inputs.engine_bytes / inputs.layout.tensor_parallel_size
+
+
 class _Sizes:
     """The sizes from which the phases are computed."""
 
@@ -127,68 +129,44 @@ class _Sizes:
 
     def rollout(self) -> Phase:
         """Return the rollout; vLLM takes its share of the whole device, used or not."""
-        away = self._inputs.learner.offload
-        return Phase(
-            name="rollout",
-            items={
-                "master weights": 0.0 if away is Offload.all else self._masters(),
-                "optimizer state": 0.0 if away is not Offload.none else self._moments(),
-                **self._beside(has_weights=away is not Offload.all),
-                **self._awake(),
-                **self._collectives(),
-            },
-        )
+        has_weights = self._inputs.learner.offload is not Offload.all
+        items = {
+            "master weights": self._masters() if has_weights else 0.0,
+            "optimizer state": self._moments_that_stay(),
+            **self._beside(has_weights=has_weights),
+            **self._awake(),
+        }
+        return self._phase("rollout", items)
 
     def teacher(self) -> Iterator[Phase]:
         """Yield the forward passes of a teacher, whose weights are on the device only then."""
         teacher = self._inputs.beside.teacher
         if teacher is None:
             return
-        stays = self._inputs.learner.offload is Offload.none
         some = teacher.root_parameters + 2 * teacher.layer_parameters
-        yield Phase(
-            name="teacher",
-            items={
-                "master weights": self._masters(),
-                "optimizer state": self._moments() if stays else 0.0,
-                **self._beside(),
-                "teacher": self._teacher(),
-                "gathered layers": self._inputs.compute_bytes * some,
-                "a layer's activations": self._inputs.learner.max_tokens
-                * teacher.layer_bytes
-                * self._inputs.compute_bytes
-                / 2,
-                "logits": self._logits(),
-                **self._resting(),
-                **self._collectives(),
-            },
-        )
+        numbers = self._inputs.learner.max_tokens * teacher.layer_bytes / 2
+        items = {
+            "master weights": self._masters(),
+            "optimizer state": self._moments_that_stay(),
+            **self._beside(),
+            "teacher": self._teacher(),
+            "gathered layers": self._inputs.compute_bytes * some,
+            "a layer's activations": self._inputs.compute_bytes * numbers,
+            "logits": self._logits(),
+            **self._resting(),
+        }
+        yield self._phase("teacher", items)
 
     def backward(self) -> Phase:
         """Return the forward and backward pass, with the engine beside it."""
-        items = {
-            **self._passes(),
-            **self._beside(),
-            **self._resting(),
-            **self._collectives(),
-        }
-        return Phase(name="backward", items=items)
+        return self._phase("backward", {**self._passes(), **self._beside(), **self._resting()})
 
     def critic(self) -> Iterator[Phase]:
         """Yield the critic's forward and backward pass, with the policy beside it."""
-        if self._critic is None:
-            return
-        stays = self._inputs.learner.offload is Offload.none
-        policy = self._masters() + (self._moments() if stays else 0.0)
-        yield Phase(
-            name="critic",
-            items={
-                **self._critic._passes(),
-                "policy": policy,
-                **self._resting(),
-                **self._collectives(),
-            },
-        )
+        if self._critic is not None:
+            policy = self._masters() + self._moments_that_stay()
+            items = {**self._critic._passes(), "policy": policy, **self._resting()}
+            yield self._phase("critic", items)
 
     def optimizer_step(self) -> Phase:
         """Return the optimizer step: no activations, but everything else of each parameter.
@@ -196,35 +174,26 @@ class _Sizes:
         """
         stays = self._inputs.learner.offload is Offload.none
         unit = _MOMENTS * self._model.largest_unit / self._inputs.shard_size
-        return Phase(
-            name="optimizer",
-            items={
-                "master weights": self._masters(),
-                "optimizer state": self._moments() if stays else unit,
-                "gradients": self._gradients(),
-                **self._beside(),
-                **self._resting(),
-                **self._collectives(),
-            },
-        )
+        items = {
+            "master weights": self._masters(),
+            "optimizer state": self._moments() if stays else unit,
+            "gradients": self._gradients(),
+            **self._beside(),
+            **self._resting(),
+        }
+        return self._phase("optimizer", items)
 
     def weight_sync(self) -> Phase:
-        """Return the weight sync: offloaded optimizer state has left, and the engine's KV cache may
-        still sleep.
-        """
-        is_away = self._inputs.learner.offload is not Offload.none
-        return Phase(
-            name="weight sync",
-            items={
-                "master weights": self._masters(),
-                "optimizer state": 0.0 if is_away else self._moments(),
-                "engine weights": self._engine_weights(),
-                "weight-sync buffer": self._sync_buffer(),
-                **self._beside(),
-                **self._resting(),
-                **self._collectives(),
-            },
-        )
+        """Return the weight sync: the KV cache may still sleep, and offloaded state has left."""
+        items = {
+            "master weights": self._masters(),
+            "optimizer state": self._moments_that_stay(),
+            "engine weights": engine_weights(self._model, self._inputs),
+            "weight-sync buffer": self._sync_buffer(),
+            **self._beside(),
+            **self._resting(),
+        }
+        return self._phase("weight sync", items)
 
     def host(self) -> Phase:
         """Return the host memory. Memory for offloaded tensors is never freed; it also holds the
@@ -244,9 +213,7 @@ class _Sizes:
         )
 
     def file(self) -> float:
-        """Return the size of the largest file of an export: tensors are added to a file until it
-        is full.
-        """
+        """Return the largest file of an export, to which tensors are added until it is full."""
         c = self._inputs.compute_bytes
         largest = max(SHARD_BYTES, c * self._model.largest_tensor)
         return min(largest, c * self._model.num_parameters)
@@ -265,21 +232,25 @@ class _Sizes:
                 "teacher": self._teacher(),
                 **self._beside(),
                 "gradients of the critic": self._critic._gradients() if self._critic else 0.0,
-                "engine weights": self._engine_weights(),
+                "engine weights": engine_weights(self._model, self._inputs),
                 "KV cache": self._inputs.engine.kv_cache_gib * GIB,
                 "checkpoint": self._checkpoint()
                 + (self._critic._checkpoint() if self._critic else 0.0),
             },
         )
 
+    def _phase(self, name: str, items: dict[str, float]) -> Phase:
+        """Return a phase with buffers of the learner's collectives, which stay after an update."""
+        buffers = _NCCL_BYTES if self._inputs.layout.num_workers > 1 else 0.0
+        return Phase(name=name, items={**items, "NCCL of the learner": buffers})
+
     def _beside(self, *, has_weights: bool = True) -> dict[str, float]:
         """Return the critic's weights and optimizer state while it computes nothing."""
         critic = self._critic
         if critic is None:
             return {}
-        stays = self._inputs.learner.offload is Offload.none
         weights = critic._masters() if has_weights else 0.0
-        return {"critic": weights + (critic._moments() if stays else 0.0)}
+        return {"critic": weights + critic._moments_that_stay()}
 
     def _passes(self) -> dict[str, float]:
         """Return the learner's items at the peak of a pass; offloaded optimizer state is there
@@ -289,7 +260,6 @@ class _Sizes:
         of the root unit stays whole until the pass ends. So the peak is in the output layer, in the
         last layer (the first to be reduced), or in the embedding, when no activation is left.
         """
-        stays = self._inputs.learner.offload is Offload.none
         model, activations = self._model, self._activations()
         whole = 0 if self._frozen else self._inputs.compute_bytes
         reduced = 0 if self._frozen else whole + _GRADIENT
@@ -303,7 +273,7 @@ class _Sizes:
         )
         return {
             "master weights": self._masters(),
-            "optimizer state": self._moments() if stays else 0.0,
+            "optimizer state": self._moments_that_stay(),
             "gradients": self._gradients(),
             "gathered layers": self._gathered_layers() + gradients,
             "activations": activations,
@@ -312,7 +282,7 @@ class _Sizes:
 
     def _awake(self) -> dict[str, float]:
         """Return the engine's share; vLLM leaves room for CUDA graphs and NCCL inside it."""
-        weights = self._engine_weights()
+        weights = engine_weights(self._model, self._inputs)
         cache = max(0.0, self._share - weights)
         return dict(zip(ENGINE_ITEMS, (weights, cache), strict=True))
 
@@ -324,19 +294,17 @@ class _Sizes:
             return self._awake()
         return {"kept by a sleeping engine": bytes_kept_asleep(self._inputs)}
 
-    def _collectives(self) -> dict[str, float]:
-        """Return the buffers of the learner's collectives, which stay from the first update on."""
-        return {"NCCL of the learner": _NCCL_BYTES if self._inputs.layout.num_workers > 1 else 0.0}
-
     def _masters(self) -> float:
-        """Return the trained weights in float32; frozen weights under adapters have the compute
-        dtype.
-        """
+        """Return the trained weights in float32, and frozen ones in the compute dtype."""
         whole = _MASTER * self._model.num_trained + self._inputs.compute_bytes * self._frozen
         return whole / self._inputs.shard_size
 
     def _moments(self) -> float:
         return _MOMENTS * self._model.num_trained / self._inputs.shard_size
+
+    def _moments_that_stay(self) -> float:
+        """Return the optimizer state that is always on the device; 0 if it is offloaded."""
+        return self._moments() if self._inputs.learner.offload is Offload.none else 0.0
 
     def _checkpoint(self) -> float:
         """Return the copy that is written, which includes a reference that moves."""
@@ -375,10 +343,6 @@ class _Sizes:
         suited = CPU_BLOCK_BYTES if self._inputs.is_on_cpu else BLOCK_BYTES
         block = max(suited, 4 * tokens * MIN_BLOCK_ROWS)
         return _LOGIT_BLOCKS * block + 4 * tokens * self._model.hidden_size
-
-    def _engine_weights(self) -> float:
-        per_engine = self._inputs.engine_bytes * self._model.num_parameters
-        return per_engine / self._inputs.layout.tensor_parallel_size
 
     def _sync_buffer(self) -> float:
         """Return the buffer of a weight sync, which gathers parameters one at a time."""

@@ -14,9 +14,7 @@ from april_rl.start.planning.model_folder import check_model_folder
 
 
 def read_model(model_path: str, *, key: str = "model.path") -> PreTrainedConfig:
-    """Return the model's config.json. Raise PreflightError naming the setting `key` when there is
-    none, or when it lacks the sizes of a decoder.
-    """
+    """Return a model's config.json; raise PreflightError naming `key` if it is not a decoder's."""
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(model_path)
     except (OSError, ValueError) as error:
@@ -44,7 +42,6 @@ def max_context_tokens(config: PreTrainedConfig) -> int:
 
 
 def num_heads(config: PreTrainedConfig) -> int:
-    """Return the number of attention heads of a layer."""
     return int(config.get_text_config().num_attention_heads)
 
 

@@ -35,7 +35,8 @@ def check_model_folder(given: str, *, key: str = "model.path", may_be_on_hub: bo
     is_hub_id = may_be_on_hub and not is_marked and len(path.parts) <= 2  # OWNER/NAME
     if is_hub_id or not (has_parent or is_marked):
         return
-    raise PreflightError(f"{key}={given} does not exist{_beside(path.parent)}")
+    beside = _names_in(path.parent) if path.parent.is_dir() else ""
+    raise PreflightError(f"{key}={given} does not exist{beside}")
 
 
 def _check_config(folder: Path, *, key: str) -> None:
@@ -53,10 +54,6 @@ def _check_config(folder: Path, *, key: str) -> None:
             f"{key}={folder} has neither {SINGLE_FILE} nor {INDEX}: save the model with "
             "save_pretrained(), which writes them"
         )
-
-
-def _beside(folder: Path) -> str:
-    return _names_in(folder) if folder.is_dir() else ""
 
 
 def _names_in(folder: Path) -> str:

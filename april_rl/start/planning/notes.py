@@ -18,9 +18,7 @@ _STOP_FACTOR = 1.5  # leaves time for the copy before it and for the rest of the
 
 
 def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
-    """Yield a line for each setting that has no effect because of another one or of the device (cpu
-    or cuda), with the remedy if there is one.
-    """
+    """Yield a line for each setting that another one or the device leaves without effect."""
     algorithm = config.algorithm
     bounds = LOSS_SETTINGS.get(algorithm.loss, ())
     is_one_update = config.trainer.num_minibatches * config.trainer.num_passes == 1
@@ -45,9 +43,13 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
             "learner.activation_checkpointing=false, where layers keep all that they compute; "
             "remove it"
         )
-    yield from (
-        _ignored_settings_on_cpu(config) if device == "cpu" else _ignored_settings_on_gpu(config)
-    )
+    if device == "cpu":
+        yield from _ignored_settings_on_cpu(config)
+    elif (cache_gib := config.engine.kv_cache_gib) != EngineConfig().kv_cache_gib:
+        yield (
+            f"engine.kv_cache_gib={cache_gib:g} has no effect on a GPU, where the KV cache gets "
+            "what engine.gpu_memory_utilization leaves after the weights; remove it"
+        )
 
 
 def _ignored_settings_on_cpu(config: TrainConfig) -> Iterator[str]:
@@ -66,19 +68,8 @@ def _ignored_settings_on_cpu(config: TrainConfig) -> Iterator[str]:
         )
 
 
-def _ignored_settings_on_gpu(config: TrainConfig) -> Iterator[str]:
-    cache_gib = config.engine.kv_cache_gib
-    if cache_gib != EngineConfig().kv_cache_gib:
-        yield (
-            f"engine.kv_cache_gib={cache_gib:g} has no effect on a GPU, where the KV cache gets "
-            "what engine.gpu_memory_utilization leaves after the weights; remove it"
-        )
-
-
 def short_stop_deadline(config: TrainConfig, num_trained: int) -> Iterator[str]:
-    """Yield a warning when checkpoint.stop_deadline_s is too short to write a checkpoint of
-    `num_trained` parameters.
-    """
+    """Yield a warning when checkpoint.stop_deadline_s is too short to write a checkpoint."""
     num_bytes, deadline_s = CHECKPOINT_BYTES * num_trained, config.checkpoint.stop_deadline_s
     takes_s = num_bytes / _DISK_BYTES_PER_S
     if takes_s > deadline_s:

@@ -67,6 +67,9 @@ def facts_of(requested: TrainConfig, machine: Machine, *, trains: bool) -> Facts
     """Read the models. Raise PreflightError for one that cannot be used, and for all that the
     machine lacks then.
     """
+    from april_rl.start.planning.model import without_network_go_offline  # it needs transformers
+
+    without_network_go_offline()
     try:
         return read_facts(requested, machine, trains=trains)
     except PreflightError as error:
@@ -77,9 +80,7 @@ def facts_of(requested: TrainConfig, machine: Machine, *, trains: bool) -> Facts
 
 
 def draft_training(requested: TrainConfig, facts: Facts) -> TrainingDraft:
-    """Decide layout, precision, threads and ticks. Raise RunError with all that settings, machine
-    and models lack.
-    """
+    """Decide layout, precision, threads and ticks; raise RunError with all that is lacking."""
     config, layout = _settle_rest(requested, facts)
     sizes = training_sizes(config, layout)
     _check(config, layout, facts, trains=True)
@@ -123,9 +124,7 @@ def model_lines(config: TrainConfig, facts: Facts, models: Models) -> Iterator[s
 
 
 def plan_training(draft: TrainingDraft, models: Models, memory: Sequence[WorkerMemory]) -> Plan:
-    """Complete the draft with the memory of each worker: engine.sleep and rollout.resume. Raise
-    PreflightError when the memory plan does not fit.
-    """
+    """Complete the draft with the memory of each worker; raise PreflightError if too little."""
     layout, model = draft.layout, models.policy
     inputs = memory_inputs(draft.config, layout, models.beside)
     decided = decide_sleep_and_resume(draft.config, inputs, model=model, room=least_room(memory))
@@ -140,18 +139,14 @@ def plan_training(draft: TrainingDraft, models: Models, memory: Sequence[WorkerM
 
 
 def plan_evaluation(draft: Draft, *, num_responses: int) -> Plan:
-    """Complete the draft with the responses of the largest set: an engine computes as many together
-    as it can, and has its GPU alone.
-    """
+    """Complete the draft for the responses of the largest set; an engine has its GPU alone."""
     config = replace(draft.config, engine=alone(draft.config.engine))
     sizes = evaluation_sizes(config, draft.layout, num_responses=num_responses)
     return Plan(config=_with_sizes(config, sizes), layout=draft.layout, sizes=sizes)
 
 
 def config_of_training(draft: Draft, memory: Sequence[WorkerMemory]) -> TrainConfig:
-    """Return the settings that a training on these workers would have, whether or not it fits; the
-    draft is that of an evaluation.
-    """
+    """Return a training's settings on these workers, fit or not, from an evaluation's draft."""
     facts = read_facts(draft.config, draft.facts.machine, trains=True)
     models = count_models(facts, draft.config.lora)
     inputs = memory_inputs(draft.config, draft.layout, models.beside)

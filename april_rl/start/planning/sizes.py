@@ -43,10 +43,8 @@ def tick_steps(config: TrainConfig, *, num_engines: int) -> int:
 
 def context_length(config: TrainConfig, *, is_training: bool = True) -> tuple[int, str]:
     """Return the largest number of tokens of a prompt and its response, and the setting that sets
-    it.
-
-    With `is_training` false, only the evaluation sets count. Raise RunError when
-    engine.max_model_len is less than training or an evaluation needs.
+    it; without `is_training`, of evaluation sets only. Raise RunError when engine.max_model_len is
+    less.
     """
     budget, key = longest_response(config, is_training=is_training)
     longest, key = config.data.max_prompt_tokens + budget, f"data.max_prompt_tokens + {key}"
@@ -62,10 +60,7 @@ def context_length(config: TrainConfig, *, is_training: bool = True) -> tuple[in
 
 
 def training_sizes(config: TrainConfig, layout: Layout) -> Sizes:
-    """Return the sizes of a training and its evaluations.
-
-    Raise RunError when engine.max_num_seqs is less than training has in flight.
-    """
+    """Return the sizes of a training; raise RunError if engine.max_num_seqs is below its slots."""
     total, num_seqs = num_slots(config), config.engine.max_num_seqs
     slots = math.ceil(total / layout.num_engines)
     if isinstance(num_seqs, str):  # auto

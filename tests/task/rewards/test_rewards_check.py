@@ -7,7 +7,7 @@ from reward_pools import reward_pool
 
 from april_rl.config import TrainConfig
 from april_rl.config.task import RewardConfig, RewardFunctionConfig
-from april_rl.start.assembly.rewards import try_rewards
+from april_rl.start.assembly.inputs import try_rewards
 from april_rl.task.rewards.check import check_tests
 from april_rl.task.rewards.jobs import RewardError
 from april_rl.types import Prompt

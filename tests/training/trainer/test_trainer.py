@@ -29,7 +29,7 @@ from april_rl.run.checkpointing.resume import CHECKPOINTS, Resumed, load
 from april_rl.run.tracking.terminal import View
 from april_rl.run.tracking.tracker import config_text
 from april_rl.start.assembly.collector import build_collector
-from april_rl.start.assembly.run_directory import RunDirectory
+from april_rl.start.assembly.run_directory import take_over
 from april_rl.task.data.samplers import NewSampler, Shuffled
 from april_rl.task.data.stream import PromptStream
 from april_rl.task.evaluation.evaluate import evaluate_all
@@ -139,9 +139,9 @@ def run(
             prompts.restore(resumed.state["prompts"])
         return RunParts(
             view=view,
-            take_over=RunDirectory(
-                path=run_dir, config=replace(config, tracking=quiet), shown=plain, resumed=resumed
-            ).take_over,
+            take_over=partial(
+                take_over, run_dir, replace(config, tracking=quiet), shown=plain, resumed=resumed
+            ),
             save_prompts=prompts.save,
             model={},
             checkpointer=Checkpointer(
