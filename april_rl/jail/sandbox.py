@@ -66,7 +66,7 @@ class Finished:
     """The result of code in a sandbox."""
 
     passed: tuple[int, ...]  # the numbers of the tests that count and pass
-    output: str  # what a program printed; empty when tests ran
+    output: str  # what a program printed, or the report of tests, to which they may have added
     # Negative: the signal that ended it; None: a limit of time or threads ended it.
     exit_code: int | None
     limit: Literal["", "cpu", "wall", "threads", "output"] = ""  # the limit that was reached
@@ -164,7 +164,7 @@ class Program:
                 for number, test in enumerate(self.tests or ())
                 if test.counts and f"{self.token} {number}" in reported
             ),
-            output="" if has_tests else printed,
+            output=printed,
             exit_code=reply["exit_code"],
             limit=reply["limit"] or ("output" if size >= MAX_OUTPUT_BYTES else ""),
             used_s=reply["used_s"],

@@ -159,20 +159,20 @@ ASSERTS = "assert add(1, 2) == 3\nassert add(5, 9) == 14"
 
 
 @pytest.mark.slow
-def test_code_pays_for_nothing_with_programs_as_tests():
+@pytest.mark.parametrize(
+    ("tests", "red"),
+    [
+        (CASES, []),
+        (ASSERTS, []),
+        (json.dumps(ASSERTS.splitlines()), []),
+        ("for n in [1, 5]:\n    assert add(n, 2) == n + 2", ["equals_all"]),
+    ],
+)
+def test_code_pays_for_nothing_but_with_asserts_of_which_the_page_warns(tests, red):
     pay, reads_answers = builtin("code", {"timeout_s": 4.0})
-    chosen = prompts(1, "Read two numbers and print their sum.", tests=CASES)
+    chosen = prompts(1, "Read two numbers and print their sum.", tests=tests)
     _, made = attack_set(chosen, pay, num=1, reads_answers=reads_answers, names=PROGRAMS)
-    assert [result.name for result in made if result.wins] == []
-
-
-@pytest.mark.slow
-def test_asserts_are_fooled_as_the_page_says():
-    """docs/rewards.md warns of exactly this; the others fail here too."""
-    pay, reads_answers = builtin("code", {"timeout_s": 4.0})
-    chosen = prompts(1, "Write add(a, b).", tests=ASSERTS)
-    _, made = attack_set(chosen, pay, num=1, reads_answers=reads_answers, names=PROGRAMS)
-    assert [result.name for result in made if result.wins] == ["equals_all"]
+    assert [result.name for result in made if result.wins] == red
 
 
 def test_a_judge_is_asked_about_every_attack_and_an_obedient_one_is_red():

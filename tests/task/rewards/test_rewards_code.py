@@ -16,6 +16,7 @@ from april_rl.jail.sandbox import Finished, Sandbox, SandboxError
 from april_rl.task.rewards.builtin import code as code_module
 from april_rl.task.rewards.builtin.code import Code, build, open_sandbox
 from april_rl.task.rewards.code.cases import Case
+from april_rl.task.rewards.code.sources import split_source
 from april_rl.task.rewards.code.task_tests import read_tests
 from april_rl.task.rewards.loading import Reward, RewardContext
 from april_rl.types import Prompt
@@ -52,8 +53,7 @@ def score(response: str, tests: object, **args: object) -> float | None:
 def test_the_value_is_the_share_of_tests_that_pass(tests: object) -> None:
     assert score(DOUBLE, tests) == 1.0
     assert score(HALF_RIGHT, tests) == 0.5
-    assert score(HALF_RIGHT, tests, value="all") == 0.0
-    assert score(DOUBLE, tests, value="all") == 1.0
+    assert [score(each, tests, value="all") for each in (HALF_RIGHT, DOUBLE)] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("cases", [CASES, json.dumps(CASES)])
@@ -66,23 +66,42 @@ def test_a_program_that_prints_the_answer_and_fails_has_failed() -> None:
     assert score("```python\nprint(4)\nraise ValueError\n```", CASES) == 0.0
 
 
+VALUES = [
+    ("1", "1.0"), ("True", "1"), ("(1,)", "[1]"), ("[(1, 'a'), {2: {3}}]", "[(1, 'a'), {2: {3}}]"),
+    ("[float('nan')]", "[1]"), ("float('nan')", "1"), ("set()", "[]"), ("'3'", "3"), ("-2", "-2"),
+    ("0.1 + 0.2", "0.3"), ("10**20", "1" + "0" * 20), ("'\\ud800\\n'", "'\\ud800\\n'"),
+    ("__import__('collections').Counter('aab')", "{'a': 2, 'b': 1}"), ("{1: 2}.keys()", "{1}"),
+    ("__import__('numpy').float64(2.5)", "2.5"), ("__import__('numpy').bool_(True)", "True"),
+    ("b'x'", "b'x'"), ("None", "None"), ("None", "False"), ("[1, 2]", "[2, 1]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "literal"), VALUES)
+def test_a_value_equals_a_literal_as_in_python(value: str, literal: str) -> None:
+    program = f"```python\ndef f():\n    return {value}\nlist = ascii = None\n```"
+    tests = f"assert f() == {literal}, 'wrong'\nassert {literal} == f()"
+    assert score(program, tests) == float(eval(f"{value} == {literal}"))
+
+
+def test_a_literal_of_an_assert_never_enters_the_sandbox() -> None:
+    [check] = split_source("assert double(2) == 'distinctive'")
+    assert "distinctive" not in check.sends
+    assert str(check) == "the test \"assert double(2) == 'distinctive'\""
+    forged = "```python\nimport os\nfor n in range(9): os.write(3, b'(0, %d)\\n' % n)\n```"
+    assert score(forged, ASSERTS) == 0.0
+
+
 def test_a_check_function_is_one_test() -> None:
     tests = "def check(f):\n    assert f(2) == 4\n    assert f(3) == 6\n\ncheck(double)\n"
     assert score(DOUBLE, tests) == 1.0
     assert score(HALF_RIGHT, tests) == 0.0
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        "no code",
-        "```\nprint(4)\n```",
-        "```python\nprint(4)\n",
-        "```python\ndef double(x: return\n```",
-        "```python\nwhile True: pass\n```",
-        "```python\nimport os; os._exit(0)\n```",
-    ],
-)
+BLOCKS = ["def double(x: return", "while True: pass", "import os; os._exit(0)"]
+BROKEN = ["no code", "```\nprint(4)\n```", "```python\nprint(4)\n"]
+
+
+@pytest.mark.parametrize("response", [*BROKEN, *(f"```python\n{each}\n```" for each in BLOCKS)])
 def test_broken_programs_are_worth_zero(response: str) -> None:
     assert score(response, ASSERTS, timeout_s=0.5) == 0.0
 
@@ -214,7 +233,7 @@ def test_the_note_says_what_the_sandbox_does_not_stop() -> None:
         ({"value": "most"}, "value=most"),
         (
             {"timeout_s": 10.0},
-            r"timeout_s=10 must be above 0 and at most 9\.5 with reward\.hard_timeout_s=20",
+            r"timeout_s=10 must be .* at most 9\.5 with reward\.hard_timeout_s=20",
         ),
     ],
 )
@@ -244,21 +263,14 @@ def test_white_space_at_line_ends_is_ignored() -> None:
 @pytest.mark.parametrize(
     ("printed", "expected", "is_met"),
     [
-        ("0.5", "0.5000", True),
-        ("0.3333333", "0.333333", True),
-        ("0.33", "0.333333", False),
-        ("1e-07\n", "0.0000001", True),
+        ("0.5", "0.5000", True), ("0.3333333", "0.333333", True), ("0.33", "0.333333", False),
+        ("1e-07\n", "0.0000001", True), ("1", "1.0", True), ("nan", "0.5", False),
         ("1.0", "1", False),  # a whole number is expected
-        ("1", "1.0", True),
-        ("12345678.25", "12345679.25", True),
-        ("12345678", "12345679", False),
-        ("x 2.50 -1", "x 2.5 -1", True),
-        ("x  2.50", "x 2.5", False),
-        ("2.5.0", "2.50", False),
-        ("v1.10", "v1.1", False),
-        ("nan", "0.5", False),
+        ("12345678.25", "12345679.25", True), ("12345678", "12345679", False),
+        ("x 2.50 -1", "x 2.5 -1", True), ("x  2.50", "x 2.5", False),
+        ("2.5.0", "2.50", False), ("v1.10", "v1.1", False),
     ],
-)
+)  # fmt: skip
 def test_a_decimal_number_is_compared_by_value(printed: str, expected: str, is_met: bool) -> None:
     assert Case(input="", output=expected).is_met(printed) is is_met
 

@@ -101,8 +101,8 @@ EQUAL = "class Any:\n    __eq__ = lambda *a: True\ndef double(x):\n    return An
             id="asserts: learn the token from the first test that passes",
         ),
         pytest.param(FIND_JAIL + WRONG, ASSERTS, 0.0, id="asserts: look for the test runner"),
-        pytest.param(TOKEN + WRONG, ASSERTS, 1.0, id="asserts: the token from the frames (known)"),
-        pytest.param(EQUAL, ASSERTS, 1.0, id="asserts: always equal (known)"),
+        pytest.param(TOKEN + WRONG, ASSERTS, 0.0, id="asserts: the token from the frames"),
+        pytest.param(EQUAL, ASSERTS, 0.0, id="asserts: always equal"),
         pytest.param(
             RIGHT
             + "import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()",

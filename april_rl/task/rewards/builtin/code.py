@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from april_rl.jail.probe import Isolation, check_isolation, probe
 from april_rl.jail.sandbox import Check, Level, Sandbox, SandboxError
 from april_rl.task.rewards.code.blocks import last_block
-from april_rl.task.rewards.code.cases import Case, FunctionCall, calling
+from april_rl.task.rewards.code.cases import Case, FunctionCall, ValueCheck, calling, sending
 from april_rl.task.rewards.code.task_tests import ANY_NAME, ANY_NAME_NONE, IDLE_PROGRAMS, read_tests
 from april_rl.task.rewards.loading import Reward, RewardContext
 
@@ -71,9 +71,9 @@ def build(
 class Code:
     """Runs the programs in responses.
 
-    Asserts can be deceived: they run in the interpreter of the response, so code that sets out to
-    (with an `__eq__` that is always true, or by reporting in their name) can pass them. Cases
-    {input, output} cannot. Files that Python itself reads are readable.
+    Results of cases, and values that an assert compares with a literal, are compared here. Other
+    asserts can be deceived by code that sets out to: by an `__eq__` that is always true, or by
+    reporting in their name. Files that Python itself reads are readable.
     """
 
     sandbox: Sandbox
@@ -96,12 +96,12 @@ class Code:
         that an idle program passes.
         """
         read = read_tests(tests, entry)
-        checks = [test for test in read if isinstance(test, Check)]
-        cases = [test for test in read if not isinstance(test, Check)]
+        checks = [test for test in read if isinstance(test, ValueCheck)]
+        cases = [test for test in read if not isinstance(test, ValueCheck)]
         program = last_block(response)
         if program is None:
             return 0.0
-        passed: Sequence[Check | Case | FunctionCall]
+        passed: Sequence[ValueCheck | Case | FunctionCall]
         try:
             if cases:
                 passed = self._passed_cases(program, cases)
@@ -124,10 +124,11 @@ class Code:
             )
         return value
 
-    def _passed_checks(self, program: str, checks: Sequence[Check]) -> list[Check]:
-        with self.sandbox.start(program, timeout_s=self.timeout_s, tests=checks) as opened:
+    def _passed_checks(self, program: str, checks: Sequence[ValueCheck]) -> list[ValueCheck]:
+        tests = [Check(source=check.sends, counts=check.counts) for check in checks]
+        with self.sandbox.start(sending(program), timeout_s=self.timeout_s, tests=tests) as opened:
             finished = opened.run(wall_s=self.timeout_s * WALL_PER_CPU)
-        return [checks[number] for number in finished.passed]
+        return [checks[n] for n in finished.passed if checks[n].is_met(finished.output)]
 
     def _passed_cases(
         self, program: str, cases: Sequence[Case | FunctionCall]

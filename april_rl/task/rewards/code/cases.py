@@ -1,14 +1,19 @@
 """Cases: an input, and an expected output that stays outside the sandbox.
 
-A `Case` is one run of a program; a `FunctionCall` is one call of a function in a response.
+A `Case` runs a program, a `FunctionCall` calls a function, a `ValueCheck` compares for asserts.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+
+from april_rl.jail.sandbox import Check
 
 TOLERANCE = 1e-6  # allowed error of decimal numbers, absolute or relative, whichever allows more
 # Expected numbers have a point, or Python's form 1e-07; printed ones may also be whole.
@@ -25,6 +30,21 @@ exec(compile({program!r}, "solution", "exec"), vars(solution))
 found = getattr(solution, name, None) or getattr(solution.Solution(), name)
 json.dump(found(*arguments), result, default=lambda value: value.tolist())  # numpy's
 result.close()
+"""
+
+SEND = "_send_value"  # the function that sends a value with its number
+# It has its own namespace: an honest response may give `list` another meaning. A response that
+# replaces it can send another value, but does not know which one is expected.
+_SENDER = """
+import collections.abc, os
+def plain(value):
+    if value is None or isinstance(value, (bytes, complex)): return value
+    if isinstance(value, str): return str.__str__(value)
+    if isinstance(value, dict): return {plain(key): plain(each) for key, each in value.items()}
+    for base, kind in ((list, list), (tuple, tuple), (collections.abc.Set, set)):
+        if isinstance(value, base): return kind(map(plain, value))
+    return next(kind(value) for kind in (int, float) if kind(value) == value)
+def send(number, value): os.write(3, ascii((number, plain(value))).encode() + bytes([10]))
 """
 
 
@@ -63,6 +83,27 @@ class FunctionCall:
 
     def __str__(self) -> str:
         return f"the call {self.input:.60}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueCheck(Check):
+    """A test, and its source as it runs: asserts send what they compare with literals."""
+
+    sends: str
+    expected: Mapping[int, object]  # the literals, by the number with which a value is sent
+
+    def is_met(self, report: str) -> bool:
+        """Return whether every value was sent and equals its literal."""
+        sent = dict(re.findall(r"^\((\d+), (.*)\)$", report, re.MULTILINE))
+        with suppress(LookupError, ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return all(ast.literal_eval(sent[f"{n}"]) == v for n, v in self.expected.items())
+        return False
+
+
+def sending(program: str) -> str:
+    """Return a program that runs `program` in its own namespace, where values can be sent."""
+    sender = f"exec({_SENDER!r}, _sender := {{}}); {SEND} = _sender['send']"
+    return f'{sender}; exec(compile({program!r}, "solution", "exec"), globals())'
 
 
 def calling(program: str) -> str:
@@ -110,5 +151,4 @@ def _is_close(found: float, expected: float) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of an output without white space at their ends or empty last lines."""
     return [line.rstrip() for line in text.rstrip().splitlines()]

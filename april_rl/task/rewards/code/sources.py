@@ -7,10 +7,12 @@ function or method whose name begins with `test`; and `check(candidate)`. Everyt
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
-from april_rl.jail.sandbox import Check
+from april_rl.task.rewards.code.cases import SEND, ValueCheck
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _TestClass = tuple[ast.ClassDef, bool]  # the class, and whether it belongs to unittest
@@ -19,7 +21,7 @@ _TEST_NAME = re.compile(r"(run_?)?(all_?)?test", re.IGNORECASE)
 _RUNNERS = {"unittest.main", "pytest.main"}
 
 
-def split_source(source: str, entry: str = "") -> list[Check]:
+def split_source(source: str, entry: str = "") -> list[ValueCheck]:
     """Return the tests of one source, each with what it needs: its statements in order, then a call
     of each test function and method that they do not call themselves.
 
@@ -27,28 +29,47 @@ def split_source(source: str, entry: str = "") -> list[Check]:
     that is invalid or needs fixtures.
     """
     module = _Source(source)
-    checks = [Check(source=ast.unparse(s), counts=module.counts(s)) for s in module.statements]
-    return _asserting([*checks, *(Check(source=call) for call in module.calls(entry))], source)
+    tests = [(ast.Module([each], []), module.counts(each)) for each in module.statements]
+    return _checks([*tests, *((ast.parse(call), True) for call in module.calls(entry))], source)
 
 
-def split_sources(sources: Sequence[str], entry: str = "") -> list[Check]:
+def split_sources(sources: Sequence[str], entry: str = "") -> list[ValueCheck]:
     """Return one test for each source; a source that asserts nothing is set-up for the later ones.
     Raise ValueError when none is a test, and in the cases of `split_source`.
     """
-    checks = []
+    tests = []
     for source in sources:
         module = _Source(source)
-        calls = [*module.calls(entry)]
-        lines = [*map(ast.unparse, module.statements), *calls]
+        calls = ast.parse("\n".join(module.calls(entry))).body
         counts = bool(calls) or any(map(module.counts, module.statements))
-        checks.append(Check(source="\n".join(lines), counts=counts))
-    return _asserting(checks, sources)
+        tests.append((ast.Module([*module.statements, *calls], []), counts))
+    return _checks(tests, sources)
 
 
-def _asserting(checks: list[Check], source: object) -> list[Check]:
-    if not any(check.counts for check in checks):
+def _checks(tests: Sequence[tuple[ast.Module, bool]], source: object) -> list[ValueCheck]:
+    """Return a check for each test, given as its code and whether it counts."""
+    if not any(counts for _, counts in tests):
         raise ValueError(f"the tests of a task have no assert that runs: {source!r:.80}")
+    checks, numbers = [], itertools.count()
+    for test, counts in tests:
+        text, expected = ast.unparse(test), dict(_take_literals(test.body, numbers))
+        sends = ast.unparse(test)
+        checks.append(ValueCheck(source=text, counts=counts, sends=sends, expected=expected))
     return checks
+
+
+def _take_literals(body: list[ast.stmt], numbers: Iterator[int]) -> Iterator[tuple[int, object]]:
+    """Have asserts send what they compare with a literal; yield the number of each, and it."""
+    for place, node in enumerate(body):
+        if not (isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare)):
+            continue
+        is_equation = [*map(type, node.test.ops)] == [ast.Eq]
+        sides = [node.test.left, *node.test.comparators] if is_equation else []
+        for value, literal in itertools.permutations(sides, 2):
+            with suppress(ValueError, TypeError, RecursionError):
+                yield (number := next(numbers)), ast.literal_eval(literal)
+                body[place] = ast.parse(f"{SEND}({number}, {ast.unparse(value)})").body[0]
+                break
 
 
 class _Source:
@@ -221,7 +242,6 @@ def _method_calls(node: ast.ClassDef, *, is_unittest: bool) -> Iterator[str]:
 
 
 def _call_of(function: _Function, name: str) -> str:
-    """Return a call without arguments, to its end if it is a coroutine."""
     if isinstance(function, ast.AsyncFunctionDef):
         return f"__import__('asyncio').run({name}())"
     return f"{name}()"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from april_rl.jail.sandbox import Check
-from april_rl.task.rewards.code.cases import Case, FunctionCall
+from april_rl.task.rewards.code.cases import Case, FunctionCall, ValueCheck
 from april_rl.task.rewards.code.sources import split_source, split_sources
 
 # Defines every name that the tests use. What it returns equals and differs from nothing, and has no
@@ -47,7 +46,7 @@ _FORMS = (
 _CALL_TYPES, _PROGRAM_TYPES = ("functional", "function_call"), ("stdin", "stdin_stdout")
 _NAMES = ("fn_name", "func_name")
 
-Tests = Sequence[Check] | Sequence[Case] | Sequence[FunctionCall]
+Tests = Sequence[ValueCheck] | Sequence[Case] | Sequence[FunctionCall]
 
 
 def read_tests(tests: object, entry: object = None) -> Tests:
