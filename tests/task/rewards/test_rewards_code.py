@@ -87,6 +87,8 @@ def test_a_literal_of_an_assert_never_enters_the_sandbox() -> None:
     [check] = split_source("assert double(2) == 'distinctive'")
     assert "distinctive" not in check.sends
     assert str(check) == "the test \"assert double(2) == 'distinctive'\""
+    assert not check.is_met(f"(0, {'[' * 10**6})")
+    assert not check.is_met(f"(0, [{'1,' * 10**6}])")
     forged = "```python\nimport os\nfor n in range(9): os.write(3, b'(0, %d)\\n' % n)\n```"
     assert score(forged, ASSERTS) == 0.0
 
