@@ -1,6 +1,10 @@
 """The error that a command prints."""
 
+import sys
+
 import pytest
+
+from april_rl.start.command_line import main
 
 
 def printed_error(capsys: pytest.CaptureFixture[str]) -> str:
@@ -10,3 +14,14 @@ def printed_error(capsys: pytest.CaptureFixture[str]) -> str:
     assert shown.err.startswith("error: ")
     assert shown.err.count("\n") == 1
     return shown.err.removeprefix("error: ")
+
+
+def refused_training(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Return the error of a training that is started with `words` and refused."""
+    monkeypatch.setattr(sys, "argv", ["april_rl.train", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    return printed_error(capsys)

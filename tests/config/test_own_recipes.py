@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from printed_error import printed_error
+from printed_error import refused_training
 
 from april_rl.__main__ import main as command
 from april_rl.api import evaluate, train
@@ -16,7 +16,6 @@ from april_rl.config.store import (
     NAMED_BY_USERS,
     as_plain,
     compose_overrides,
-    recipes,
     register_folder,
     run_config,
     to_config,
@@ -26,10 +25,10 @@ from april_rl.run.tracking.tracker import config_text
 from april_rl.start.command_line import main
 
 
-@pytest.fixture(autouse=True)
-def only_the_shipped_recipes_afterwards():
-    yield
-    recipes.cache_clear()
+def write_recipe(folder: Path, name: str, text: str) -> None:
+    path = folder / "recipe" / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 def print_config(words: list[str], capsys, monkeypatch) -> DictConfig:
@@ -44,11 +43,12 @@ def print_config(words: list[str], capsys, monkeypatch) -> DictConfig:
 def test_a_recipe_in_the_users_folder_needs_no_header_and_may_choose_an_algorithm(
     tmp_path, capsys, monkeypatch
 ):
-    (tmp_path / "recipe" / "team").mkdir(parents=True)
-    (tmp_path / "recipe" / "team" / "mine_1.yaml").write_text(
+    write_recipe(
+        tmp_path,
+        "team/mine_1",
         "defaults:\n  - override /algorithm: dapo\nname: my_model\n"
         "model: {path: /models/mine}\ndata: {path: /data/train.jsonl}\n"
-        "rollout: {over_sampling_factor: 2.0}\n"
+        "rollout: {over_sampling_factor: 2.0}\n",
     )
     folder = f"--config-dir={tmp_path}"
     config = print_config([folder, "+recipe=team/mine_1", "seed=5"], capsys, monkeypatch)
@@ -57,10 +57,11 @@ def test_a_recipe_in_the_users_folder_needs_no_header_and_may_choose_an_algorith
 
 
 def test_a_users_recipe_inherits_and_can_leave_out_an_evaluation_set(tmp_path, capsys, monkeypatch):
-    (tmp_path / "recipe").mkdir()
-    (tmp_path / "recipe" / "mine_2.yaml").write_text(
+    write_recipe(
+        tmp_path,
+        "mine_2",
         "defaults: [tiny_cpu]\nname: mine\n"
-        "evaluation: {sets: {held_out: null, test: {path: builtin:arithmetic_held_out}}}\n"
+        "evaluation: {sets: {held_out: null, test: {path: builtin:arithmetic_held_out}}}\n",
     )
     folder = ["--config-dir", str(tmp_path)]
     config = print_config([*folder, "+recipe=mine_2"], capsys, monkeypatch)
@@ -95,11 +96,10 @@ evaluation: {sets: {held_out: {path: "reasoning_gym:b", args: {x: 1}}}}
 )
 def test_null_removes_what_a_mapping_inherits(tmp_path: Path, key: str) -> None:
     """In a recipe and on the command line, also before new entries, and in the saved settings."""
-    (tmp_path / "recipe").mkdir()
-    (tmp_path / "recipe" / "parent.yaml").write_text(PARENT)
+    write_recipe(tmp_path, "parent", PARENT)
     heir = OmegaConf.create({"defaults": ["parent"]})
     OmegaConf.update(heir, key, None)
-    OmegaConf.save(heir, tmp_path / "recipe" / "heir.yaml")
+    write_recipe(tmp_path, "heir", OmegaConf.to_yaml(heir))
     register_folder(tmp_path)
     assert OmegaConf.select(OmegaConf.structured(load("parent")), key)
     for words in (["heir"], ["parent", f"{key}=null"]):
@@ -199,61 +199,43 @@ def test_null_clears_a_text_of_the_recipe(tmp_path: Path, recipe, key) -> None:
 def test_an_error_in_a_recipe_names_its_file(
     tmp_path: Path, capsys, monkeypatch, name, text, message
 ):
-    (tmp_path / "recipe").mkdir()
-    (tmp_path / "recipe" / f"{name}.yaml").write_text(text)
+    write_recipe(tmp_path, name, text)
     words = [f"--config-dir={tmp_path}", f"+recipe={name}", f"hydra.run.dir={tmp_path / 'run'}"]
-    monkeypatch.setattr(sys, "argv", ["april_rl.train", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
-    assert message in printed_error(capsys)
+    assert message in refused_training(words, capsys, monkeypatch)
 
 
 def test_a_file_that_cannot_be_read_stops_only_the_runs_that_name_it(tmp_path, capsys, monkeypatch):
-    (tmp_path / "recipe").mkdir()
-    (tmp_path / "recipe" / "torn.yaml").write_text("seed: [1")
-    (tmp_path / "recipe" / "heir.yaml").write_text("defaults: [torn]\n")
-    (tmp_path / "recipe" / "whole.yaml").write_text("defaults: [tiny_cpu]\nseed: 7\n")
+    write_recipe(tmp_path, "torn", "seed: [1")
+    write_recipe(tmp_path, "heir", "defaults: [torn]\n")
+    write_recipe(tmp_path, "whole", "defaults: [tiny_cpu]\nseed: 7\n")
     folder = f"--config-dir={tmp_path}"
     assert print_config([folder, "+recipe=whole"], capsys, monkeypatch).seed == 7
-    monkeypatch.setattr(sys, "argv", ["april_rl.train", folder, "+recipe=heir"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "/recipe/torn.yaml:1: not valid YAML: " in capsys.readouterr().err
-    (tmp_path / "recipe" / "torn.yaml").write_text("defaults: [tiny_cpu]\nseed: 8\n")
+    message = refused_training([folder, "+recipe=heir"], capsys, monkeypatch)
+    assert "/recipe/torn.yaml:1: not valid YAML: " in message
+    write_recipe(tmp_path, "torn", "defaults: [tiny_cpu]\nseed: 8\n")
     assert print_config([folder, "+recipe=heir"], capsys, monkeypatch).seed == 8
 
 
 def test_a_recipe_outside_the_folder_of_recipes_is_named(tmp_path, capsys, monkeypatch):
     (tmp_path / "astray.yaml").write_text("defaults: [tiny_cpu]\n")
     words = [f"--config-dir={tmp_path}", "+recipe=astray"]
-    monkeypatch.setattr(sys, "argv", ["april_rl.train", *words])
-    with pytest.raises(SystemExit):
-        main()
-    assert capsys.readouterr().err == (
-        f"error: {tmp_path}/astray.yaml is not a recipe: move it to {tmp_path}/recipe/astray.yaml\n"
+    assert refused_training(words, capsys, monkeypatch) == (
+        f"{tmp_path}/astray.yaml is not a recipe: move it to {tmp_path}/recipe/astray.yaml\n"
     )
 
 
 def test_a_missing_folder_is_named(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["april_rl.train", "--config-dir", "nowhere", "seed=1"])
-    with pytest.raises(SystemExit):
-        main()
-    assert capsys.readouterr().err == "error: --config-dir nowhere is not a folder\n"
+    words = ["--config-dir", "nowhere", "seed=1"]
+    message = "--config-dir nowhere is not a folder\n"
+    assert refused_training(words, capsys, monkeypatch) == message
 
 
-def test_other_commands_read_the_users_folder_too(tmp_path, capsys):
+def test_other_commands_and_python_read_the_users_folder_too(tmp_path, capsys):
     """Fails when a model that was trained with a user's recipe cannot be evaluated with it."""
-    (tmp_path / "recipe").mkdir()
-    (tmp_path / "recipe" / "mine_3.yaml").write_text("defaults: [tiny_cpu]\nseed: -1\n")
+    write_recipe(tmp_path, "mine_3", "defaults: [tiny_cpu]\nseed: -1\n")
     for name in ("evaluate", "rehearse", "data", "profile"):
         assert command([name, "--config-dir", str(tmp_path), "+recipe=mine_3"]) == 1
         assert "seed must be in" in capsys.readouterr().err, name
-
-
-def test_python_reads_the_users_folder_too(tmp_path):
-    (tmp_path / "recipe").mkdir()
-    (tmp_path / "recipe" / "mine_4.yaml").write_text("defaults: [tiny_cpu]\nseed: -1\n")
     for run in (train, evaluate):
         with pytest.raises(RunError, match="seed must be in"):
-            run("mine_4", config_dir=tmp_path)
+            run("mine_3", config_dir=tmp_path)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from printed_error import refused_training
 
 from april_rl.start.command_line import main
 
@@ -148,16 +149,6 @@ WRONG = [
 ]  # fmt: skip
 
 
-def message_of(words: list[str], capsys, monkeypatch) -> str:
-    monkeypatch.setattr(sys, "argv", ["april_rl.train", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1
-    shown = capsys.readouterr()
-    assert not shown.out
-    return shown.err
-
-
 @pytest.mark.parametrize(("wrong", "message"), WRONG, ids=[wrong for wrong, _ in WRONG])
 def test_a_wrong_setting_is_named_with_the_accepted_values(
     tmp_path: Path, capsys, monkeypatch, wrong, message
@@ -165,7 +156,7 @@ def test_a_wrong_setting_is_named_with_the_accepted_values(
     """Fails when the user sees a line from Hydra, OmegaConf or argparse."""
     recipe = [] if "recipe" in wrong else ["+recipe=tiny_cpu"]
     words = [*recipe, wrong, f"hydra.run.dir={tmp_path / 'run'}"]
-    assert message_of(words, capsys, monkeypatch) == f"error: {message}\n"
+    assert refused_training(words, capsys, monkeypatch) == f"{message}\n"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +185,7 @@ def test_a_setting_in_two_words_gives_an_error_with_the_right_form(
     tmp_path: Path, capsys, monkeypatch, words: list[str], message: str
 ) -> None:
     words = ["+recipe=tiny_cpu", f"hydra.run.dir={tmp_path / 'run'}", *words]
-    assert message_of(words, capsys, monkeypatch) == f"error: {message}\n"
+    assert refused_training(words, capsys, monkeypatch) == f"{message}\n"
 
 
 def test_the_position_of_a_plus_does_not_matter(capsys, monkeypatch) -> None:

@@ -1,15 +1,15 @@
 """The command line before anything is loaded: help, and what a refused run leaves behind."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_line import run
 from omegaconf import OmegaConf
+from printed_error import refused_training
 from source_tree import ROOT
 
 from april_rl.config.store import compose_overrides, config_dir, recipes, to_config
-from april_rl.start.command_line import main
 
 COMMAND = "python -m april_rl.train "
 HELP = OmegaConf.load(Path(config_dir()) / "train.yaml").hydra.help.template
@@ -21,22 +21,14 @@ EXAMPLES = [
 ]
 
 
-def train(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "april_rl.train", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+TRAIN = [sys.executable, "-m", "april_rl.train"]
 
 
 @pytest.mark.slow
 def test_help_says_how_to_start_and_where_settings_and_recipes_are(tmp_path: Path) -> None:
     """Fails when Hydra's own template is shown: no command, no description."""
     assert len(EXAMPLES) == 5
-    done = train(tmp_path, "--help")
+    done = run([*TRAIN, "--help"], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: python -m april_rl.train")
     for wanted in (
@@ -63,28 +55,24 @@ def test_the_examples_of_the_help_are_settings_that_work_together(example: str) 
     assert not [word for word in middle if word in ("--multirun", "-m")]
 
 
-def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
-    done = train(tmp_path, "+recipe=tiny_cpu", "seed=-1", "hydra.run.dir=run")
-    assert (done.returncode, done.stderr) == (1, "error: seed must be in [0, 2**32), got -1\n")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_refused_run_deletes_nothing_that_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_refused_run_leaves_no_folder_and_deletes_nothing_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["+recipe=tiny_cpu", "seed=-1", "hydra.run.dir=run"]
+    message = "seed must be in [0, 2**32), got -1\n"
+    assert refused_training(words, capsys, monkeypatch) == message
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes").write_text("mine")
-    monkeypatch.chdir(tmp_path)
-    words = ["april_rl.train", "+recipe=tiny_cpu", "seed=-1", "hydra.run.dir=run"]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit, match="1"):
-        main()
+    assert refused_training(words, capsys, monkeypatch) == message
     assert (tmp_path / "run" / "notes").read_text() == "mine"
 
 
 def test_a_refused_run_does_not_end_the_others_of_the_sweep(tmp_path: Path) -> None:
     """One message for each, and no folder of a run that never started."""
-    done = train(tmp_path, "--multirun", "+recipe=tiny_cpu", "seed=-1,-2", "hydra.sweep.dir=sweep")
+    words = ["--multirun", "+recipe=tiny_cpu", "seed=-1,-2", "hydra.sweep.dir=sweep"]
+    done = run([*TRAIN, *words], tmp_path)
     assert done.returncode == 1
     *errors, failed = done.stderr.splitlines()
     assert errors == [f"error: seed must be in [0, 2**32), got {seed}" for seed in (-1, -2)]
@@ -116,13 +104,7 @@ def test_a_stop_whose_exception_python_drops_still_ends_the_start_soon(tmp_path:
     """SIGTERM arrives while an object's `__del__` runs, in a start that only sleeps. Fails when the
     start continues, and stacks of threads are printed only at the deadline.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, "+recipe=tiny_cpu", "hydra.run.dir=run"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    words = ["-c", SIGNALLED, "+recipe=tiny_cpu", "hydra.run.dir=run"]
+    done = run([sys.executable, *words], tmp_path)
     assert (done.returncode, done.stderr.splitlines()[0]) == (130, "interrupted"), done.stderr
     assert "stacks" not in done.stderr
