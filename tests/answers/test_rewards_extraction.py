@@ -67,10 +67,7 @@ def documented_forms() -> dict[str, tuple[str, str, str]]:
 FORMS = documented_forms()
 # The answer is not in the requested form, or it is a chain of equations, of which math-verify takes
 # the last.
-UNLIKE_A_PERSON = {
-    *("Answer: 33 = 34", "So the answer: 34"),
-    *("It is 34.", "The answer is 34."),
-}
+UNLIKE_A_PERSON = {"Answer: 33 = 34", "So the answer: 34", "It is 34.", "The answer is 34."}
 
 
 @pytest.mark.parametrize("response", FORMS)

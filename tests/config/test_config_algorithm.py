@@ -141,11 +141,7 @@ def test_contradicting_settings_are_refused_with_both_names(
 @pytest.mark.parametrize(
     "overrides",
     [
-        [
-            "algorithm.loss=policy_gradient",
-            "algorithm.ratio=behaviour",
-            "trainer.num_passes=2",
-        ],
+        ["algorithm.loss=policy_gradient", "algorithm.ratio=behaviour", "trainer.num_passes=2"],
         [
             "algorithm.ratio=behaviour",
             "algorithm.correction=none",
@@ -230,10 +226,7 @@ def test_an_age_weight_function_is_called_once_per_age_and_weights_tokens() -> N
     ("function", "reason"),
     [
         ("no_such_module:weight", "cannot be used: there is no module"),
-        (
-            "age_functions:missing",
-            "cannot be used: module age_functions has no function 'missing'",
-        ),
+        ("age_functions:missing", "cannot be used: module age_functions has no function 'missing'"),
         ("age_functions:not_a_function", "is not a function: it is of type int"),
         ("age_functions:fails_at_age_2", "the ages 0 to 3 as a test: ZeroDivisionError"),
         ("age_functions:negative_weight", "the weight of age 1 must be a number >= 0, got -1"),

@@ -183,10 +183,7 @@ LIMITS = {
     "1 GiB of output": ("os.ftruncate(1, 1 << 30)", "EFBIG"),
     "200 timers": ("[timer() for _ in range(200)]", "EAGAIN"),
     "100 open files": ("[opened() for _ in range(100)]", "EMFILE"),
-    "raise a limit": (
-        "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
-        "ValueError",
-    ),
+    "raise a limit": ("resource.setrlimit(resource.RLIMIT_AS, (-1, -1))", "ValueError"),
     "threads": ("threading.Thread(target=print).start()", "done"),
     "an event loop": ("asyncio.run(asyncio.sleep(0))", "done"),
     "a thread of an event loop": ("asyncio.run(asyncio.to_thread(print))", "done"),
@@ -212,8 +209,7 @@ def test_attempts_to_get_out_end_with_the_expected_error(
     for name, text in attempts.items():
         program += f"print({name!r}, told(lambda: {text}), sep=' -> ')\n"
     in_jail(
-        monkeypatch,
-        f"from april_rl.jail import landlock; landlock.abi_version = lambda: {abi}",
+        monkeypatch, f"from april_rl.jail import landlock; landlock.abi_version = lambda: {abi}"
     )
     monkeypatch.chdir(tmp_path)  # the path of a socket must be short
     level = "landlock" if abi else "none"

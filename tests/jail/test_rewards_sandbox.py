@@ -15,13 +15,7 @@ from own_process import wait_until
 from source_tree import ROOT
 
 from april_rl.jail import landlock, sandbox, seccomp
-from april_rl.jail.probe import (
-    Isolation,
-    Threat,
-    check_isolation,
-    check_start,
-    probe,
-)
+from april_rl.jail.probe import Isolation, Threat, check_isolation, check_start, probe
 from april_rl.jail.sandbox import Check, Level, Sandbox, SandboxError
 from april_rl.task.rewards.code.blocks import last_block
 

@@ -39,10 +39,7 @@ def refused_by_the_program(task: Path | None, cwd: Path, *overrides: str) -> str
             "+evaluation.sets.test={path: absent.jsonl}",
             "evaluation.sets.test.path=absent.jsonl: cannot be read",
         ),
-        (
-            "+evaluation.sets.test={path: absent.jsonl}",
-            "out with evaluation.sets.test=null",
-        ),
+        ("+evaluation.sets.test={path: absent.jsonl}", "out with evaluation.sets.test=null"),
         ("engine.max_model_len=100000", "context length: engine.max_model_len = 100000 exceeds"),
         ("data.template=chat", "chat template"),
         ("data.max_prompt_tokens=1", "data.max_prompt_tokens=1"),

@@ -99,12 +99,7 @@ def test_a_loss_with_a_wrong_shape_is_refused_before_training(
     ],
 )
 def test_a_function_that_returns_something_else_is_refused_before_an_engine_starts(
-    key: str,
-    name: str,
-    code: str,
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    key: str, name: str, code: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails when the run calls it only with its first groups."""
     (tmp_path / f"my_{name}.py").write_text(code)

@@ -251,15 +251,9 @@ def print_sum(value: str) -> str:
         ({"data": [{"prompt": {1, 2}}]}, "set is not JSON"),
         ({"data": {"prompt": ["1"]}}, r"a dict as data holds settings .* rows are a list of dicts"),
         ({"data": {"template": "odd"}}, "data.template must be chat, plain or a text with {pr"),
-        (
-            {"reward": {"functoin": "exact"}},
-            r"dict as reward holds settings .* reward=FUNCTION",
-        ),
+        ({"reward": {"functoin": "exact"}}, r"dict as reward holds settings .* reward=FUNCTION"),
         ({"reward_funcs": [len]}, r"functions are given .* TRL's reward_funcs is"),
-        (
-            {"train_dataset": [{"prompt": "1"}]},
-            r"rows .* TRL's train_dataset is here",
-        ),
+        ({"train_dataset": [{"prompt": "1"}]}, r"rows .* TRL's train_dataset is here"),
         ({"resume": "absent"}, "resume=absent is neither a checkpoint"),
         ({"held_out": [{"prompt": "1"}]}, r"held_out is a dict of rows by .* \{'test': rows\}"),
         ({"tools": ["add"]}, "tools is a list of functions"),

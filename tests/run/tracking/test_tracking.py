@@ -225,9 +225,7 @@ def test_three_consecutive_steps_without_a_signal_are_reported_once_below_the_th
     )
 
 
-def test_samples_of_the_first_and_last_step_are_saved_unless_turned_off(
-    tmp_path: Path,
-) -> None:
+def test_samples_of_the_first_and_last_step_are_saved_unless_turned_off(tmp_path: Path) -> None:
     """Fails when a run with fewer steps than tracking.save_samples_every shows no samples."""
     for every, saved in ((10, [1, 4]), (None, [])):
         with make_tracker(tmp_path / str(every), save_samples_every=every) as tracker:

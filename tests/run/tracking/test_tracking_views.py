@@ -138,9 +138,7 @@ def test_plain_output_is_one_aligned_line_per_step_with_a_heading_every_twenty(
     assert lines[1].split() == ["1", *SHOWN, "4m12s"]
 
 
-def test_an_evaluation_gets_its_own_line_with_its_intervals(
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_an_evaluation_gets_its_own_line_with_its_intervals(capsys: pytest.CaptureFixture) -> None:
     """Outside training it has no step. Fails when 30 prompts look as certain as 30,000."""
     ends = {"eval/held_out/avg_at_k_low": 0.5, "eval/held_out/avg_at_k_high": 0.7}
     view = view_of_log()

@@ -80,9 +80,6 @@ def total(tracker: FSDPMemTracker, kind: str) -> int:
 if __name__ == "__main__":
     folder, num_ranks, num_tokens, share = sys.argv[1:]
     found = measure(
-        folder,
-        num_ranks=int(num_ranks),
-        num_tokens=int(num_tokens),
-        share=float(share),
+        folder, num_ranks=int(num_ranks), num_tokens=int(num_tokens), share=float(share)
     )
     print(json.dumps(found))

@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 from composed_config import load
 from source_tree import ROOT
-from transformers import (
-    MambaConfig,
-    Qwen3Config,
-    T5Config,
-)
+from transformers import MambaConfig, Qwen3Config, T5Config
 
 from april_rl.errors import PreflightError
 from april_rl.start.planning.facts import read_facts
