@@ -42,6 +42,7 @@ PARTS: tuple[Part, ...] = (  # the most valuable part comes first
     Part("alpha", "over-sampling: α 1, 1.5 and 2 on a long tail", 5, runs.alpha),
     Part("graphs", "CUDA graphs against eager", 4, runs.graphs),
     Part("keep", "keep against re-prefill", 5, runs.keep),
+    Part("fp8", "FP8 cache against 16 bits", 3, runs.fp8),
     Part("workers", "all devices against one", 4, runs.workers),
     Part("tensor_parallel", "engines of several GPUs, a rank killed", 10, tensor_parallel),
 )

@@ -102,6 +102,21 @@ def test_the_step_of_4b_on_eight_h100s_is_the_one_counted_by_hand():
     assert 210 < found.step_s < 225 * 1.1
 
 
+def test_keys_and_values_of_eight_bits_shorten_the_step_of_4b_by_a_quarter():
+    plain, half = (
+        published(
+            shape_by_name("4B"),
+            sizes_of("4B"),
+            mean=10425,
+            modes=[Mode(1.25, refill=True)],
+            **{"learner.offload": "none", **preset},
+        )[0]
+        for preset in ({}, {"+kv_cache": "fp8"})
+    )
+    assert 0.65 < half.step_s / plain.step_s < 0.75
+    assert half.outcome.age_max <= plain.outcome.age_max
+
+
 @pytest.mark.parametrize(("kind", "least", "most"), [("h100", 2.6, 3.1), ("4090", 8.5, 11)])
 def test_the_bounds_of_a_small_model_include_the_step_counted_by_hand(kind, least, most):
     """By hand at 17 to 30 % of the peak; the plan expects 30 %, and 17 as its slow bound."""

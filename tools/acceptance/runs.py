@@ -48,6 +48,8 @@ KEEP: Modes = {
     "awake, prefilled again": ("rollout.resume=reprefill", "engine.sleep=never"),
     "awake, kept": ("rollout.resume=keep", "engine.sleep=never"),
 }
+# Whether engine and learner agree well enough is for the reader: the line shows it.
+FP8: Modes = {"16 bits": (), "FP8": ("+kv_cache=fp8", "learner.max_mismatch=9")}
 
 
 def certify(session: Session) -> Measured:
@@ -197,6 +199,11 @@ def keep(session: Session) -> Measured:
     return _compare(session, "keep", modes)
 
 
+def fp8(session: Session) -> Measured:
+    """Compare keys and values of 16 and of eight bits."""
+    return _compare(session, "fp8", FP8)
+
+
 def workers(session: Session) -> Measured:
     """Compare one worker with one for each device."""
     count = session.machine.count if session.is_gpu else 2
@@ -251,7 +258,8 @@ def _gain_row(run: dict[str, Any], first: dict[str, Any], *, least: float) -> Ro
         run["of_first"] >= least,
         f"slots in use {_change('{:.0%}', first, run, 'occupancy')}, the rollout's share of a step "
         f"{_change('{:.0%}', first, run, 'rollout_frac')}, tokens prefilled again "
-        f"{_change('{:,.0f}', first, run, 'reprefill_tokens')}",
+        f"{_change('{:,.0f}', first, run, 'reprefill_tokens')}, mismatch at most "
+        f"{max(run['mismatch'], default=0.0):.2g} nats",
     )
 
 

@@ -24,13 +24,7 @@ class Limit:
 
     name = "limit"
 
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        engine: KeepingEngine,
-        *,
-        factor: float,
-    ) -> None:
+    def __init__(self, args: argparse.Namespace, engine: KeepingEngine, *, factor: float) -> None:
         """Keep samples in flight from one round to the next."""
         self.factor = factor
         self.engine = DrawnLengthsEngine(engine, lengths_of(args), keeps=False)
