@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from april_rl.lab.report.recorded_run import read_cost
 from april_rl.lab.simulator.engine_cost import MIN_TICKS, EngineCost, EngineWork, fit_cost
 from april_rl.lab.simulator.length_distributions import Lognormal
-from april_rl.lab.simulator.recorded_run import RecordedRunError, read_cost
+from april_rl.lab.simulator.recorded_lengths import RecordingError
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.run.tracking.samples_file import write_timeline
 from april_rl.training.rollout.collector import Collection
@@ -171,8 +172,8 @@ def test_earlier_steps_count_when_the_later_ones_have_too_few_ticks(tmp_path):
 
 def test_a_run_without_timelines_or_ticks_is_refused_with_what_to_set(tmp_path):
     """Fails when either ends in a traceback or is replaced by a guess."""
-    with pytest.raises(RecordedRunError, match=r"no timeline .* tracking\.save_samples_every=1"):
+    with pytest.raises(RecordingError, match=r"no timeline .* tracking\.save_samples_every=1"):
         read_cost(tmp_path)
     write_ticks(tmp_path, 1, ticks_of_a_run(noise=0.0, held_up=0.0)[:7])
-    with pytest.raises(RecordedRunError, match=r"got 7\. .* tracking\.save_samples_every=1"):
+    with pytest.raises(RecordingError, match=r"got 7\. .* tracking\.save_samples_every=1"):
         read_cost(tmp_path)

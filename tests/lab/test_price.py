@@ -28,7 +28,7 @@ from april_rl.lab.simulator.engine_cost import EngineWork
 from april_rl.lab.simulator.gpu_kinds import GPU_KINDS
 from april_rl.lab.simulator.model_cost import ModelCost, Shape
 from april_rl.lab.simulator.prediction import SYNCHRONOUS, Mode
-from april_rl.lab.simulator.recorded_lengths import LengthsError, read_lengths
+from april_rl.lab.simulator.recorded_lengths import RecordingError, read_lengths
 from april_rl.start.planning.facts import Models
 from april_rl.start.planning.memory_inputs import Beside
 from april_rl.training.learner.model.model_sizes import model_sizes
@@ -334,12 +334,12 @@ def test_recorded_lengths_replace_lognormal_ones(tmp_path, capsys):
 )
 def test_a_file_without_lengths_is_refused_with_its_line(tmp_path: Path, content, message):
     (tmp_path / "1.jsonl").write_text(content)
-    with pytest.raises(LengthsError, match=message):
+    with pytest.raises(RecordingError, match=message):
         read_lengths(tmp_path, len)
 
 
 def test_an_empty_folder_has_no_lengths(tmp_path):
-    with pytest.raises(LengthsError, match="has no line of a response"):
+    with pytest.raises(RecordingError, match="has no line of a response"):
         read_lengths(tmp_path, len)
 
 

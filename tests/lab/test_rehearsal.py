@@ -180,15 +180,13 @@ def test_a_wrong_argument_ends_in_one_message(capsys):
 
 def test_the_share_of_long_responses_matches_the_lognormal_lengths():
     """Compared with 200,000 lengths drawn from the same distribution."""
-    from april_rl.lab.rehearsal.findings import SIGMA
-    from april_rl.lab.simulator.length_distributions import Lognormal, median_for
     from april_rl.types import SampleId
 
     config = to_config(compose_overrides([FLAGSHIP]))
-    median = median_for(10_000, sigma=SIGMA, cap=config.rollout.max_response_tokens)
-    length_of = Lognormal(median_tokens=median, sigma=SIGMA)
+    assumed = Assumptions(mean_response_tokens=10_000, sigma=0.9)
+    length_of = assumed.length_of(config)
     drawn = sum(length_of(SampleId(number, 0)) > 16_384 for number in range(20_000)) / 20_000
-    assert share_longer_than(16_384, config, mean_tokens=10_000) == pytest.approx(drawn, abs=0.01)
+    assert share_longer_than(16_384, config, assumed) == pytest.approx(drawn, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -103,11 +103,12 @@ def _parser() -> argparse.ArgumentParser:
 def _compare(options: argparse.Namespace) -> list[dict[str, object]]:
     """Simulate the synchronous loop and every α; print the table and return its rows."""
     from april_rl.config.store import run_config
-    from april_rl.lab.simulator.recorded_run import NO_SMALL_BATCHES, recorded_scenario
+    from april_rl.lab.report.recorded_run import NO_SMALL_BATCHES, recorded_scenario
+    from april_rl.lab.report.run_files import read_run
 
     config = run_config(options.run / "config.yaml")
     rollout = config.rollout
-    scenario = _with_options(recorded_scenario(options.run, config), options)
+    scenario = _with_options(recorded_scenario(read_run(options.run), config), options)
     _check_cap(scenario, max(options.alpha))
     refill = rollout.refill if options.refill is None else options.refill
     modes = modes_of(options.alpha, refill=refill)

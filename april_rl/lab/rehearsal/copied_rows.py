@@ -37,14 +37,10 @@ def copy_rows(
 
 
 def _write_lines(table: Iterable[object], target: Path) -> None:
-    with target.open("w", encoding="utf-8") as file:
-        for row in table:
-            file.write(_line(row) + "\n")
-
-
-def _line(row: object) -> str:
     try:
-        return json.dumps(row, ensure_ascii=False, allow_nan=False)
+        with target.open("w", encoding="utf-8") as file:
+            for row in table:
+                file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
     except (TypeError, ValueError) as error:
         raise UnwritableError(f"JSON cannot hold a value of these rows ({error})") from error
 

@@ -65,37 +65,19 @@ class Passages:
 
 
 def passages(question: str) -> list[str]:
-    """Return every run of consecutive words of a question that is as long as NUM_WORDS; all its
-    words if it is shorter, and nothing if it is shorter than FEWEST_WORDS.
+    """Return the shortest run of consecutive words from each word on that is as long as NUM_WORDS;
+    all words of a question that is shorter, and nothing if it is shorter than FEWEST_WORDS.
     """
-    text = normalize("NFKC", question).casefold()
-    words = _WORD.findall(text)
-    if not _CHARACTER.search(text):
-        return _runs(words)
+    words = _WORD.findall(normalize("NFKC", question).casefold())
     lengths = [1 if _CHARACTER.match(word) else _CHARACTERS_OF_A_WORD for word in words]
-    return _weighted_runs(words, lengths)
-
-
-def _runs(words: Sequence[str]) -> list[str]:
-    if len(words) < FEWEST_WORDS:
-        return []
-    last = max(0, len(words) - NUM_WORDS)
-    return [" ".join(words[start : start + NUM_WORDS]) for start in range(last + 1)]
-
-
-def _weighted_runs(words: Sequence[str], lengths: Sequence[int]) -> list[str]:
-    """Return the shortest runs of at least NUM_WORDS from each word on; `lengths` [words] are in
-    characters.
-    """
     if sum(lengths) < FEWEST_WORDS * _CHARACTERS_OF_A_WORD:
         return []
-    wanted = NUM_WORDS * _CHARACTERS_OF_A_WORD
     found, end, length = [], 0, 0
     for start, first in enumerate(lengths):
-        while end < len(words) and length < wanted:
+        while end < len(words) and length < NUM_WORDS * _CHARACTERS_OF_A_WORD:
             length += lengths[end]
             end += 1
-        if length < wanted and start:
+        if length < NUM_WORDS * _CHARACTERS_OF_A_WORD and start:
             break
         found.append(" ".join(words[start:end]))
         length -= first

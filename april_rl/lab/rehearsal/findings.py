@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Ratio
+from april_rl.lab.price.assumptions import Assumptions
 from april_rl.lab.simulator.length_distributions import median_for
+from april_rl.task.data.prompts import PromptTable
 
-# Assumptions about lengths; docs/experiments.md says where they come from.
-SIGMA = 0.6  # deviation of the logarithm of a response's length
 _MAX_OVERLONG_FRAC = 0.25  # share of the responses in the zone of the overlong penalty
 _MAX_LEFT_OUT_FRAC = 0.05  # share of the prompts that are longer than data.max_prompt_tokens
 _MAX_DUPLICATE_FRAC = 0.01  # share of the rows
@@ -25,35 +24,31 @@ class Finding:
     message: str
 
 
-def open_findings(findings: Iterable[Finding], accepted: Collection[str]) -> list[Finding]:
-    """Return the findings that are not accepted."""
-    return [finding for finding in findings if finding.name not in accepted]
-
-
-def share_longer_than(tokens: float, config: TrainConfig, *, mean_tokens: float) -> float:
-    """Return the share of responses longer than `tokens`, for lognormal lengths with deviation
-    SIGMA whose mean under the budget is `mean_tokens`.
+def share_longer_than(tokens: float, config: TrainConfig, assumed: Assumptions) -> float:
+    """Return the share of responses longer than `tokens`, for lognormal lengths with the mean and
+    the deviation that are assumed.
     """
-    cap = config.rollout.max_response_tokens
-    median = median_for(min(mean_tokens, 0.95 * cap), sigma=SIGMA, cap=cap)
-    return 0.5 * math.erfc(math.log(tokens / median) / (SIGMA * math.sqrt(2)))
+    mean, cap = assumed.response_tokens(config), config.rollout.max_response_tokens
+    median = median_for(mean, sigma=assumed.sigma, cap=cap)
+    return 0.5 * math.erfc(math.log(tokens / median) / (assumed.sigma * math.sqrt(2)))
 
 
-def check_overlong_zone(config: TrainConfig, *, mean_tokens: float) -> Finding | None:
-    """Find an overlong penalty that would affect many responses of this mean length."""
+def check_overlong_zone(config: TrainConfig, assumed: Assumptions) -> Finding | None:
+    """Find an overlong penalty that would affect many of the responses that are assumed."""
     share = config.algorithm.overlong_buffer_frac
     if not share:
         return None
     budget = config.rollout.max_response_tokens
     begin = (1 - share) * budget
-    inside = share_longer_than(begin, config, mean_tokens=mean_tokens)
+    mean = assumed.response_tokens(config)
+    inside = share_longer_than(begin, config, assumed)
     if inside <= _MAX_OVERLONG_FRAC:
         return None
     return Finding(
         name="overlong_zone",
         message=f"{inside:.0%} of the responses are expected in the zone of the overlong penalty, "
-        f"which begins at {begin:,.0f} tokens (mean {mean_tokens:,.0f}, mean_response_tokens): "
-        f"raise rollout.max_response_tokens={budget}, so that the zone begins above most "
+        f"which begins at {begin:,.0f} tokens (mean {mean:,.0f}, mean_response_tokens): raise "
+        f"rollout.max_response_tokens={budget}, so that the zone begins above most "
         f"responses, or lower algorithm.overlong_buffer_frac={share:g}",
     )
 
@@ -87,29 +82,28 @@ def check_one_update(config: TrainConfig) -> Finding | None:
     )
 
 
-def check_duplicates(
-    config: TrainConfig, *, set_name: str, num_rows: int, num_duplicates: int
-) -> Finding | None:
+def check_duplicates(config: TrainConfig, table: PromptTable, *, set_name: str) -> Finding | None:
     """Find a training set that repeats its prompts and is not deduplicated."""
-    if config.data.deduplicate or num_duplicates <= _MAX_DUPLICATE_FRAC * num_rows:
+    if config.data.deduplicate or table.num_duplicates <= _MAX_DUPLICATE_FRAC * table.num_rows:
         return None
     return Finding(
         name="duplicates",
-        message=f"{set_name}: {num_duplicates:,} of {num_rows:,} rows repeat another one's prompt "
-        "and answer, and data.deduplicate=false keeps them, so that an epoch repeats prompts",
+        message=f"{set_name}: {table.num_duplicates:,} of {table.num_rows:,} rows repeat another "
+        "one's prompt and answer, and data.deduplicate=false keeps them, so that an epoch repeats "
+        "prompts",
     )
 
 
-def check_left_out(
-    config: TrainConfig, *, set_name: str, num_prompts: int, num_left_out: int
-) -> Finding | None:
+def check_left_out(config: TrainConfig, table: PromptTable, *, set_name: str) -> Finding | None:
     """Find a limit on prompt lengths that leaves out many prompts."""
-    if num_left_out <= _MAX_LEFT_OUT_FRAC * (num_prompts + num_left_out):
+    num_prompts = len(table.all_lengths)
+    num_left_out = num_prompts - len(table)
+    if num_left_out <= _MAX_LEFT_OUT_FRAC * num_prompts:
         return None
     return Finding(
         name="prompts_left_out",
-        message=f"{set_name}: {num_left_out:,} of {num_prompts + num_left_out:,} prompts are "
-        f"longer than data.max_prompt_tokens={config.data.max_prompt_tokens} and left out",
+        message=f"{set_name}: {num_left_out:,} of {num_prompts:,} prompts are longer "
+        f"than data.max_prompt_tokens={config.data.max_prompt_tokens} and left out",
     )
 
 

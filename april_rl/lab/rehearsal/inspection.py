@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import indent
 
@@ -63,42 +63,33 @@ def _mean(pay: Pay, prompts: Sequence[Prompt], responses: Sequence[str]) -> floa
     return float(np.mean(rewards)) if rewards else float("nan")
 
 
-def check_forms(tried: FormsTried | None, *, set_name: str) -> list[Finding]:
+def check_forms(tried: FormsTried | None, *, set_name: str) -> Iterator[Finding]:
     """Find a reward that does not read the form that the prompts ask for, or that rewards wrong
     answers.
     """
-    found: list[Finding] = []
     if tried is None:
-        return found
+        return
     best = max(tried.right.values())
+    good = [form for form, value in tried.right.items() if value >= best - _RIGHT]
     if not tried.span > 0:
-        found.append(
-            Finding(
-                name="reward_blind",
-                message=f"{set_name}: the reward gives a right answer {best:g} in every form and a "
-                f"wrong one {tried.wrong:g}: it cannot tell them apart",
-            )
+        yield Finding(
+            name="reward_blind",
+            message=f"{set_name}: the reward gives a right answer {best:g} in every form and a "
+            f"wrong one {tried.wrong:g}: it cannot tell them apart",
         )
     elif tried.asked is not None and tried.right[tried.asked] < best - _RIGHT:
-        good = " and ".join(form for form, value in tried.right.items() if value >= best - _RIGHT)
-        found.append(
-            Finding(
-                name="reward_form",
-                message=f"{set_name}: the prompts ask for the form {tried.asked!r}, in which the "
-                f"reward gives a right answer {tried.right[tried.asked]:g}; it reads {good} "
-                f"({best:g}): change reward.extract or data.instruction",
-            )
+        yield Finding(
+            name="reward_form",
+            message=f"{set_name}: the prompts ask for the form {tried.asked!r}, in which the "
+            f"reward gives a right answer {tried.right[tried.asked]:g}; it reads "
+            f"{' and '.join(good)} ({best:g}): change reward.extract or data.instruction",
         )
-    if tried.asked is None and tried.span > 0 and len(set(tried.right.values())) > 1:
-        readable = " or ".join(f for f, value in tried.right.items() if value >= best - _RIGHT)
-        found.append(
-            Finding(
-                name="no_form_asked",
-                message=f"{set_name}: the prompts ask for no form of the answer, and the reward "
-                f"reads {readable} only: say so in data.instruction",
-            )
+    elif tried.asked is None and len(set(tried.right.values())) > 1:
+        yield Finding(
+            name="no_form_asked",
+            message=f"{set_name}: the prompts ask for no form of the answer, and the reward "
+            f"reads {' or '.join(good)} only: say so in data.instruction",
         )
-    return found
 
 
 def shown_set(key: str, prompts: Sequence[Prompt], tried: FormsTried | None) -> str:

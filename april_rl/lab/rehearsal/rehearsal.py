@@ -23,7 +23,7 @@ from april_rl.config.task import PromptSetConfig
 from april_rl.errors import RunError
 from april_rl.lab.attack.attack import attack_set, pay_by
 from april_rl.lab.price.assumptions import Assumptions
-from april_rl.lab.price.memory import real_layout, real_memory
+from april_rl.lab.price.memory import RealMemory, real_layout, real_memory
 from april_rl.lab.price.plan import step_table
 from april_rl.lab.price.prediction import modes_beside, step_prices, work_of
 from april_rl.lab.rehearsal import findings as find
@@ -47,6 +47,7 @@ from april_rl.task.environments.loading import describe
 from april_rl.task.rewards.check import NUM_ROWS_TRIED, check_tests, reads_answers
 from april_rl.task.rewards.jobs import RewardError
 from april_rl.task.rewards.pool import RewardPool
+from april_rl.training.learner.model.sizes import ModelSizes
 from april_rl.training.trainer import Trainer
 
 Say = Callable[[str], None]
@@ -91,11 +92,11 @@ class Rehearsal:
         self._load_environment()
         self._data(tokenizer)
         self._settings()
-        self._memory(models)
+        memory = self._memory(models)
         if is_quick:
             self.say("not tried   gain, steps and episodes of environments: quick=true skips them")
         else:
-            self._gain(models, shape)
+            self._gain(memory, shape, critic=models.beside.critic)
             model = config_path(self.config.model.path, lambda _: None, key="model.path")
             self._steps(model, tokenizer)
         return self._verdict(time.perf_counter() - started)
@@ -112,7 +113,10 @@ class Rehearsal:
                 self._keep(found, self.rows, name, num_rows=_TRAINING_ROWS)
                 if found.tried is not None:
                     self.spans.append(found.tried.span)
-                self._check_training_set(found)
+                self._add(
+                    find.check_duplicates(self.config, found.table, set_name=key),
+                    find.check_left_out(self.config, found.table, set_name=key),
+                )
             for name, held_out in evaluation.sets.items():
                 key = f"evaluation.sets.{name}.path"
                 filled = evaluation_set(data, held_out)
@@ -169,37 +173,18 @@ class Rehearsal:
         if written is not None:
             kept[name] = written
 
-    def _check_training_set(self, found: _Set) -> None:
-        key, table = found.key, found.table
-        self._add(
-            find.check_duplicates(
-                self.config,
-                set_name=key,
-                num_rows=table.num_rows,
-                num_duplicates=table.num_duplicates,
-            ),
-            find.check_left_out(
-                self.config,
-                set_name=key,
-                num_prompts=len(table),
-                num_left_out=len(table.all_lengths) - len(table),
-            ),
-        )
-
     def _settings(self) -> None:
         """Check settings against each other and against the reward."""
         for line in inert_settings(self.config, device=real_layout(self.config)[1].device):
             self.say(f"no effect   {line}")
         self._add(
-            find.check_overlong_zone(
-                self.config, mean_tokens=self.assumed.response_tokens(self.config)
-            ),
+            find.check_overlong_zone(self.config, self.assumed),
             find.check_overlong_penalty(self.config, reward_span=min(self.spans, default=1.0)),
             find.check_evaluation(self.config),
             find.check_one_update(self.config),
         )
 
-    def _memory(self, models: Models) -> None:
+    def _memory(self, models: Models) -> RealMemory:
         """Plan the memory of the real models on the machine that the recipe names."""
         assumed = self.assumed
         memory = real_memory(
@@ -210,10 +195,11 @@ class Rehearsal:
         if memory.too_large:
             self._add(Finding(name="memory", message=memory.too_large))
         self._add(*(Finding(name="kv_cache", message=text) for text in memory.kv_warnings))
+        return memory
 
-    def _gain(self, models: Models, shape: Shape) -> None:
+    def _gain(self, memory: RealMemory, shape: Shape, *, critic: ModelSizes | None) -> None:
         """Simulate over-sampling on the machine that the recipe names."""
-        if real_layout(self.config)[1].device == "cpu":
+        if memory.layout.device == "cpu":
             self.say(
                 "gain        not simulated: there is no cost model of a CPU; use "
                 "`python -m april_rl profile`"
@@ -221,9 +207,8 @@ class Rehearsal:
             return
         assumed, kind = self.assumed, GPU_KINDS["h100"]
         measured = assumed.calibration
-        memory = real_memory(self.config, models, gpu_gib=assumed.gpu_gib, measured=measured)
         rates = measured.rates(kind) if measured else kind.rates()
-        work = work_of(self.config, assumed, shape=shape, critic=models.beside.critic)
+        work = work_of(self.config, assumed, shape=shape, critic=critic)
         prices = step_prices(memory, work, rates=rates, modes=modes_beside(self.config))
         gpu = measured.device if measured else kind.title
         self.say(
@@ -267,7 +252,7 @@ class Rehearsal:
 
     def _verdict(self, took_s: float) -> bool:
         accepted = self.assumed.accept
-        flagged = find.open_findings(self.findings, accepted)
+        flagged = [finding for finding in self.findings if finding.name not in accepted]
         for finding in self.findings:
             mark = "accepted" if finding.name in accepted else "FLAGGED"
             self.say(f"{mark:<12}{finding.name}: {finding.message}")

@@ -10,9 +10,10 @@ from april_rl.config.choices import SAMPLE_BY_SAMPLE
 from april_rl.lab.report.bands import departure_line, departures
 from april_rl.lab.report.gains import NUM_FILES, Gains
 from april_rl.lab.report.learning_advice import learning_advice
+from april_rl.lab.report.recorded_run import NO_SMALL_BATCHES, read_cost
 from april_rl.lab.report.run_files import Row, RunFiles
 from april_rl.lab.simulator.length_statistics import waitless_staleness
-from april_rl.lab.simulator.recorded_run import NO_SMALL_BATCHES, RecordedRunError, read_cost
+from april_rl.lab.simulator.recorded_lengths import RecordingError
 from april_rl.run.tracking.signal_watch import NUM_SILENT, SignalWatch
 
 _WORTH_SAYING = 1.1  # a predicted gain above this is reported
@@ -263,7 +264,7 @@ def _reprefill_share(run: RunFiles, rows: Sequence[Row]) -> float:
         return 0.0
     try:
         cost = read_cost(run.run_dir, num_files=NUM_FILES)
-    except RecordedRunError:
+    except RecordingError:
         return 0.0
     return tokens * cost.prefill_token_s / total_s
 

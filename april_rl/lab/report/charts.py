@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from april_rl.lab.report.learning_charts import critic, evaluation, mismatch, reward, teacher
+from april_rl.lab.report.learning_charts import CRITIC, MISMATCH, TEACHER, evaluation, reward
 from april_rl.lab.report.run_files import Row, RunFiles
 from april_rl.lab.report.vega import (
+    LOG,
+    SHARE,
     STEP,
     Chart,
+    Lines,
     Spec,
     age_scale,
     axis,
     base,
     legend,
-    line_chart,
-    lines,
-    points,
 )
 
 # Steps in a chart; a longer run is drawn as means over equal numbers of steps.
@@ -34,6 +34,37 @@ PHASES = (
 )
 REST = "packing and transfers"
 _TOTALS = ("opened", "trained", "rejected", "dropped")  # counts of the ledger since the run began
+_LENGTHS = Lines(
+    id="lengths",
+    title="Response lengths and their tail",
+    caption="Tokens of the responses of each trained batch. The distance between p50 and max "
+    "is what a synchronous step waits for.",
+    keys={name: f"rollout/response_tokens_{name}" for name in ("max", "p99", "p95", "p50", "mean")},
+    unit="tokens",
+    scale=LOG,
+)
+_OCCUPANCY = Lines(
+    id="occupancy",
+    title="Engine occupancy",
+    caption="Share of the slots that compute a request, over the whole time of a rollout, and "
+    "the largest share of the KV cache that was in use. Slots are empty while rewards are "
+    "awaited and while the step stops.",
+    keys={"slots in use": "rollout/occupancy", "KV cache, at most": "rollout/kv_cache_frac"},
+    unit="share",
+    scale=SHARE,
+)
+_REWORK = Lines(
+    id="rework",
+    title="KV cache: parked, computed again, preempted",
+    caption="Parked tokens wait for the next step; unless rollout.resume=keep they are "
+    "prefilled again there. Preemption means that the KV cache is too small for the slots.",
+    keys={
+        "tokens parked in the buffer": "rollout/parked_tokens",
+        "tokens computed again on resume": "rollout/reprefill_tokens",
+        "tokens lost to preemption": "rollout/preempted_tokens",
+    },
+    unit="tokens",
+)
 
 
 def charts(run: RunFiles) -> list[Chart]:
@@ -43,15 +74,11 @@ def charts(run: RunFiles) -> list[Chart]:
         reward(steps),
         evaluation(run),
         _time(run.steps),
-        _lengths(steps),
+        _LENGTHS.chart(steps),
         _length_histogram(run),
         _ages(steps),
         _ledger(average(_flows(run.steps), limit=MAX_POINTS)),
-        _occupancy(steps),
-        _rework(steps),
-        teacher(steps),
-        critic(steps),
-        mismatch(steps),
+        *(each.chart(steps) for each in (_OCCUPANCY, _REWORK, TEACHER, CRITIC, MISMATCH)),
     )
     return [chart for chart in found if chart is not None]
 
@@ -89,6 +116,8 @@ def _time(steps: Sequence[Row]) -> Chart | None:
     if not steps:
         return None
     names = [*(name for name, _ in PHASES), REST]
+    size = -(-len(steps) // MAX_BARS)
+    of_bars = f" Each bar is the mean of {size} steps." if size > 1 else ""
     values = [
         {"step": row["step"], "phase": name, "seconds": seconds, "order": names.index(name)}
         for row in average(steps, limit=MAX_BARS)
@@ -98,7 +127,7 @@ def _time(steps: Sequence[Row]) -> Chart | None:
         id="time",
         title="Where the time of a step goes",
         caption="Seconds of each phase. They add up to the step; evaluations and checkpoints come "
-        f"between steps and are not in it.{_of_bars(len(steps))}",
+        f"between steps and are not in it.{of_bars}",
         spec=base(
             values,
             mark={"type": "bar", "tooltip": True},
@@ -109,27 +138,6 @@ def _time(steps: Sequence[Row]) -> Chart | None:
                 "order": {"field": "order"},
             },
         ),
-    )
-
-
-def _of_bars(num_steps: int) -> str:
-    size = -(-num_steps // MAX_BARS)
-    return f" Each bar is the mean of {size} steps." if size > 1 else ""
-
-
-def _lengths(steps: Sequence[Row]) -> Chart | None:
-    keys = {
-        name: f"rollout/response_tokens_{name}" for name in ("max", "p99", "p95", "p50", "mean")
-    }
-    return line_chart(
-        steps,
-        keys,
-        id="lengths",
-        title="Response lengths and their tail",
-        caption="Tokens of the responses of each trained batch. The distance between p50 and max "
-        "is what a synchronous step waits for.",
-        unit="tokens",
-        log=True,
     )
 
 
@@ -215,45 +223,11 @@ def _flows(steps: Sequence[Row]) -> list[Row]:
 
 def _ledger(flows: Sequence[Row]) -> Chart | None:
     names = sorted({name for row in flows for name, groups in row.items() if groups} - {"step"})
-    return line_chart(
-        flows,
-        {name: name for name in names},
+    return Lines(
         id="ledger",
         title="Flow of groups",
         caption="Groups that were opened and trained in each step, and those that wait in the "
         "buffer at its end, parked (unfinished) or ready.",
+        keys={name: name for name in names},
         unit="groups",
-    )
-
-
-def _occupancy(steps: Sequence[Row]) -> Chart | None:
-    if not points(steps, {"": "rollout/occupancy"}):
-        return None
-    shares = {"slots in use": "rollout/occupancy", "KV cache, at most": "rollout/kv_cache_frac"}
-    spec = lines(steps, shares, title="share")
-    spec["encoding"]["y"] |= {"axis": {"format": "%"}, "scale": {"domain": [0, 1]}}
-    return Chart(
-        id="occupancy",
-        title="Engine occupancy",
-        caption="Share of the slots that compute a request, over the whole time of a rollout, and "
-        "the largest share of the KV cache that was in use. Slots are empty while rewards are "
-        "awaited and while the step stops.",
-        spec=spec,
-    )
-
-
-def _rework(steps: Sequence[Row]) -> Chart | None:
-    keys = {
-        "tokens parked in the buffer": "rollout/parked_tokens",
-        "tokens computed again on resume": "rollout/reprefill_tokens",
-        "tokens lost to preemption": "rollout/preempted_tokens",
-    }
-    return line_chart(
-        steps,
-        keys,
-        id="rework",
-        title="KV cache: parked, computed again, preempted",
-        caption="Parked tokens wait for the next step; unless rollout.resume=keep they are "
-        "prefilled again there. Preemption means that the KV cache is too small for the slots.",
-        unit="tokens",
-    )
+    ).chart(flows)

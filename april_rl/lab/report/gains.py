@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from april_rl.config.store import ConfigError, run_config
+from april_rl.lab.report.recorded_run import recorded_scenario
 from april_rl.lab.report.run_files import RunFiles
 from april_rl.lab.simulator.outcome import Scale
 from april_rl.lab.simulator.prediction import SYNCHRONOUS, Mode, predict
-from april_rl.lab.simulator.recorded_run import RecordedRunError, recorded_scenario
+from april_rl.lab.simulator.recorded_lengths import RecordingError
 from april_rl.lab.simulator.scaled_down import scale_down
 from april_rl.training.rollout.collector import Collection
 from april_rl.training.rollout.measures.timeline import Timeline, timeline_of
@@ -45,8 +46,8 @@ def simulated_gains(run: RunFiles) -> Gains | None:
     """
     try:
         config = run_config(run.run_dir / "config.yaml")
-        scenario = recorded_scenario(run.run_dir, config, num_files=NUM_FILES)
-    except (ConfigError, RecordedRunError):
+        scenario = recorded_scenario(run, config, num_files=NUM_FILES)
+    except (ConfigError, RecordingError):
         return None
     small = scale_down(scenario)
     own = round(run.mean("rollout/over_sampling_factor", late=True) or 1.0, 2)

@@ -166,9 +166,14 @@ def advice(sentences: Iterable[str]) -> str:
     return f'<ul class="advice">{items}</ul>' if items else ""
 
 
+def text_entry(label: str, text: str, *, limit: int = 700) -> str:
+    """Return a text below its label, as an entry of a <dl>; shortened to `limit` characters."""
+    return f"<dt>{escape(label)}</dt><dd><pre>{escape(shorten(text, limit=limit))}</pre></dd>"
+
+
 def shorten(text: str, *, limit: int = 700) -> str:
     """Return the text, without its middle if it is longer than `limit` characters."""
     if len(text) <= limit:
         return text
     half = limit // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
+    return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters …]\n{text[-half:]}"

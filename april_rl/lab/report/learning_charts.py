@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from april_rl.lab.report.run_files import Row, RunFiles
-from april_rl.lab.report.vega import STEP, Chart, Spec, axis, base, legend, line_chart
+from april_rl.lab.report.vega import LOG, STEP, Chart, Lines, Spec, axis, base, legend
 from april_rl.run.tracking.keys import KEYS
 
 _WINDOW = 10  # steps over which the drawn mean is taken
@@ -21,6 +21,34 @@ _UPDATE = {
 }
 _UNITS = {key.key: key.unit for key in KEYS}
 _ENOUGH = 5  # points in a window that an interval needs: fewer say little about their spread
+MISMATCH = Lines(
+    id="mismatch",
+    title="Mismatch of engine and learner",
+    caption="Difference of log-probabilities on tokens that both computed with equal weights, "
+    "in nats. It should stay flat.",
+    keys={"mean": "mismatch/logprob_abs_mean", "largest": "mismatch/logprob_abs_max"},
+    unit="nats",
+    scale=LOG,
+)
+TEACHER = Lines(
+    id="teacher",
+    title="Distance from the teacher",
+    caption="Divergence on the tokens of each trained batch, in nats per token. At 0 the "
+    "policy equals its teacher.",
+    keys={"KL(policy ‖ teacher)": "loss/teacher_kl"},
+    unit="nats",
+)
+CRITIC = Lines(
+    id="critic",
+    title="The critic",
+    caption="Share of the returns' variance that the values explain (1: all of it, 0: as much "
+    "as their mean does), and the mean distance of value and return, by the age of tokens.",
+    keys={
+        "explained variance": "critic/explained_variance",
+        "error, tokens of age 0": "critic/error_new",
+        "error, older tokens": "critic/error_old",
+    },
+)
 
 
 def reward(steps: Sequence[Row]) -> Chart | None:
@@ -63,21 +91,19 @@ def reward(steps: Sequence[Row]) -> Chart | None:
 
 def evaluation(run: RunFiles) -> Chart | None:
     """Return the chart of avg@k on held-out sets; None without an evaluation."""
-    values: list[Spec] = []
-    for name in run.evaluation_sets:
-        key = f"eval/{name}/avg_at_k"
-        for row in run.rows:
-            if (value := row.get(key)) is None:
-                continue
-            low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
-            point = {"step": row["step"], "set": name, "value": value}
-            values.append(
-                {
-                    **point,
-                    "low": value if low is None else low,
-                    "high": value if high is None else high,
-                }
-            )
+    values: list[Spec] = [
+        {
+            "step": row["step"],
+            "set": name,
+            "value": value,
+            "low": row.get(f"{key}_low"),
+            "high": row.get(f"{key}_high"),
+        }
+        for name in run.evaluation_sets
+        for key in [f"eval/{name}/avg_at_k"]
+        for row in run.rows
+        if (value := row.get(key)) is not None
+    ]
     if not values:
         return None
     colour = axis("set", "", "nominal", legend=legend())
@@ -102,59 +128,14 @@ def evaluation(run: RunFiles) -> Chart | None:
 
 def update(steps: Sequence[Row]) -> list[Chart]:
     """Return a small chart for each metric of the learner's update that the run has."""
-    charts = (
-        line_chart(
-            steps,
-            {title: key},
+    drawn = (
+        Lines(
             id=key.replace("/", "-"),
             title=title,
             caption=key,
+            keys={title: key},
             unit=_UNITS[key],
-            height=_SMALL,
-        )
+        ).chart(steps, height=_SMALL)
         for key, title in _UPDATE.items()
     )
-    return [chart for chart in charts if chart is not None]
-
-
-def mismatch(steps: Sequence[Row]) -> Chart | None:
-    """Return the chart of the mismatch of engine and learner; None without that metric."""
-    return line_chart(
-        steps,
-        {"mean": "mismatch/logprob_abs_mean", "largest": "mismatch/logprob_abs_max"},
-        id="mismatch",
-        title="Mismatch of engine and learner",
-        caption="Difference of log-probabilities on tokens that both computed with equal weights, "
-        "in nats. It should stay flat.",
-        unit="nats",
-        log=True,
-    )
-
-
-def teacher(steps: Sequence[Row]) -> Chart | None:
-    """Return the chart of the divergence from a teacher; None without one."""
-    return line_chart(
-        steps,
-        {"KL(policy ‖ teacher)": "loss/teacher_kl"},
-        id="teacher",
-        title="Distance from the teacher",
-        caption="Divergence on the tokens of each trained batch, in nats per token. At 0 the "
-        "policy equals its teacher.",
-        unit="nats",
-    )
-
-
-def critic(steps: Sequence[Row]) -> Chart | None:
-    """Return the chart of how well a critic predicts returns; None without one."""
-    return line_chart(
-        steps,
-        {
-            "explained variance": "critic/explained_variance",
-            "error, tokens of age 0": "critic/error_new",
-            "error, older tokens": "critic/error_old",
-        },
-        id="critic",
-        title="The critic",
-        caption="Share of the returns' variance that the values explain (1: all of it, 0: as much "
-        "as their mean does), and the mean distance of value and return, by the age of tokens.",
-    )
+    return [chart for chart in drawn if chart is not None]

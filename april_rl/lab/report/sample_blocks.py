@@ -7,6 +7,7 @@ from html import escape
 from itertools import starmap
 from typing import Any
 
+from april_rl.lab.report.html import shorten, text_entry
 from april_rl.lab.report.vega import AGE_COLOURS
 from april_rl.run.tracking.figures import ages_text
 
@@ -58,9 +59,8 @@ def _block(sample: Mapping[str, Any], *, is_open: bool) -> str:
     ages = ages_text(sample["ages"])
     return (
         f"<details{' open' if is_open else ''}><summary>{escape(facts)}</summary>"
-        f"<dl><dt>prompt</dt><dd><pre>{escape(_cut(sample['prompt']))}</pre></dd>"
-        f"{_text_of(sample)}"
-        f"<dt>answer</dt><dd><pre>{escape(_cut(str(sample['answer'])))}</pre></dd>"
+        f"<dl>{text_entry('prompt', sample['prompt'], limit=_SHOWN_CHARACTERS)}{_text_of(sample)}"
+        f"{text_entry('answer', str(sample['answer']), limit=_SHOWN_CHARACTERS)}"
         f"<dt>tokens</dt><dd>{escape(ages)}</dd></dl></details>"
     )
 
@@ -71,14 +71,8 @@ def _text_of(sample: Mapping[str, Any]) -> str:
     if not said:
         return f"<dt>response</dt><dd><pre>{_shade_ages(sample)}</pre></dd>"
     room = _SHOWN_CHARACTERS // min(len(said), _SHOWN_PIECES)
-    first, last, left_out = _ends_of(said)
-    pieces = [
-        f"<dt>{escape(who)}</dt><dd><pre>{escape(_cut(text, limit=room))}</pre></dd>"
-        for who, text in (*first, *last)
-    ]
-    if left_out:
-        pieces.insert(len(first), f"<dt>…</dt><dd>[… {left_out:,} turns and answers …]</dd>")
-    return "".join(pieces)
+    pieces = [text_entry(who, text, limit=room) for who, text in said]
+    return "".join(_ends_of(pieces, note="<dt>…</dt><dd>[… {:,} turns and answers …]</dd>"))
 
 
 def _shade_ages(sample: Mapping[str, Any]) -> str:
@@ -88,29 +82,18 @@ def _shade_ages(sample: Mapping[str, Any]) -> str:
         return ""
     ends = sample["ends"] or [len(response)]  # one completion has no end of its own
     oldest, room = len(AGE_COLOURS) - 1, _SHOWN_CHARACTERS // min(len(ages), _SHOWN_PIECES)
-    first, last, left_out = _ends_of(list(zip(ages, [0, *ends], ends, strict=False)))
     pieces = [
         f'<span class="age{min(age, oldest)}" title="age {age}">'
-        f"{escape(_cut(response[begin:end], limit=room))}</span>"
-        for age, begin, end in (*first, *last)
+        f"{escape(shorten(response[begin:end], limit=room))}</span>"
+        for age, begin, end in zip(ages, [0, *ends], ends, strict=False)
     ]
-    if left_out:
-        pieces.insert(len(first), f"[… {left_out:,} completions …]")
-    return '<b class="cut" title="parked, then resumed">▮▶</b>'.join(pieces)
+    cut = '<b class="cut" title="parked, then resumed">▮▶</b>'
+    return cut.join(_ends_of(pieces, note="[… {:,} completions …]"))
 
 
-def _ends_of(pieces: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], int]:
-    """Return the first and the last pieces to show, and how many are left out between."""
+def _ends_of(pieces: Sequence[str], *, note: str) -> Sequence[str]:
+    """Return the first and the last pieces to show, between them a note how many are left out."""
     if len(pieces) <= _SHOWN_PIECES:
-        return pieces, (), 0
+        return pieces
     half = _SHOWN_PIECES // 2
-    return pieces[:half], pieces[-half:], len(pieces) - 2 * half
-
-
-def _cut(text: str, *, limit: int = _SHOWN_CHARACTERS) -> str:
-    """Return the text without its middle when it is long."""
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    left_out = len(text) - 2 * half
-    return f"{text[:half]}\n[… {left_out:,} characters …]\n{text[len(text) - half :]}"
+    return [*pieces[:half], note.format(len(pieces) - 2 * half), *pieces[-half:]]

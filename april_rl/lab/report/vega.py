@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from april_rl.lab.report.run_files import Row
 
@@ -45,62 +45,46 @@ def legend(columns: int = 3) -> Spec:
 
 
 STEP = axis("step", "step", axis={"tickMinStep": 1, "format": "d"})
+# Scales of a vertical axis.
+LINEAR = {"scale": {"zero": True}, "axis": {}}
+LOG = {"scale": {"type": "log"}, "axis": {"tickCount": 4}}
+SHARE = {"scale": {"domain": [0, 1]}, "axis": {"format": "%"}}
 
 
-def points(steps: Sequence[Row], keys: Mapping[str, str]) -> list[Spec]:
-    """Return {step, name, value} of each metric in `keys`, name → key."""
-    return [
-        {"step": row["step"], "name": name, "value": row[key]}
-        for row in steps
-        for name, key in keys.items()
-        if row.get(key) is not None
-    ]
+class Lines(NamedTuple):
+    """A chart over the steps with a line for each metric, and a legend if there are several."""
 
+    id: str
+    title: str
+    caption: str
+    keys: Mapping[str, str]  # name → metric
+    unit: str = ""
+    scale: Spec = LINEAR
 
-def lines(
-    steps: Sequence[Row],
-    keys: Mapping[str, str],
-    *,
-    title: str,
-    log: bool = False,
-    height: int = 220,
-) -> Spec:
-    """Return a line for each metric in `keys`, with a legend if there are several."""
-    values = points(steps, keys)
-    if log:
-        values = [point for point in values if point["value"] > 0]
-    scale = {"type": "log"} if log else {"zero": True}
-    grid = {"tickCount": 4} if log else {}
-    return base(
-        values,
-        height=height,
-        mark={"type": "line", "interpolate": "linear", "tooltip": True, "strokeWidth": 1.8},
-        encoding={
-            "x": STEP,
-            "y": axis("value", title, scale=scale, axis=grid),
-            "color": axis(
-                "name", "", "nominal", sort=list(keys), legend=legend() if len(keys) > 1 else None
-            ),
-        },
-    )
-
-
-def line_chart(
-    steps: Sequence[Row],
-    keys: Mapping[str, str],
-    *,
-    id: str,
-    title: str,
-    caption: str,
-    unit: str = "",
-    log: bool = False,
-    height: int = 220,
-) -> Chart | None:
-    """Return a chart with a line for each metric in `keys`; None if no step has one of them."""
-    if not points(steps, keys):
-        return None
-    spec = lines(steps, keys, title=unit, log=log, height=height)
-    return Chart(id=id, title=title, caption=caption, spec=spec)
+    def chart(self, steps: Sequence[Row], *, height: int = 220) -> Chart | None:
+        """Return the chart of these steps; None if none of them has one of the metrics."""
+        values = [
+            {"step": row["step"], "name": name, "value": value}
+            for row in steps
+            for name, key in self.keys.items()
+            if (value := row.get(key)) is not None
+        ]
+        if not values:
+            return None
+        if self.scale is LOG:
+            values = [point for point in values if point["value"] > 0]
+        key = legend() if len(self.keys) > 1 else None
+        spec = base(
+            values,
+            height=height,
+            mark={"type": "line", "interpolate": "linear", "tooltip": True, "strokeWidth": 1.8},
+            encoding={
+                "x": STEP,
+                "y": axis("value", self.unit, **self.scale),
+                "color": axis("name", "", "nominal", sort=list(self.keys), legend=key),
+            },
+        )
+        return Chart(id=self.id, title=self.title, caption=self.caption, spec=spec)
 
 
 def age_scale(ages: Sequence[str]) -> Spec:

@@ -1,0 +1,84 @@
+"""The scenario that a run directory describes: its settings, lengths, rewards and engine cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from april_rl.config import TrainConfig
+from april_rl.lab.report.run_files import RunFiles
+from april_rl.lab.simulator.engine_cost import MIN_TICKS, EngineCost, fit_cost
+from april_rl.lab.simulator.length_distributions import Recorded
+from april_rl.lab.simulator.recorded_lengths import RecordingError, read_groups
+from april_rl.lab.simulator.scenarios import scenario_of
+from april_rl.lab.simulator.simulation import Scenario
+from april_rl.training.rollout.measures.timeline import read_timeline
+from april_rl.training.rollout.ticks import TickWork
+
+# For runs with refill at α > 1: their batches have nearly equal sizes, which does not show what a
+# small batch costs (docs/usage.md).
+NO_SMALL_BATCHES = (
+    "What small batches cost is a guess there, because this run had none; python -m april_rl "
+    "compare measures the gain over a synchronous run."
+)
+
+
+def recorded_scenario(
+    run: RunFiles, config: TrainConfig, *, num_files: int | None = None
+) -> Scenario:
+    """Return a run, which had this configuration, as a scenario: its lengths, rewards and engine
+    cost.
+
+    Lengths and cost are from its last `num_files` files of samples and timelines, or from all;
+    times are from its second half, where caches are warm. Raise RecordingError if no samples or
+    timelines were saved.
+    """
+    scenario = scenario_of(
+        config,
+        num_engines=int(config.runtime.num_workers) // config.engine.tensor_parallel_size,
+        length_of=Recorded(groups=_lengths(run.run_dir, num_files=num_files), seed=config.seed),
+        cost=read_cost(run.run_dir, num_files=num_files),
+        # A sleeping engine keeps nothing, even with resume=keep.
+        keeps_parked=run.total("rollout/kept_samples") > 0,
+        prompt_tokens=run.mean("rollout/prompt_tokens_mean", late=True) or 0.0,
+        no_signal_frac=run.mean("reward/no_signal_frac") or 0.0,
+    )
+    step_s, rollout_s = (run.mean(key, late=True) for key in ("time/step_s", "rollout/time_s"))
+    return replace(scenario, rest_s=max(0.0, (step_s or 0.0) - (rollout_s or 0.0)))
+
+
+def read_cost(run_dir: Path, *, num_files: int | None = None) -> EngineCost:
+    """Return the engine's cost, fitted to the ticks in the later half of a run's timelines, or in
+    the last `num_files` of that half; earlier files are read too if there are too few ticks.
+
+    Raise RecordingError if there are no timelines, or all of them together have too few ticks.
+    """
+    folder = run_dir / "timeline"
+    paths = sorted(folder.glob("step_*[0-9].json"), reverse=True)
+    if not paths:
+        raise RecordingError(
+            f"{folder} holds no timeline of a step: run with tracking.save_samples_every=1"
+        )
+    half = (len(paths) + 1) // 2
+    ticks: list[TickWork] = []
+    try:
+        for number, path in enumerate(paths):
+            if number >= min(half, num_files or half) and len(ticks) >= MIN_TICKS:
+                break
+            ticks += read_timeline(path).ticks
+        return fit_cost(ticks)
+    except ValueError as error:
+        raise RecordingError(
+            f"{folder} does not show what an engine step costs: {error}. Train more steps with "
+            "tracking.save_samples_every=1"
+        ) from error
+
+
+def _lengths(run_dir: Path, *, num_files: int | None) -> tuple[tuple[int, ...], ...]:
+    paths = sorted((run_dir / "samples").glob("step_*.jsonl"))
+    groups = read_groups(paths[-(num_files or len(paths)) :], int)  # int refuses a text
+    if not groups:
+        raise RecordingError(
+            f"{run_dir}/samples holds no samples of a step: run with tracking.save_samples_every=1"
+        )
+    return groups
