@@ -48,7 +48,6 @@ KEEP: Modes = {
     "awake, prefilled again": ("rollout.resume=reprefill", "engine.sleep=never"),
     "awake, kept": ("rollout.resume=keep", "engine.sleep=never"),
 }
-# Whether engine and learner agree well enough is for the reader: the line shows it.
 FP8: Modes = {"16 bits": (), "FP8": ("+kv_cache=fp8", "learner.max_mismatch=9")}
 
 
@@ -190,9 +189,7 @@ def asynchronous(session: Session) -> Measured:
 
 
 def keep(session: Session) -> Measured:
-    """Compare rollout.resume: re-prefill with a sleeping engine, re-prefill with an awake one,
-    and keep.
-    """
+    """Compare re-prefill with a sleeping and an awake engine, and rollout.resume=keep."""
     modes = dict(KEEP)
     if not session.is_gpu:  # no engine sleeps there
         del modes["sleeps, prefilled again"]
@@ -200,7 +197,7 @@ def keep(session: Session) -> Measured:
 
 
 def fp8(session: Session) -> Measured:
-    """Compare keys and values of 16 and of eight bits."""
+    """Compare keys and values of 16 and of eight bits; any mismatch is allowed, and shown."""
     return _compare(session, "fp8", FP8)
 
 
