@@ -63,7 +63,7 @@ class Lines(NamedTuple):
 
     def chart(self, steps: Sequence[Row], *, height: int = 220) -> Chart | None:
         """Return the chart of these steps; None if none of them has one of the metrics."""
-        values = [
+        values: list[Spec] = [
             {"step": row["step"], "name": name, "value": value}
             for row in steps
             for name, key in self.keys.items()

@@ -58,10 +58,9 @@ class ScaledCost:
         return self.real.seconds(real)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCost:
-    """Seconds of engine work: each engine step costs step_s, each request in it sample_s, each
-    token that attention reads context_token_s, each prefilled token prefill_token_s.
+class EngineCost(NamedTuple):
+    """Seconds of each part of EngineWork, in its order: an engine step, a request in it, a token
+    that attention reads, a prefilled token.
     """
 
     step_s: float
@@ -71,12 +70,7 @@ class EngineCost:
 
     def seconds(self, work: EngineWork) -> float:
         """Return the seconds for this work."""
-        return (
-            self.step_s * work.engine_steps
-            + self.sample_s * work.slot_steps
-            + self.context_token_s * work.context_token_steps
-            + self.prefill_token_s * work.prefilled_tokens
-        )
+        return sum(cost_s * amount for cost_s, amount in zip(self, work, strict=True))
 
 
 def fit_cost(ticks: Sequence[TickWork]) -> EngineCost:
@@ -100,13 +94,7 @@ def fit_cost(ticks: Sequence[TickWork]) -> EngineCost:
     for _ in range(ROUNDS):
         coefficients = _non_negative_fit(work, elapsed, weights)
         weights = _biweight(elapsed - work @ coefficients)
-    step_s, sample_s, context_token_s, prefill_token_s = coefficients.tolist()
-    return EngineCost(
-        step_s=step_s,
-        sample_s=sample_s,
-        context_token_s=context_token_s,
-        prefill_token_s=prefill_token_s,
-    )
+    return EngineCost(*coefficients.tolist())
 
 
 def _non_negative_fit(work: Floats64, elapsed: Floats64, weights: Floats64) -> Floats64:

@@ -35,10 +35,8 @@ class Lognormal:
     def __call__(self, sample_id: SampleId) -> int:
         """Return the length in tokens, at least 1; it depends on the id and the parameters only."""
         own = _NORMAL.inv_cdf(uniform(self.seed, sample_id.prompt_id, sample_id.index))
-        z = math.sqrt(1 - self.correlation) * own
-        if self.correlation:
-            shared = _NORMAL.inv_cdf(uniform(self.seed, sample_id.prompt_id, _OF_THE_PROMPT))
-            z += math.sqrt(self.correlation) * shared
+        shared = _NORMAL.inv_cdf(uniform(self.seed, sample_id.prompt_id, _OF_THE_PROMPT))
+        z = math.sqrt(1 - self.correlation) * own + math.sqrt(self.correlation) * shared
         return max(1, round(self.median_tokens * math.exp(self.sigma * z)))
 
 

@@ -35,7 +35,7 @@ class Outcome:
     peak_parked_tokens: int = 0  # most response tokens that the buffer held between two steps
     slot_s: float = 0.0  # Σ over steps of slots times seconds
     busy_slot_s: float = 0.0  # the part of slot_s in which the slot has a request
-    factor: float = 1.0  # α in the last step
+    factor: float = 1.0  # α
     # Lengths of the trained responses, as simulated.
     tokens_by_age: Counter[int] = field(default_factory=Counter)
     # For each step, the mean response length of each trained group.
@@ -50,13 +50,6 @@ class Outcome:
     def trained_samples_per_s(self) -> float:
         """Return trained samples per second of rollout."""
         return self.trained_samples / self.rollout_s
-
-    @property
-    def finished_samples_per_s(self) -> float:
-        """Return finished samples per second of rollout, including samples that are rejected or
-        trained later.
-        """
-        return self.finished_samples / self.rollout_s
 
     @property
     def generated_tokens_per_s(self) -> float:
@@ -81,7 +74,6 @@ class Outcome:
     @property
     def age_mean(self) -> float:
         """Return the mean age of the trained tokens, in policy versions."""
-
         total = sum(age * count for age, count in self.tokens_by_age.items())
         return total / max(1, self.tokens_by_age.total())
 
@@ -98,7 +90,7 @@ class Outcome:
             "step_s": self.step_s,
             "rollout_s": self.rollout_s / self.num_steps,
             "trained_samples_per_s": self.trained_samples_per_s,
-            "finished_samples_per_s": self.finished_samples_per_s,
+            "finished_samples_per_s": self.finished_samples / self.rollout_s,
             "generated_tokens_per_s": self.generated_tokens_per_s,
             "off_policy_token_frac": self.off_policy_token_frac,
             "age_mean": self.age_mean,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from april_rl.lab.simulator.engine_cost import Cost, EngineWork
@@ -63,9 +63,12 @@ class SimulatedEngine:
         """With `keeps_parked`, aborted samples keep their KV cache; `max_batched_tokens` limits
         one engine step, in which each sample after its prefill takes one token.
         """
-        self._length_of, self._cost = length_of, cost
+        # The response tokens at which a request would end without a budget.
+        self._natural_end: Callable[[Request], int] = (
+            episodes.turn_end if episodes else lambda request: length_of(request.sample_id)
+        )
+        self._cost, self._block_tokens = cost, block_tokens
         self._keeps_parked, self._max_batched_tokens = keeps_parked, max_batched_tokens
-        self._block_tokens, self._episodes = block_tokens, episodes
         self._policy_version = 0
         self._queue: deque[Request] = deque()
         self._running: dict[SampleId, _Running] = {}  # requests in the order of admission
@@ -80,7 +83,6 @@ class SimulatedEngine:
         self._step = 0
         self._order = 0
         self._context_tokens = 0  # tokens of the requests that are sampling
-        self.now_s = 0.0  # busy seconds so far
         self.peak_kv_tokens = 0  # most tokens ever held, running and kept
 
     def set_version(self, policy_version: int) -> None:
@@ -113,7 +115,6 @@ class SimulatedEngine:
             finished += self._finish()
         work = counts.engine_steps, counts.slot_steps, counts.context_token_steps
         elapsed_s = self._cost.seconds(EngineWork(*work, counts.prefilled_tokens))
-        self.now_s += elapsed_s
         return Tick(finished=Completions(finished), elapsed_s=elapsed_s, **asdict(counts))
 
     def abort(self) -> Completions:
@@ -123,8 +124,8 @@ class SimulatedEngine:
             for sample_id in self._kept.keys() - self._asked:
                 self._kept_tokens -= self._kept.pop(sample_id).num_tokens
         self._asked.clear()
-        running = [self._completion(running, None) for running in self._running.values()]
-        queued = [self._empty(request) for request in self._queue]
+        running = [self._completion(held.request, held) for held in self._running.values()]
+        queued = [self._completion(request) for request in self._queue]
         if self._keeps_parked:
             for held, completion in zip(self._running.values(), running, strict=True):
                 self._keep(held, len(completion.token_ids))
@@ -160,12 +161,6 @@ class SimulatedEngine:
             self._begin_decoding(running)
         else:
             self._prefills.append(running)
-
-    def _natural_end(self, request: Request) -> int:
-        """Return the number of response tokens at which the request would end without a budget."""
-        if self._episodes is None:
-            return self._length_of(request.sample_id)
-        return self._episodes.turn_end(request)
 
     def _prefill_tokens(self, request: Request) -> int:
         """Return the number of tokens to compute: those that neither the sample's last turn nor
@@ -234,31 +229,23 @@ class SimulatedEngine:
             # The keys of the cache include the version.
             if running.context_version == self._policy_version:
                 self._turns[sample_id] = len(running.request.prompt_token_ids) + running.end
-            finished.append(self._completion(running, running.reason))
+            completion = self._completion(running.request, running, reason=running.reason)
+            finished.append(completion)
         return finished
 
-    def _completion(self, running: _Running, reason: FinishReason | None) -> Completion:
-        num_tokens = 0 if running.prefill_left else self._step - running.before
-        return Completion(
-            sample_id=running.request.sample_id,
-            start=running.request.start,
-            policy_version=self._policy_version,
-            context_version=running.context_version,
-            token_ids=array("i", bytes(4 * num_tokens)),
-            logprobs=array("d", bytes(8 * num_tokens)),
-            finish_reason=reason,
-        )
-
-    def _empty(self, request: Request) -> Completion:
-        """Return the completion of a request that never had a slot."""
+    def _completion(
+        self, request: Request, held: _Running | None = None, *, reason: FinishReason | None = None
+    ) -> Completion:
+        """Return the completion of a request; `held` is None if it never had a slot."""
+        num_tokens = 0 if held is None or held.prefill_left else self._step - held.before
         return Completion(
             sample_id=request.sample_id,
             start=request.start,
             policy_version=self._policy_version,
-            context_version=self._policy_version,
-            token_ids=(),
-            logprobs=(),
-            finish_reason=None,
+            context_version=held.context_version if held else self._policy_version,
+            token_ids=array("i", bytes(4 * num_tokens)),
+            logprobs=array("d", bytes(8 * num_tokens)),
+            finish_reason=reason,
         )
 
     def _keep(self, running: _Running, num_tokens: int) -> None:

@@ -116,10 +116,9 @@ def simulate(
     step.
     """
     run = _Run(scenario, over_sampling_factor=over_sampling_factor, refill=refill)
-    outcome, scale = Outcome(), scenario.scale
+    outcome, scale = Outcome(factor=over_sampling_factor), scenario.scale
     for version in range(warmup_steps + num_steps):
         collection = run.step(version)
-        outcome.factor = over_sampling_factor
         if on_step is not None:
             on_step(version, collection)
         if version < warmup_steps:

@@ -8,7 +8,7 @@ from html import escape
 from april_rl.lab.replay.page import SORT, responses_section
 from april_rl.lab.report import html
 from april_rl.lab.report.run_files import RunFiles
-from april_rl.lab.report.vega import line_chart
+from april_rl.lab.report.vega import Lines
 from april_rl.lab.why.why import NUM_SHOWN, WhyAnswer
 from april_rl.task.data.tokenizer import load_tokenizer
 
@@ -25,14 +25,12 @@ def _body(run: RunFiles, answer: WhyAnswer) -> Iterator[str]:
     yield f"<header><h1>{escape(run.name)}: what happened, and why</h1>"
     yield html.advice(answer.lines()) + "</header><main>"
     charts = [
-        line_chart(
-            run.steps,
-            {departure.key: departure.key},
+        Lines(
             id=f"band{number}",
             title=departure.key,
             caption=f"Step {departure.step}: {departure}",
-            height=120,
-        )
+            keys={departure.key: departure.key},
+        ).chart(run.steps, height=120)
         for number, departure in enumerate(answer.symptoms[:_NUM_CHARTS])
     ]
     yield html.small_charts("What left its band", "", list(filter(None, charts)))
