@@ -199,12 +199,6 @@ def _cores(run: PlacedRun) -> None:
         )
 
 
-def _threads(run: PlacedRun) -> None:
-    threads, cores = run.config.runtime.threads, run.machine.num_cores
-    if not isinstance(threads, str) and not run.machine.is_cluster and threads > cores:
-        raise PreflightError(f"runtime.threads={threads}: this machine has {cores} cores")
-
-
 def _engine_options(run: PlacedRun) -> None:
     """Importing vLLM would take seconds, so its source is read."""
     found = find_spec("vllm")
@@ -334,7 +328,6 @@ SETTINGS: tuple[Callable[[AskedSettings], None], ...] = (
 MACHINE: tuple[Callable[[PlacedRun], None], ...] = (
     _gpus,
     _cores,
-    _threads,
     _engine_options,
     _engine_build,
     _kernel_tools,
