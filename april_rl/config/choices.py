@@ -15,7 +15,6 @@ class OnStale(Enum):
 class LoraSync(Enum):
     """Tensors that a weight sync sends for a model with adapters."""
 
-    auto = "auto"  # adapter if vLLM has LoRA layers of the rank, otherwise merged
     merged = "merged"  # W + (alpha / rank) · B · A, rounded to engine.dtype
     adapter = "adapter"  # A and B alone, for vLLM's own LoRA layers
 

@@ -34,7 +34,7 @@ class LoraConfig:
             f"[q_proj,v_proj], got {names}",
         )
         require(
-            self.sync is not LoraSync.adapter or (self.rank or 0) <= _LARGEST_RANK,
+            self.sync is LoraSync.merged or (self.rank or 0) <= _LARGEST_RANK,
             f"lora.rank={self.rank}: vLLM's LoRA layers have at most rank {_LARGEST_RANK}; lower "
             "it, or set lora.sync=merged",
         )

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import ComputeDtype, Device, LoraSync, Offload
+from april_rl.config.choices import ComputeDtype, Device, Offload
 from april_rl.config.consistency import check_layout
 from april_rl.config.engine import EngineConfig
-from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig
 from april_rl.errors import LayoutError
 from april_rl.start.planning.machine import Machine, num_gpus
@@ -68,7 +67,6 @@ def settle(config: TrainConfig, *, gpus: int, where: str) -> tuple[TrainConfig, 
         config,
         runtime=replace(runtime, num_workers=workers, device=name),
         learner=_learner(config.learner, device),
-        lora=_lora(config.lora),
         engine=_engine(config.engine, device),
     )
     try:
@@ -114,12 +112,6 @@ def _engine(engine: EngineConfig, device: str) -> EngineConfig:
         gpu_memory_utilization=share,
         args={"async_scheduling": device == "cuda" and not engine.guesses, **engine.args},
     )
-
-
-def _lora(lora: LoraConfig) -> LoraConfig:
-    if lora.sync is not LoraSync.auto:
-        return lora
-    return replace(lora, sync=LoraSync.adapter if (lora.rank or 0) <= 512 else LoraSync.merged)
 
 
 def _learner(learner: LearnerConfig, device: str) -> LearnerConfig:
