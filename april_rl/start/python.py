@@ -150,7 +150,10 @@ def train(
     settings |= _functions(functions or {})
     copies = _Copies()
     words = _words(recipe, overrides, settings, copies)
-    config = to_config(compose_overrides(words))
+    # Names of sets whose files are not written yet.
+    sets = held_out if isinstance(held_out, Mapping) else {}
+    named = as_overrides({"evaluation.sets": {name: {"path": "given"} for name in sets}})
+    config = to_config(compose_overrides([*words, *named]))
     fresh = Path("outputs", config.name, time.strftime("%Y-%m-%d_%H-%M-%S"))
     path = Path(run_dir or run_directory(config.resume, config.name, str(fresh)))
     with _keep_process() as interrupts, own(path):

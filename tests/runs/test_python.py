@@ -187,6 +187,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         config_dir=folder / "conf",
         data=rows,
         held_out={"own": rows[:4]},
+        checkpoint={"best_metric": "eval/own/avg_at_k"},
         reward="exact",
         tools=[boxed],
         on_step=on_step,
