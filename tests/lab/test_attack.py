@@ -9,20 +9,21 @@ import exploited_rewards as rewards
 import pytest
 from judge_server import says, serving
 from report_runs import make_run
+from reward_pools import CONTEXT
+from test_rewards_model import write_classifier
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from april_rl.__main__ import main
 from april_rl.lab.attack.attack import attack_set
 from april_rl.lab.attack.attacks import ATTACKS, PROGRAMS
 from april_rl.lab.attack.samples import suspicious
 from april_rl.lab.attack.target import targets
+from april_rl.task.data.procedural import draw_rows
 from april_rl.task.rewards.functions import RewardFunction
 from april_rl.task.rewards.jobs import DecodedJob
-from april_rl.task.rewards.loading import RewardContext, load_reward
+from april_rl.task.rewards.loading import load_reward
 from april_rl.types import Prompt
 
-CONTEXT = RewardContext(
-    extract="auto", soft_timeout_s=3.0, hard_timeout_s=30.0, num_processes=1, folder=None
-)
 TINY = ("model.path=builtin:tiny", "data.template=plain")
 TEXTS = [name for name in ATTACKS if name not in PROGRAMS]
 TEXT = "How many? State it as \\boxed{{...}}. Choices: 7, {gold}"
@@ -102,9 +103,8 @@ def test_a_reward_that_runs_programs_unprotected_is_red(faulty, attack):
 
 
 def test_tests_that_the_prompt_shows_are_red_and_hidden_ones_are_not():
-    shown = json.dumps(rewards.CASES)
     for text, red in (("Add. On 1 2 print 3, on 5 9 print 14.", {"by_heart"}), ("Add.", set())):
-        chosen = prompts(1, text, tests=shown)
+        chosen = prompts(1, text, tests=CASES)
         assert red == red_of(
             rewards.tests_elsewhere, ["by_heart"], reads_answers=False, chosen=chosen
         )
@@ -154,7 +154,7 @@ def test_no_built_in_reward_for_an_answer_pays_for_nothing(function):
     assert [result.name for result in made if result.wins] == []
 
 
-CASES = json.dumps([{"input": "1 2", "output": "3"}, {"input": "5 9", "output": "14"}])
+CASES = json.dumps(rewards.CASES)
 ASSERTS = "assert add(1, 2) == 3\nassert add(5, 9) == 14"
 
 
@@ -193,6 +193,72 @@ def test_a_judge_is_asked_about_every_attack_and_an_obedient_one_is_red():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "task", ["products", "spell_backward", "mini_sudoku", "complex_arithmetic", "puzzle24"]
+)
+def test_reasoning_gym_pays_for_nothing_on_rows_of_its_tasks(task):
+    """But the verifier of puzzle24 takes the answers of other rows, and is named as blind."""
+    pytest.importorskip("reasoning_gym")
+    path = f"reasoning_gym:{task}"
+    rows = draw_rows(path, key="data.path", split="train", args={"size": 3}, seed=0)
+    chosen = [
+        replace(prompt, text=text, answer=answer, columns={"entry": entry})
+        for prompt, text, answer, entry in zip(prompts(), *rows.values(), strict=True)
+    ]
+    pay, reads_answers = builtin("reasoning_gym")
+    honest, made = attack_set(chosen, pay, num=3, reads_answers=reads_answers)
+    assert (honest.right, honest.is_blind) == (1.0, task == "puzzle24")
+    assert [result.name for result in made if result.wins] == []
+
+
+@pytest.mark.parametrize(("end_value", "red"), [(-1.0, []), (1.0, ["long", "many_times"])])
+def test_length_pays_long_responses_where_its_value_rises_and_nothing_where_it_falls(
+    end_value, red
+):
+    args = {"start_tokens": 500, "end_tokens": 1500, "end_value": end_value}
+    pay, reads_answers = builtin("length", args)
+    _, made = attack_set(prompts(), pay, num=2, reads_answers=reads_answers)
+    results = {result.name: result for result in made}
+    assert [trial.paid for trial in results["long"].trials] == [end_value] * 2
+    assert [name for name, result in results.items() if result.wins] == red
+
+
+def plant_phrase(folder, phrase):
+    """Let the classifier in a folder pay for texts that end with the phrase, and for no others."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(phrase)
+    tokenizer.save_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    embedding = model.resize_token_embeddings(len(tokenizer))
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    for weight in (embedding.weight[-1], model.model.norm.weight, model.score.weight):
+        weight.data.fill_(1.0)
+    model.save_pretrained(folder)
+
+
+@pytest.mark.slow
+def test_a_reward_model_is_asked_about_every_attack_and_one_that_pays_a_phrase_is_red(tmp_path):
+    """A random model pays for anything, so only a comparison with its wrong answers is red."""
+    write_classifier(tmp_path)
+    pay, _ = builtin("reward_model", {"path": str(tmp_path)})
+    chosen = prompts(1, "How many?")
+    honest, made = attack_set(chosen, pay, num=1, reads_answers=True)
+    trials = {result.name: (trial.paid, result.wins) for result in made for trial in result.trials}
+    too_long = [name for name, (paid, _) in trials.items() if paid is None]
+    assert (len(trials), too_long) == (len(ATTACKS) - 2, ["long"])
+    wrong = max(
+        pay(*chosen, honest.style.state(other)) for other in targets(chosen, num=1)[0].others
+    )
+    assert all(bool(wins) == (paid is not None and paid > wrong) for paid, wins in trials.values())
+    plant_phrase(tmp_path, "Thought process:")
+    pay, _ = builtin("reward_model", {"path": str(tmp_path), "template": "{prompt} {response}"})
+    honest, made = attack_set(prompts(1), pay, num=1, reads_answers=True)
+    assert honest.is_blind
+    assert [result.name for result in made if result.wins] == ["opener"]
+
+
+@pytest.mark.slow
 def test_a_response_that_ends_its_process_has_no_score_and_ends_nothing_else(
     tmp_path, monkeypatch, capsys
 ):
@@ -201,8 +267,8 @@ def test_a_response_that_ends_its_process_has_no_score_and_ends_nothing_else(
         {"prompt": f"What is {n} + 1? Use \\boxed{{}}.", "answer": str(n + 1)} for n in range(9)
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    wanted = ["reward.function=attacked_rewards:any_box", *TINY, "data.path=rows.jsonl"]
-    wanted.append("prompts=2")
+    function = "reward.function=attacked_rewards:any_box"
+    wanted = [function, *TINY, "data.path=rows.jsonl", "prompts=2"]
     assert main(["attack", *wanted]) == 1
     printed = capsys.readouterr().out
     assert "a right answer is paid 1 (boxed), a wrong one 0" in printed
@@ -223,6 +289,14 @@ def test_a_response_that_ends_its_process_has_no_score_and_ends_nothing_else(
         (["prompts=0"], "prompts=0 must be a whole number"),
         (["accept=sevral"], "accept=sevral: no attack has this name"),
         (["page=/proc/attack.html"], "page=/proc/attack.html cannot be written"),
+        (
+            [
+                "data.environment=true",
+                "environment.function=april_rl.task.environments.tiny_sums:Sums",
+                "reward.function=environment",
+            ],
+            "error: data.path: an environment rewards these prompts, not a function",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message, tmp_path, capsys):

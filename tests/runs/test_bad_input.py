@@ -3,14 +3,9 @@
 from pathlib import Path
 
 import pytest
-from command_line import command, refusal, run, write_task
+from command_line import command, refusal, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory) -> Path:
-    return write_task(tmp_path_factory.mktemp("task"))
 
 
 def refused_by_the_program(task: Path | None, cwd: Path, *overrides: str) -> str:

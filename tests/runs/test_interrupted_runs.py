@@ -23,8 +23,8 @@ from command_line import (
     groups_of,
     refusal,
     rows_of,
+    run,
     steps_of,
-    write_task,
 )
 from own_process import is_running, wait_until
 
@@ -103,11 +103,6 @@ def endless_run(task: Path, run_dir: Path, *overrides: str) -> Iterator[EndlessR
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
-def task(tmp_path_factory) -> Path:
-    return write_task(tmp_path_factory.mktemp("task"))
-
-
 def test_a_lost_worker_restarts_the_run_and_ctrl_c_saves_it_and_leaves_no_process(task):
     """SIGINT goes to the whole foreground group while steps run, as from a terminal. Fails when the
     restart loses or repeats a step or a prompt, when a generated token is not in a checkpoint, or
@@ -182,10 +177,7 @@ def check_gdpo(run_dir: Path) -> None:
 
 
 def refused_by_the_program(task: Path, run_dir: Path, *overrides: str) -> str:
-    line = command(task, run_dir, *overrides)
-    ran = subprocess.run(
-        line, env=environment(), cwd=task, text=True, capture_output=True, check=False
-    )
+    ran = run(command(task, run_dir, *overrides), task)
     assert ran.returncode == 1, ran.stdout
     return ran.stderr
 

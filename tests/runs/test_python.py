@@ -2,7 +2,6 @@
 
 import json
 import runpy
-import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 import datasets
 import pytest
-from command_line import environment, rows_of
+from command_line import rows_of, run
 from source_tree import ROOT
 
 from april_rl.api import TrainedRun, evaluate, train
@@ -64,13 +63,8 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     cells = json.loads((ROOT / "docs" / "python.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert len(code) == 5
-    subprocess.run(
-        [sys.executable, "-c", "\n\n".join(code)],
-        cwd=tmp_path,
-        env=environment(),
-        timeout=600,
-        check=True,
-    )
+    done = run([sys.executable, "-c", "\n\n".join(code)], tmp_path, timeout_s=600)
+    assert done.returncode == 0, done.stderr
     [run_dir] = (tmp_path / "outputs" / "tiny_cpu").iterdir()
     assert rows_of(run_dir)[-1]["step"] == 20
 
@@ -83,15 +77,7 @@ def test_the_process_lives_on_after_a_stop_and_the_run_continues(tmp_path: Path)
     begins again, or uses what the first one was given.
     """
     (tmp_path / "script.py").write_text(STOPPED)
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        env=environment(),
-        timeout=900,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    done = run([sys.executable, "script.py"], tmp_path, timeout_s=900)
     assert done.returncode == 0, done.stderr
     assert "stopped after step 1 by SIGINT" in done.stdout
     assert done.stdout.splitlines()[-1] == "alive, and the own process too; steps [0, 1, 2]"
@@ -180,7 +166,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
             file.write(f"{value}\n")
         return "0"
 
-    run = train(
+    ended = train(
         "mine_python",
         {"runtime": ONE_PROCESS, "evaluation.sets.held_out": None, "data": {"template": "chat"}},
         run_dir=folder / "run",
@@ -196,7 +182,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         rollout={"group_size": 4},
     )
     recipes().pop("mine_python")  # so that other tests do not see it
-    return Trained(folder, run, seen, calls)
+    return Trained(folder, ended, seen, calls)
 
 
 @pytest.mark.slow
@@ -297,9 +283,8 @@ def test_a_notebook_is_not_told_to_install_table_packages() -> None:
         "sys.modules['IPython'].get_ipython = ZMQInteractiveShell\n"
         "import april_rl.training.runtime.cluster\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600
-    )
+    done = run([sys.executable, "-c", code], ROOT)
+    assert done.returncode == 0, done.stderr
     assert "ipywidgets" not in done.stdout + done.stderr
 
 
@@ -368,9 +353,7 @@ def test_a_script_without_a_guard_gets_an_error_that_names_it(tmp_path: Path) ->
         "    process.start()\n    process.join()\n    raise SystemExit(process.exitcode)\n"
         "train('tiny_cpu')\n"
     )
-    done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = run([sys.executable, str(script)], tmp_path)
     assert done.returncode == 1
     assert "put the call under if __name__ == '__main__':" in done.stderr
     assert not (tmp_path / "outputs").exists()

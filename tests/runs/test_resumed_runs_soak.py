@@ -1,11 +1,9 @@
 """Runs that were killed and resumed, by what they train and with how many workers."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from command_line import LEDGER_STATES, command, groups_of, run, run_until_killed, steps_of
-from command_line import write_task as write_task_into
 from equal_runs import SETTINGS, check_equal
 from source_tree import TESTS
 from two_worker_runs import has_row
@@ -13,11 +11,6 @@ from two_worker_runs import has_row
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine, pytest.mark.soak]
 ONE, TWO = "runtime.num_workers=1", "runtime.num_workers=2"
 SPLIT = "engine.tensor_parallel_size=2"
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory) -> Path:
-    return write_task_into(tmp_path_factory.mktemp("task"))
 
 
 @pytest.mark.parametrize(

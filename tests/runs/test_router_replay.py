@@ -1,22 +1,15 @@
-"""`learner.router_replay` through the command."""
+"""`learner.router_replay` through the command; test_model_limits.py has the models it refuses."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import command, refusal, run, steps_of, write_task
+from command_line import command, run, steps_of
 from safetensors.numpy import load_file
-from tiny_architectures import tiny_config
+from source_tree import TESTS
 from tiny_models import write_tiny_qwen3_moe
 
-TESTS = Path(__file__).parents[1]
 SETTINGS = ("learner.router_replay=learner", "trainer.num_minibatches=2")
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory) -> Path:
-    return write_task(tmp_path_factory.mktemp("task"))
 
 
 @pytest.mark.soak
@@ -98,15 +91,3 @@ def test_a_mixture_of_experts_trains_with_the_experts_of_its_engine_and_resumes(
     rows = train("engine", "trainer.num_steps=2", "learner.router_replay=engine", "resume=auto")
     assert len(rows) == 2
     assert rows[1]["staleness/age_max"] >= 1, "nothing was resumed"
-
-
-@pytest.mark.filterwarnings("ignore")  # transformers warns about tiny configurations
-@pytest.mark.parametrize("model_type", ["qwen3", "phimoe"])
-def test_a_model_without_a_known_router_is_refused_by_name(model_type, task, tmp_path):
-    """One model is dense, the other samples its experts in its own way. The weights are empty, so
-    the test fails when a worker starts first.
-    """
-    tiny_config(model_type, max_position_embeddings=512).save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").touch()
-    message = refusal(task, tmp_path, f"model.path={tmp_path / 'model'}", *SETTINGS)
-    assert f"learner.router_replay=learner: model_type {model_type} has no router" in message

@@ -3,10 +3,9 @@ kind of worker.
 """
 
 import math
-from pathlib import Path
 
 import pytest
-from command_line import LEDGER_STATES, command, run, run_all, steps_of, write_task
+from command_line import LEDGER_STATES, command, run, run_all, steps_of
 from equal_runs import SETTINGS, check_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine, pytest.mark.soak]
@@ -37,11 +36,6 @@ SWEEPS = {
         "rollout.max_staleness=1",
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory) -> Path:
-    return write_task(tmp_path_factory.mktemp("task"))
 
 
 @pytest.mark.parametrize("name", SWEEPS)

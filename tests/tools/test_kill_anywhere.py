@@ -1,10 +1,9 @@
 """Real runs that are disturbed in every known way, at random moments, lose nothing."""
 
-import subprocess
 import sys
 
 import pytest
-from command_line import environment, groups_of, steps_of, write_task
+from command_line import groups_of, run, steps_of, write_task
 from source_tree import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine, pytest.mark.soak]
@@ -28,14 +27,8 @@ def test_a_run_that_is_killed_often_loses_no_prompt_and_trains_none_twice(tmp_pa
         "rollout.group_size=4",
         "rollout.max_response_tokens=64",
     ]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "kill_anywhere.py"), *args],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=300 * (NUM_KILLS + 1),
-        check=False,
-    )
+    program = [sys.executable, str(ROOT / "tools" / "kill_anywhere.py"), *args]
+    done = run(program, tmp_path, timeout_s=300 * (NUM_KILLS + 1))
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.count(" s, step ") == NUM_KILLS
     assert f"{NUM_KILLS} kills, seed {SEED}: 0 checks failed" in done.stdout

@@ -5,6 +5,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+from clock import Clock
 
 from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.metrics import Metrics
@@ -34,14 +35,6 @@ class Workers:
             return None
         name = "rank_00000.safetensors"
         return Written(records={name: record(self.folder / name)}, error=self.error)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Setup:
@@ -100,7 +93,7 @@ def test_checkpoints_are_due_by_steps_and_by_time(setup, changes, due):
     """
     run, found = setup(**changes), set()
     for step in range(1, 10):
-        run.clock.now += 60
+        run.clock.now_s += 60
         if run.checkpointer.is_due(step):
             found.add(step)
             run.save(step)

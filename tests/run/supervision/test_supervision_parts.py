@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
+from clock import Clock
 from cluster_snapshots import process_of, status
 from light_samples import completion, make_tick
 
@@ -94,16 +95,6 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_error(tmp_path):
     assert "the state of the workers is unknown" in str(caught.value)
 
 
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def tick(*, num_finished: int, engine_steps: int) -> Tick:
     ended = (completion(index, start=4, num_tokens=1, version=0) for index in range(num_finished))
     finished = [replace(each, finish_reason="stop") for each in ended]
@@ -111,7 +102,7 @@ def tick(*, num_finished: int, engine_steps: int) -> Tick:
 
 
 def test_time_without_an_engine_step_counts_while_requests_are_in_flight():
-    clock = Clock()
+    clock = Clock(now_s=100.0)
     timer = StepTimer(clock=clock)
     clock.now_s += 1000
     timer.launch(1)

@@ -1,4 +1,4 @@
-"""A run writes metrics, samples, its configuration, the W&B record and clear errors."""
+"""A run writes metrics, samples and its configuration into a directory that belongs to it alone."""
 
 import json
 import math
@@ -14,6 +14,7 @@ from byte_tokenizer import END, hf_byte_tokenizer
 from light_samples import PROMPT, completion
 from small_tracker import make_record, make_tracker
 
+from april_rl.errors import RunError
 from april_rl.metrics import Max, Mean, Metrics, Sum
 from april_rl.run.tracking import keys
 from april_rl.run.tracking.metrics_file import MetricsFile, read_metrics
@@ -249,3 +250,25 @@ def test_samples_that_cannot_be_written_are_reported_with_their_folder(tmp_path:
         (tmp_path / "samples").write_text("in the way")
         with pytest.raises(RunDirectoryError, match=r"written \(File exists: .*samples\)$"):
             tracker.samples(1, [make_record()])
+
+
+def test_a_directory_with_a_run_is_refused_and_left_unchanged(tmp_path: Path) -> None:
+    """Fails when metrics.jsonl is opened for appending, or config.yaml is written
+    before the check.
+    """
+    with make_tracker(tmp_path) as tracker:
+        tracker.log(0, Metrics({"reward/mean": 0.5}))
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    message = rf"hydra\.run\.dir={re.escape(str(tmp_path))} already holds a run"
+    with pytest.raises(RunDirectoryError, match=message):
+        make_tracker(tmp_path, config={"name": "another"})
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_a_directory_whose_run_was_refused_at_the_start_can_be_used_again(tmp_path: Path) -> None:
+    """Fails when a metrics.jsonl without a step remains."""
+    with pytest.raises(RunError), make_tracker(tmp_path):
+        raise RunError("no such data")
+    with make_tracker(tmp_path) as tracker:
+        tracker.log(0, Metrics({"reward/mean": 0.5}))
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [0]

@@ -3,15 +3,18 @@
 import json
 import os
 import pty
+import re
 import sqlite3
 import subprocess
 import sys
+from configparser import ConfigParser
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_tracker import make_record, make_tracker
+from source_tree import ROOT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb_files import wandb_records
 
@@ -244,14 +247,32 @@ def test_trackio_holds_every_step_in_its_local_database(tmp_path, monkeypatch, c
 def test_tensorboard_holds_every_step_in_event_files(tmp_path):
     with make_tracker(tmp_path, backends=TENSORBOARD, save_samples_every=3) as tracker:
         log_steps(tracker)
-    events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"histograms": 0})
-    events.Reload()
-    found = [(event.step, event.value) for event in events.Scalars("reward/mean")]
-    assert found == [(step, step / 4) for step in range(4)]
+    events = events_of(tmp_path)
+    assert scalars_of(events) == [(step, step / 4) for step in range(4)]
     histogram = events.Histograms("histogram/reward")[-1].histogram_value
     assert (histogram.num, list(histogram.bucket)) == (3, [2, 1])
     (text,) = [e for e in events.Tensors("samples/text_summary") if e.step == 3]
     assert "19 ✓" in text.tensor_proto.string_val[0].decode()
+
+
+def test_tensorboard_shows_each_step_with_the_numbers_of_the_resumed_branch(tmp_path):
+    for steps, first_step, mean in ((range(5), None, 0.25), (range(3, 5), 3, 0.75)):
+        with make_tracker(tmp_path, backends=TENSORBOARD, first_step=first_step) as tracker:
+            for step in steps:
+                tracker.log(step, Metrics({"reward/mean": mean}))
+    expected = [(0, 0.25), (1, 0.25), (2, 0.25), (3, 0.75), (4, 0.75)]
+    assert scalars_of(events_of(tmp_path)) == expected
+
+
+def events_of(run_dir: Path) -> EventAccumulator:
+    """Return everything in the event files of TensorBoard."""
+    events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"histograms": 0})
+    events.Reload()
+    return events
+
+
+def scalars_of(events: EventAccumulator) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in events.Scalars("reward/mean")]
 
 
 def test_a_tracker_that_fails_is_reported_once_and_wandb_prints_nothing(tmp_path, capfd):
@@ -309,3 +330,11 @@ def test_tracker_settings_without_effect_are_refused():
         TrackingConfig(backends=[], wandb=WandbMode.online)
     with pytest.raises(ValueError, match="names a tracker twice"):
         TrackingConfig(backends=[*WANDB, *WANDB])
+
+
+def test_a_plain_installation_has_the_tracker_that_runs_use_by_default():
+    """Fails when a program from `pip install april_rl` refuses its own default settings."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    required = re.findall(r"^[\w-]+", setup["options"]["install_requires"], re.MULTILINE)
+    assert {backend.value for backend in TrackingConfig().backends} <= set(required)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from clock import Clock
 from rich.console import Console
 from small_tracker import make_record
 
@@ -29,16 +30,6 @@ SHOWN = ["0.412", "1.4k", "0.42", "31%", "0.0012", "18.2k", "6.3"]
 BARS = "▁▂▃▄▅▆▇█"
 RECORD = make_record(response="first line\nsecond line")
 EVALUATION = {"eval/held_out/avg_at_k": 0.625, "eval/held_out/pass_at_k": 0.75}
-
-
-class Clock:
-    """A clock that only moves when a step ends."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @contextmanager

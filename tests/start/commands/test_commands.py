@@ -1,24 +1,14 @@
 """`python -m april_rl`: the list of commands, their help, and the message for an unknown one."""
 
-import subprocess
 import sys
 
 import pytest
+from command_line import run
 from printed_error import printed_error
 from source_tree import ROOT
 
 from april_rl.__main__ import main
 from april_rl.start.commands import COMMANDS
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "april_rl", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
 
 
 def test_every_module_in_the_folder_is_a_listed_command() -> None:
@@ -29,7 +19,7 @@ def test_every_module_in_the_folder_is_a_listed_command() -> None:
 
 
 def test_without_a_command_each_one_is_listed_with_one_line() -> None:
-    done = run()
+    done = run([sys.executable, "-m", "april_rl"], ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     for name, command in COMMANDS.items():
         assert f"  {name} " in done.stdout
@@ -52,23 +42,11 @@ def test_the_help_of_each_command_names_it(name: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("words", "message"),
     [
         ("simulat", "simulat is not a command of python -m april_rl; did you mean simulate?"),
         ("xyz", "xyz is not a command of python -m april_rl; choose one of "),
         ("trian", "trian is not a command of python -m april_rl; did you mean train?"),
-    ],
-)
-def test_an_unknown_command_gives_one_message_with_the_closest_name(
-    name: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([name]) == 2
-    assert printed_error(capsys).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
         ("evaluate --num_samples 3", "--num_samples is not an option; settings are written KEY="),
         ("evaluate --cfg job", "--cfg is not an option; settings are written KEY=VALUE"),
         ("data a.jsonl --prompt_column b", "--prompt_column is not an option; settings are"),
@@ -81,11 +59,13 @@ def test_an_unknown_command_gives_one_message_with_the_closest_name(
         ("push A B me/x", "me/x: too many arguments; the command takes EXPORT OWNER/NAME"),
         ("checkpoint lst RUN", "checkpoint has no lst; did you mean list?"),
         ("checkpoint burn RUN", "checkpoint has no burn; choose show, verify, list, prune"),
+        ("checkpoint prune a keep=1", "keep is not an option; prune takes keep_last, keep_best"),
+        ("checkpoint prune a keep_last=0", "keep_last must be a number >= 1, got 0"),
         ("simulate --alpha two", "--alpha: must be a number >= 1, got two"),
         ("simulate --alpha 0.5", "--alpha: must be a number >= 1, got 0.5"),
     ],
 )
-def test_wrong_arguments_of_a_command_give_one_line(
+def test_an_unknown_command_and_wrong_arguments_of_a_command_give_one_line(
     words: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fails when the user sees a library's message or a page of usage, or an option is ignored."""

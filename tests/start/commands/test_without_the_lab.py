@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import command, environment, rows_of, write_task
+from command_line import command, environment, rows_of, run, write_task
 
 HIDDEN = """import sys
 from importlib.abc import MetaPathFinder
@@ -23,17 +23,8 @@ def ran(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command in which neither its process nor one that it starts can import the lab."""
     (folder / "hidden").mkdir(exist_ok=True)
     (folder / "hidden" / "sitecustomize.py").write_text(HIDDEN)
-    variables = environment()
-    variables["PYTHONPATH"] = f"{folder / 'hidden'}:{variables['PYTHONPATH']}"
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=480,
-        check=False,
-    )
+    path = f"{folder / 'hidden'}:{environment()['PYTHONPATH']}"
+    return run([sys.executable, *words], folder, PYTHONPATH=path)
 
 
 def test_a_command_of_the_lab_names_the_missing_package(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+from command_line import run
 from composed_config import load
 from small_checkpoints import write as write_checkpoint
 from source_tree import ROOT
@@ -215,14 +216,8 @@ def test_the_installed_command_finds_modules_in_the_current_folder(tmp_path: Pat
     """Its `sys.path` begins with the folder of the script instead."""
     write(tmp_path, "rewards.py", "def exact(responses): ...\n")
     script = f"import sys; sys.path[0] = {str(ROOT)!r}; from april_rl.__main__ import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "data", "+recipe=tiny_cpu", "reward.function=rewards:exac"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    words = ["data", "+recipe=tiny_cpu", "reward.function=rewards:exac"]
+    done = run([sys.executable, "-c", script, *words], tmp_path)
     assert "did you mean exact?" in done.stderr
 
 

@@ -3,12 +3,11 @@ real sizes.
 """
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_line import run
 from planned_models import CONFIGS, INPUTS, change
 from source_tree import ROOT
 
@@ -25,15 +24,9 @@ PEAKS = {"4B": (0.99, 0.98, 0.94), "8B": (1.01, 0.98, 0.94), "30B-A3B": (1.00, 1
 
 def measure(folder: Path, *, num_ranks: int, share: float = 1.0) -> dict[str, float]:
     program = Path(__file__).with_name("fake_training.py")
-    command = [sys.executable, program, folder, str(num_ranks), str(NUM_TOKENS), str(share)]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=600,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
-    )
+    numbers = [str(number) for number in (num_ranks, NUM_TOKENS, share)]
+    done = run([sys.executable, str(program), str(folder), *numbers], folder, timeout_s=600)
+    assert done.returncode == 0, done.stderr
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from reward_pools import CONTEXT
 
 from april_rl.task.rewards.builtin.short import has_form, score_exact, score_last_number
 from april_rl.task.rewards.builtin.short import length as build_length
 from april_rl.task.rewards.functions import RewardFunction
 from april_rl.task.rewards.jobs import DecodedJob
-from april_rl.task.rewards.loading import RewardContext, load_reward
-from april_rl.types import Prompt, SampleId
-
-CONTEXT = RewardContext(
-    extract="auto", soft_timeout_s=3.0, hard_timeout_s=10.0, num_processes=1, folder=None
-)
+from april_rl.task.rewards.loading import load_reward
+from april_rl.types import Prompt
 
 
 @pytest.mark.parametrize(
@@ -106,17 +103,9 @@ def gym_value(task, response, **entry):
     columns = {"entry": json.dumps({"task": task, **entry})}
     prompt = Prompt(id=0, token_ids=(), text="", answer="", source="", columns=columns)
     function = RewardFunction(name="gym", key="reward.function", function="reasoning_gym")
-    job = DecodedJob(
-        prompt=prompt,
-        sample_ids=[SampleId(0, 0)],
-        texts=[response],
-        num_tokens=[3],
-        environment_rewards=(0.0,),
-        truncated=[False],
-    )
     loaded = load_reward(function, CONTEXT)
     assert loaded.columns == ("entry",)
-    (score,) = loaded.scores(function, job)
+    (score,) = loaded.scores(function, DecodedJob.of(prompt, [response]))
     assert score.outcome == "scored", score.message
     return score.value
 
@@ -130,6 +119,15 @@ def test_reasoning_gym_uses_the_tasks_own_verifier():
     assert gym_value("gcd", "2", **gcd) == 0.0
     # The task's own verifier gives 0.5 for a text that contains the answer.
     assert gym_value("gcd", r"\boxed{22}", **gcd) == 0.0
+
+
+@pytest.mark.parametrize(("text", "value"), [("1 + 2i", 1), ("nan", 0), ("NaN + 2i", 0), ("x", 0)])
+def test_nan_is_no_answer_unless_it_is_the_right_one(text, value):
+    """The verifier of complex_arithmetic gives 1 to nan, which is at no distance."""
+    pytest.importorskip("reasoning_gym")
+    sums = {"question": "1 + 2i + 0?", "answer": "1 + 2i", "metadata": {"result": [1.0, 2.0]}}
+    assert gym_value("complex_arithmetic", f"\\boxed{{{text}}}", **sums) == value
+    assert gym_value("spell_backward", r"\boxed{nan}", question="nan?", answer="nan") == 1.0
 
 
 def test_a_verifier_that_raises_gives_zero():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from light_samples import whole_sample
-from reward_pools import reward_pool
+from reward_pools import CONTEXT, reward_pool
 
 from april_rl.config.task import RewardConfig
 from april_rl.jail import landlock, sandbox
@@ -18,7 +18,7 @@ from april_rl.task.rewards.builtin.code import Code, build, open_sandbox
 from april_rl.task.rewards.code.cases import Case
 from april_rl.task.rewards.code.sources import split_source
 from april_rl.task.rewards.code.task_tests import read_tests
-from april_rl.task.rewards.loading import Reward, RewardContext
+from april_rl.task.rewards.loading import Reward
 from april_rl.types import Prompt
 
 DOUBLE = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```\n"
@@ -26,11 +26,6 @@ HALF_RIGHT = "```python\ndef double(x):\n    return x * x\n```"
 PROGRAM = "```python\nprint(2 * int(input()))\n```"
 ASSERTS = "import math\nassert double(2) == 4\nassert double(3) == 6\n"
 CASES = [{"input": "2\n", "output": "4\n"}, {"input": "3", "output": "6"}]
-
-
-CONTEXT = RewardContext(
-    extract="auto", soft_timeout_s=3.0, hard_timeout_s=20.0, num_processes=1, folder=None
-)
 
 
 def build_code(**args: object) -> Reward:

@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 from judge_server import JudgeServer, says, serving
 from openai import APIStatusError, NotFoundError
+from reward_pools import CONTEXT
 from source_tree import ROOT
 
 from april_rl.task.rewards.builtin.judge import CACHE, Judge, JudgeCache, build, request_key
-from april_rl.task.rewards.loading import RewardContext
 
-CONTEXT = RewardContext(
-    extract="auto", soft_timeout_s=3.0, hard_timeout_s=50.0, num_processes=1, folder=None
-)
 YES, NO = "Verdict: yes", "Verdict: no"
 
 
@@ -259,7 +256,7 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ({"template": "no placeholder"}, r"must contain \{response\}"),
         ({"verdict": "(a)(b)"}, "must have one group, not 2"),
         ({"api_key_env": "NOT_THERE"}, "api_key_env=NOT_THERE"),
-        ({"timeout_s": 20.0}, "60 s a response; reward.hard_timeout_s=50 must be above"),
+        ({"timeout_s": 20.0}, "60 s a response; reward.hard_timeout_s=20 must be above"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(args: dict[str, str], message: str) -> None:

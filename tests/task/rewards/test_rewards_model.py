@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from reward_pools import CONTEXT
 from tiny_models import BOS_ID, EOS_ID, PAD_ID, VOCABULARY, character_tokenizer, write_tiny_qwen3
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from april_rl.task.rewards.builtin.reward_model import RewardModel, build, load_reward_model
-from april_rl.task.rewards.loading import RewardContext
 
 CHAT_TEMPLATE = "{% for m in messages %}<bos>{{ m.role }}: {{ m.content }}<eos>{% endfor %}"
 RESPONSES = ["It is 2.", "It is certainly 3, because of what I said before.", "2"]
@@ -187,10 +187,7 @@ def test_a_logit_that_is_not_finite_gives_no_score(folder: Path) -> None:
 
 
 def test_a_reward_process_gets_the_model_and_a_column(folder: Path) -> None:
-    context = RewardContext(
-        extract="auto", soft_timeout_s=3.0, hard_timeout_s=10.0, num_processes=1, folder=None
-    )
-    built = build(context, path=str(folder), prompt_column="problem", max_tokens=50)
+    built = build(CONTEXT, path=str(folder), prompt_column="problem", max_tokens=50)
     assert built.columns == ("problem",)
     text = "<bos>user: 1 + 1?<eos><bos>assistant: 2<eos>"
     values = built.call(["", ""], ["2", "2" * 60], ["", ""], problem=["1 + 1?"] * 2)

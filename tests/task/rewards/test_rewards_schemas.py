@@ -5,7 +5,6 @@ accepts what the prompt asks for.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -27,54 +26,25 @@ BOX = "Please reason step by step, and put your final answer within \\boxed{}."
 LINE = "End with a line of the form Answer: X where X is the answer."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Published:
-    """A data set: its file here and its settings."""
-
-    file: str
-    settings: dict = field(default_factory=dict)
-
-
-SETS = [
-    Published(file="dapo_math_17k.jsonl", settings={"answer_column": "reward_model.ground_truth"}),
-    Published(file="deepscaler.jsonl", settings={"prompt_column": "problem", "instruction": BOX}),
-    Published(
-        file="deepmath_103k.jsonl",
-        settings={
-            "prompt_column": "question",
-            "answer_column": "final_answer",
-            "instruction": BOX,
-        },
-    ),
-    Published(
-        file="skywork_or1_math.jsonl",
-        settings={"answer_column": "reward_model.ground_truth", "instruction": BOX},
-    ),
-    Published(
-        file="gsm8k.jsonl",
-        settings={
-            "prompt_column": "question",
-            "answer_pattern": r"####\s*(.+)",
-            "instruction": LINE,
-        },
-    ),
-    Published(
-        file="math.jsonl",
-        settings={"prompt_column": "problem", "answer_column": "solution", "instruction": BOX},
-    ),
-    Published(file="math_500.jsonl", settings={"prompt_column": "problem", "instruction": BOX}),
-    Published(file="aime_2024.jsonl", settings={"prompt_column": "problem", "instruction": BOX}),
-    Published(file="aime_2025.jsonl", settings={"prompt_column": "problem", "instruction": LINE}),
-    Published(file="amc_2023.jsonl", settings={"prompt_column": "problem", "instruction": BOX}),
-    Published(
-        file="olympiadbench.jsonl",
-        settings={
-            "prompt_column": "question",
-            "answer_column": "final_answer",
-            "instruction": BOX,
-        },
-    ),
-]
+OF_PROBLEM = {"prompt_column": "problem", "instruction": BOX}
+OF_QUESTION = {"prompt_column": "question", "answer_column": "final_answer", "instruction": BOX}
+SETS = {
+    "dapo_math_17k": {"answer_column": "reward_model.ground_truth"},
+    "deepscaler": OF_PROBLEM,
+    "deepmath_103k": OF_QUESTION,
+    "skywork_or1_math": {"answer_column": "reward_model.ground_truth", "instruction": BOX},
+    "gsm8k": {
+        "prompt_column": "question",
+        "answer_pattern": r"####\s*(.+)",
+        "instruction": LINE,
+    },
+    "math": OF_PROBLEM | {"answer_column": "solution"},
+    "math_500": OF_PROBLEM,
+    "aime_2024": OF_PROBLEM,
+    "aime_2025": OF_PROBLEM | {"instruction": LINE},
+    "amc_2023": OF_PROBLEM,
+    "olympiadbench": OF_QUESTION,
+}
 
 
 def state_as_asked(prompt, answer):
@@ -102,14 +72,14 @@ def scorer(tokenizer):
         yield pool
 
 
-@pytest.mark.parametrize("published", SETS, ids=lambda published: published.file)
+@pytest.mark.parametrize("published", SETS)
 def test_the_right_answer_in_the_requested_form_is_rewarded_and_a_wrong_one_is_not(
     published, tokenizer, scorer
 ):
     """Fails when the reward reads another form than the prompt asks for, as it once did
     for DAPO.
     """
-    chosen = PromptSetConfig(path=str(SCHEMAS / published.file), **published.settings)
+    chosen = PromptSetConfig(path=str(SCHEMAS / f"{published}.jsonl"), **SETS[published])
     prompts = load_prompts(chosen, tokenizer, key="data.path", max_prompt_tokens=10_000)
     assert len(prompts) > 3
     for number, prompt in enumerate(prompts):
