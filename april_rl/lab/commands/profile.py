@@ -199,7 +199,10 @@ def _show(
     table = comparison_table(predictions, title="simulated training")
     Console(width=120).print(table)
     print("\n".join(lines))
-    _write(folder / FILE_NAME, profile, [each.figures() for each in predictions], lines)
+    rows = [each.figures() for each in predictions]
+    found = {**profile.figures(), "factors": rows, "advice": lines}
+    write_figures(folder / FILE_NAME, found, option=OUTPUT)
+    print(f"written: {folder / FILE_NAME}, samples in {folder / 'samples'}")
 
 
 def _profile_of(evaluated: Sequence[EvaluatedSet]) -> Profile:
@@ -215,18 +218,3 @@ def _profile_of(evaluated: Sequence[EvaluatedSet]) -> Profile:
         truncated_frac=fmean(record.finish_reason == "length" for record in records),
         no_signal_frac=fmean(len({r.reward for r in group}) == 1 for group in groups.values()),
     )
-
-
-def _write(
-    path: Path, profile: Profile, rows: Sequence[dict[str, object]], lines: Sequence[str]
-) -> None:
-    plain = {
-        "lengths": profile.lengths,
-        "percentiles": profile.percentiles,
-        "truncated_frac": profile.truncated_frac,
-        "no_signal_frac": profile.no_signal_frac,
-        "factors": rows,
-        "advice": lines,
-    }
-    write_figures(path, plain, option=OUTPUT)
-    print(f"written: {path}, samples in {path.parent / 'samples'}")

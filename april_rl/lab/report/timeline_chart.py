@@ -46,7 +46,8 @@ def timeline_spec(timeline: Timeline, *, until_s: float, height: int = 420) -> S
             "color": axis("age", "", "ordinal", scale=age_scale(ages), legend=legend(6)),
         },
     }
-    layers = [bar, _marks(bars, y, size=_mark_size(values, height))]
+    num_rows = 1 + max((bar.slot for bar in bars), default=0)
+    layers = [bar, _marks(bars, y, size=max(3.0, 0.8 * height / num_rows))]
     if timeline.acts:
         layers.append(_acts(timeline, y, num_slots=num_slots))
     spec = base(values, height=height, layer=layers)
@@ -56,14 +57,10 @@ def timeline_spec(timeline: Timeline, *, until_s: float, height: int = 420) -> S
     return spec
 
 
-def _mark_size(values: Sequence[Spec], height: int) -> float:
-    """Return the size of a mark in pixels, nearly as high as a bar."""
-    num_slots = 1 + max((value["slot"] for value in values), default=0)
-    return max(3.0, 0.8 * height / num_slots)
-
-
 def _marks(bars: Sequence[Bar], y: Spec, *, size: float) -> Spec:
-    """Return the layer with marks where samples finish, act, are parked or resumed."""
+    """Return the layer with marks where samples finish, act, are parked or resumed; `size` is the
+    height of a mark in pixels.
+    """
     marks = [
         {"at": round(at_s, 4), "middle": bar.slot + 0.45, "state": state}
         for bar in bars

@@ -32,6 +32,11 @@ class Profile:
         found = np.percentile(self._flat, [50, 95, 99, 100], method="higher")
         return dict(zip(("p50", "p95", "p99", "max"), map(int, found), strict=True))
 
+    def figures(self) -> dict[str, object]:
+        """Return every figure by name."""
+        shares = {"truncated_frac": self.truncated_frac, "no_signal_frac": self.no_signal_frac}
+        return {"lengths": self.lengths, "percentiles": self.percentiles, **shares}
+
     def waitless_staleness(self, factor: float) -> int:
         """Return the `rollout.max_staleness` at which no step waits for its oldest groups."""
         mean, longest = float(np.mean(self._flat)), max(self._flat)
