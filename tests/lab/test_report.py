@@ -135,6 +135,7 @@ def test_a_run_of_very_long_responses_has_a_page_of_three_megabytes_at_most(tmp_
     assert "characters …]" in path.read_text()
 
 
+@pytest.mark.usefixtures("page")  # which writes the report
 def test_a_chrome_trace_of_the_timeline_is_written_next_to_it(run_dir: Path, run: RunFiles) -> None:
     trace = json.loads((run_dir / "timeline" / "step_00006.trace.json").read_text())
     step, timeline = run.timeline
