@@ -249,6 +249,22 @@ def test_the_command_prices_each_choice_of_gpus(tmp_path, capsys):
     assert three["schedules"][0]["money"] is None
 
 
+@pytest.mark.slow
+def test_evaluations_count_if_the_number_of_their_prompts_is_known(capsys, tmp_path):
+    """By hand, one of AIME 24 takes 200 s. Fails when those at the ends are not counted."""
+    file, asked = tmp_path / "plan.json", ["mean_response_tokens=10425", "evaluation_prompts=30"]
+    words = ["plan", "+recipe=qwen3_4b_dapo", "gpus=h100:8", *asked, f"json={file}"]
+    assert main([*words, "trainer.num_steps=50"]) == 0
+    [found] = json.loads(file.read_text())
+    assert 150 < found["evaluation_s"] < 300
+    for row in found["schedules"]:
+        seconds = 50 * row["step_s"] + 4 * found["evaluation_s"]
+        assert row["hours"] == pytest.approx(seconds / 3600)
+    assert "* 50 steps and 4 evaluations of" in capsys.readouterr().out
+    assert main(["plan", *SMALL, "gpus=h100:1"]) == 0
+    assert "evaluations are not counted: give evaluation_prompts" in capsys.readouterr().out
+
+
 def test_what_does_not_fit_says_what_would_help(capsys):
     assert main(["plan", "+recipe=qwen3_4b_dapo", "gpus=4090:2"]) == 0
     shown = capsys.readouterr().out

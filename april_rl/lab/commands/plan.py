@@ -27,7 +27,7 @@ _USAGE = """\
 usage: python -m april_rl plan +recipe=NAME [key=value ...] gpus=h100:1,2,4,8,l40s:4
            [price.h100=2.5] [mean_response_tokens=N] [sigma=0.6] [prompt_tokens=256]
            [lengths=PATH] [turns=N] [observation_tokens=N] [tool_s=S] [tool_sigma=D] [score_s=S]
-           [calibration=FILE] [json=FILE] [html=FILE]
+           [evaluation_prompts=N] [calibration=FILE] [json=FILE] [html=FILE]
 
   python -m april_rl plan +recipe=qwen3_4b_dapo gpus=h100:8,h200:4,8 price.h100=2.5 price.h200=3
   python -m april_rl plan +recipe=qwen3_0_6b_gsm8k gpus=4090:1,2 mean_response_tokens=300
@@ -37,7 +37,8 @@ their memory and what it decides, then seconds of a step by part, hours and mone
 trainer.num_steps, for the synchronous loop, refill and several over-sampling factors. Nothing of it
 was measured: speeds are the GPU's data sheet and shares of it that programs reach, unless
 calibration names the calibration.json that tools/gpu_acceptance.py wrote there. The line below a
-table gives the time if they reach more or less. Evaluations and checkpoints are not counted.
+table gives the time if they reach more or less. Evaluations are counted in the hours if the number
+of their prompts is known: by max_prompts, or evaluation_prompts for each set without it.
 
 Lengths of responses are lognormal with mean mean_response_tokens (half of
 rollout.max_response_tokens by default) and deviation sigma of their logarithm; or they come from
@@ -103,6 +104,8 @@ def _plan(
         f"{config.rollout.group_size} samples; {assumed.lengths_in_words(config)}; prompts of "
         f"{work.prompt_tokens:,.0f} tokens"
     )
+    if config.evaluation.sets and not assumed.evaluated_responses(config):
+        about += "; evaluations are not counted: give evaluation_prompts"
     say(f"{config.name}: {about}\n")
     plans = []
     for choice in track(gpus, "planning", console=Console(stderr=True), transient=True):

@@ -17,8 +17,12 @@ from april_rl.lab.simulator.length_distributions import (
     median_for,
 )
 from april_rl.lab.simulator.turns import NUMBERS, Turns
+from april_rl.task.evaluation.settings import set_sampling
 
-_NUMBERS = ("gpu_gib", "mean_response_tokens", "sigma", "prompt_tokens", "score_s")
+_NUMBERS = (
+    *("gpu_gib", "mean_response_tokens", "sigma", "prompt_tokens", "score_s"),
+    "evaluation_prompts",
+)
 NAMES = (*_NUMBERS, *NUMBERS, "accept", "calibration")
 _CORRELATION = 0.3  # correlation of the lengths in a group; docs/experiments.md
 
@@ -37,6 +41,7 @@ class Assumptions:
     prompt_tokens: float = 256.0  # of a prompt; at most data.max_prompt_tokens
     lengths: Recorded | None = None  # recorded lengths in place of lognormal ones
     score_s: float = 0.0  # seconds from the end of a sample to its reward
+    evaluation_prompts: float = 0.0  # of a held-out set whose number no setting limits
     turns: Turns | None = None  # None: a response is one turn
     accept: tuple[str, ...] = ()  # names of findings that are intended
     calibration: Calibration | None = None  # measured on the GPU; None: data sheets and estimates
@@ -74,6 +79,12 @@ class Assumptions:
             self.response_tokens(config), sigma=self.sigma, cap=config.rollout.max_response_tokens
         )
         return Lognormal(median_tokens=median, sigma=self.sigma, correlation=_CORRELATION)
+
+    def evaluated_responses(self, config: TrainConfig) -> int:
+        """Return the responses of an evaluation of all sets."""
+        sets = [set_sampling(config, chosen) for chosen in config.evaluation.sets.values()]
+        found = sum((s.max_prompts or self.evaluation_prompts) * s.num_samples for s in sets)
+        return round(found)
 
     def lengths_in_words(self, config: TrainConfig) -> str:
         """Return the lengths in words, for the user."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Device
@@ -11,7 +12,14 @@ from april_rl.errors import LayoutError
 from april_rl.lab.price.assumptions import Assumptions
 from april_rl.lab.price.gpus import Gpus
 from april_rl.lab.price.memory import RealMemory, real_memory
-from april_rl.lab.price.prediction import StepPrice, Work, modes_beside, own_mode, step_prices
+from april_rl.lab.price.prediction import (
+    StepPrice,
+    Work,
+    evaluation_s,
+    modes_beside,
+    own_mode,
+    step_prices,
+)
 from april_rl.lab.simulator.gpu_kinds import EXPECTED, FAST, SLOW
 from april_rl.lab.simulator.length_distributions import mean_of
 from april_rl.start.planning.facts import Models
@@ -28,6 +36,7 @@ class GpuPlan:
     response_tokens: float = 0.0  # mean
     prices: Sequence[StepPrice] = ()
     bounds: tuple[float, float] = (0.0, 0.0)  # seconds of a step of the settings, fast and slow
+    evaluation_s: float = 0.0  # of an evaluation of all sets
 
     @property
     def own(self) -> StepPrice:
@@ -35,11 +44,12 @@ class GpuPlan:
         return next(price for price in self.prices if price.mode == own_mode(self.config))
 
     def hours(self, step_s: float) -> float:
-        """Return the hours of all steps."""
-        return self.config.trainer.num_steps * step_s / 3600
+        """Return the hours of all steps and evaluations."""
+        evaluations_s = num_evaluations(self.config) * self.evaluation_s
+        return (self.config.trainer.num_steps * step_s + evaluations_s) / 3600
 
     def money(self, step_s: float) -> float | None:
-        """Return the price of all steps; None without one of a GPU."""
+        """Return the price of all hours; None without one of a GPU."""
         price = self.gpus.price
         return None if price is None else self.hours(step_s) * self.gpus.count * price
 
@@ -58,7 +68,13 @@ class GpuPlan:
             for price in self.prices
         ]
         between = [self.hours(step_s) for step_s in self.bounds]
-        return {**found, "hours_between": between, "schedules": schedules}
+        found |= {"evaluation_s": self.evaluation_s, "hours_between": between}
+        return {**found, "schedules": schedules}
+
+
+def num_evaluations(config: TrainConfig) -> int:
+    """Return how often a run evaluates, before the first step and after the last one, too."""
+    return 1 + ceil(config.trainer.num_steps / config.evaluation.every)
 
 
 def plan_on(
@@ -87,6 +103,9 @@ def plan_on(
         response_tokens=mean_of(work.length_of, cap=config.rollout.max_response_tokens),
         prices=step_prices(memory, work, rates=rates, modes=modes_beside(config)),
         bounds=(fast.step_s, slow.step_s),
+        evaluation_s=evaluation_s(
+            memory, work, rates, num_responses=assumed.evaluated_responses(config)
+        ),
     )
 
 
@@ -100,6 +119,8 @@ def plan_text(plan: GpuPlan) -> str:
     money = " to ".join(in_dollars(found) for s in plan.bounds if (found := plan.money(s)))
     cost = f", {money}" if money else ""
     steps = f"{plan.config.trainer.num_steps:,} steps"
+    if plan.evaluation_s:
+        steps += f" and {num_evaluations(plan.config)} evaluations of {plan.evaluation_s:.3g} s"
     return "\n".join(
         [
             f"{head}: fits; the KV cache of an engine holds {plan.memory.kv_tokens:,} tokens",

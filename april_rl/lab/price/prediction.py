@@ -65,7 +65,7 @@ class StepPrice:
 
     @property
     def step_s(self) -> float:
-        """Return the seconds of a step; evaluations and checkpoints are not counted."""
+        """Return the seconds of a step."""
         return self.rollout_s + self.update_s + self.rest_s
 
     @property
@@ -116,6 +116,16 @@ def step_prices(
         )
         for found in predict(small, modes, num_steps=_STEPS, warmup_steps=_WARMUP_STEPS)
     ]
+
+
+def evaluation_s(memory: RealMemory, work: Work, rates: Rates, *, num_responses: int) -> float:
+    """Return the seconds of an evaluation, whose responses are as long as those of a step."""
+    if not num_responses:
+        return 0.0
+    real = scenario_at_real_size(memory, work, rates)
+    asked = replace(real, num_groups=num_responses, group_size=1, is_filtered=False)
+    [found] = predict(scale_down(asked), [SYNCHRONOUS], num_steps=1, warmup_steps=0)
+    return found.outcome.rollout_s
 
 
 def scenario_at_real_size(memory: RealMemory, work: Work, rates: Rates) -> Scenario:
