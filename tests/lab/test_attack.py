@@ -290,11 +290,7 @@ def test_a_response_that_ends_its_process_has_no_score_and_ends_nothing_else(
         (["accept=sevral"], "accept=sevral: no attack has this name"),
         (["page=/proc/attack.html"], "page=/proc/attack.html cannot be written"),
         (
-            [
-                "data.environment=true",
-                "environment.function=april_rl.task.environments.tiny_sums:Sums",
-                "reward.function=environment",
-            ],
+            ["+recipe=tiny_tools_cpu", "reward.function=environment"],
             "error: data.path: an environment rewards these prompts, not a function",
         ),
     ],

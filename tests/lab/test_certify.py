@@ -4,15 +4,19 @@ comparison that sees them.
 
 import json
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 from byte_tokenizer import hf_byte_tokenizer
 from tiny_architectures import tiny_config, tiny_model
-from tiny_models import write_tiny_qwen3, write_tiny_qwen3_moe
+from tiny_models import character_tokenizer, write_tiny_qwen3, write_tiny_qwen3_moe
 
 from april_rl.__main__ import main
+from april_rl.config.store import compose_overrides, to_config
+from april_rl.lab.certify.certify import comparisons
+from april_rl.task.data.tokenizer import Tokenizer
 from april_rl.training.engine import vllm_engine
 from april_rl.training.engine.vllm_engine import VllmEngine
 from april_rl.training.learner.model.logprobs import LogprobHead
@@ -59,8 +63,40 @@ def test_a_model_without_a_fault_passes(write, settings, tmp_path, capsys):
     status, rows = certify(tmp_path, *settings)
     printed = capsys.readouterr().out
     assert status == 0, printed
-    assert len(rows) == 12
-    assert "all 12 comparisons pass" in printed
+    assert len(rows) == 13
+    assert "all 13 comparisons pass" in printed
+
+
+CHAT = "<bos>{% for m in messages %}{{ m.content }}<eos>{% endfor %}"
+ENDS = {"eos_token_id": [5, 7]}
+
+
+@pytest.mark.parametrize(
+    ("template", "ends", "found"),
+    [
+        (CHAT, {}, "stops at 1"),
+        (CHAT, ENDS, "stops at 1, 5, 7"),  # the template ends a turn with 1
+        (None, ENDS, "no stop at <eos> (1)"),
+        (f"<bos>{CHAT}", {}, "prompts begin with <bos> twice"),
+        (CHAT, {}, "prompts differ from those of transformers"),
+    ],
+)
+def test_stop_tokens_and_prompts_are_compared_with_the_files(
+    template, ends, found, tmp_path, monkeypatch
+):
+    write_tiny_qwen3(tmp_path)
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(ends))
+    if "differ" in found:
+        text = Tokenizer.chat_text
+        monkeypatch.setattr(Tokenizer, "chat_text", lambda *args, **more: text(*args, **more)[:-5])
+    chosen = [f"data.template={'chat' if template else 'plain'}", "data.path=builtin:arithmetic"]
+    config = to_config(compose_overrides([f"model.path={tmp_path}", *chosen]))
+    _, row = islice(comparisons(config, tmp_path, print), 2)
+    assert (row.name, row.found) == ("special_tokens", found)
+    assert row.passes == found.startswith("stops")
 
 
 def transposed(patch: pytest.MonkeyPatch) -> None:

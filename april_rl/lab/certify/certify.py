@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer, GenerationConfig
 
 from april_rl.config import TrainConfig
+from april_rl.config.prompt_sets import has_chat
 from april_rl.lab.certify.certificate import CertificateRow
 from april_rl.lab.certify.pair import Pair, Say, with_logprobs
 from april_rl.lab.certify.reference import Distance, Reference, expect
 from april_rl.start.planning.model import without_network_go_offline
+from april_rl.task.data.stop_tokens import stop_token_ids
 from april_rl.task.data.tokenizer import Tokenizer, load_tokenizer
 from april_rl.training.rollout.requests import Sampling
 from april_rl.types import Prompt, Sample
@@ -57,7 +60,8 @@ def comparisons(config: TrainConfig, folder: Path, say: Say) -> Iterator[Certifi
     without_network_go_offline()
     tokenizer = load_tokenizer(config.model.path)
     yield _texts(tokenizer)
-    pair = Pair(config, _prompts(tokenizer), folder, say=say)
+    yield _special_tokens(config, prompts := _prompts(tokenizer))
+    pair = Pair(config, prompts, folder, say=say)
     with closing(pair.workers):
         yield from _of_pair(pair, folder / "export")
 
@@ -123,6 +127,27 @@ def _texts(tokenizer: Tokenizer) -> CertificateRow:
     changed = sum(tokenizer.decode(ids) != text for ids, text in known)
     found = f"{changed} of {len(known)} differ"
     return CertificateRow("text", "texts, encoded and decoded", found, "0", not changed)
+
+
+def _special_tokens(config: TrainConfig, prompts: Sequence[Prompt]) -> CertificateRow:
+    """Compare where a run stops with the end tokens of the files, and prompts with transformers."""
+    own = AutoTokenizer.from_pretrained(config.model.path)
+    stops = stop_token_ids(config.model.path, is_chat=has_chat(config.data, config.evaluation.sets))
+    ends = {own.eos_token_id}
+    with suppress(OSError):  # no generation_config.json
+        named = GenerationConfig.from_pretrained(config.model.path).eos_token_id
+        ends |= {*named} if isinstance(named, list) else {named}
+    wrong = [f"no stop at {own.decode([end])} ({end})" for end in sorted(ends - {None, *stops})]
+    if any(prompt.token_ids[:2] == (own.bos_token_id,) * 2 for prompt in prompts):
+        wrong.append(f"prompts begin with {own.bos_token} twice")
+    if own.chat_template is not None:
+        chats = [[{"role": "user", "content": question}] for question in _QUESTIONS]
+        rendered = own.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
+        if rendered != [[*prompt.token_ids] for prompt in prompts]:
+            wrong.append("prompts differ from those of transformers")
+    what = "stop tokens and prompts of a run, and those of tokenizer and generation_config.json"
+    found = "; ".join(wrong) or f"stops at {', '.join(map(str, stops))}"
+    return CertificateRow("special_tokens", what, found, "no difference", not wrong)
 
 
 def _gradients(

@@ -20,13 +20,13 @@ usage: python -m april_rl certify model.path=FOLDER [lora.rank=8] [engine.KEY=VA
   python -m april_rl certify model.path=FOLDER rollout.max_response_tokens=8000
 
 Does this model compute the same in transformers, in the learner and in the engine? Compared are
-tokens, log-probabilities and gradients: packed and alone, as loaded, after an interruption, with
-kept caches, after an update with its weight sync, after sleep, and in an export. Limits come from
-what rounding alone does to transformers, which runs on the CPU, in twice the precision. It takes
-the settings of training, with a temperature of 0.8 and 48 response tokens by default.
+tokens, also those at which a run stops, log-probabilities and gradients: packed and alone, as
+loaded, after an interruption, with kept caches, after an update with its weight sync, after sleep,
+and in an export. Limits come from what rounding alone does to transformers, which runs on the CPU,
+in twice the precision. It takes the settings of training, with a temperature of 0.8 and 48 response
+tokens by default.
 
-certificate.html and .json are written to `output`. Exit status 0: all
-comparisons pass; 1: one fails."""
+certificate.html and .json are written to `output`. Exit status 0: all pass; 1: one fails."""
 _NUM_TEXTS, _PROMPT_TOKENS = 4, 256
 _DEFAULTS = (
     *("data.path=builtin:arithmetic", "runtime.ray=false", "runtime.num_workers=1"),

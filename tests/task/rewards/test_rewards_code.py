@@ -62,13 +62,27 @@ def test_a_program_that_prints_the_answer_and_fails_has_failed() -> None:
 
 
 VALUES = [
-    ("1", "1.0"), ("True", "1"), ("(1,)", "[1]"), ("[(1, 'a'), {2: {3}}]", "[(1, 'a'), {2: {3}}]"),
-    ("[float('nan')]", "[1]"), ("float('nan')", "1"), ("set()", "[]"), ("'3'", "3"), ("-2", "-2"),
-    ("0.1 + 0.2", "0.3"), ("10**20", "1" + "0" * 20), ("'\\ud800\\n'", "'\\ud800\\n'"),
-    ("__import__('collections').Counter('aab')", "{'a': 2, 'b': 1}"), ("{1: 2}.keys()", "{1}"),
-    ("__import__('numpy').float64(2.5)", "2.5"), ("__import__('numpy').bool_(True)", "True"),
-    ("b'x'", "b'x'"), ("None", "None"), ("None", "False"), ("[1, 2]", "[2, 1]"),
-]  # fmt: skip
+    ("1", "1.0"),
+    ("True", "1"),
+    ("(1,)", "[1]"),
+    ("[(1, 'a'), {2: {3}}]", "[(1, 'a'), {2: {3}}]"),
+    ("[float('nan')]", "[1]"),
+    ("float('nan')", "1"),
+    ("set()", "[]"),
+    ("'3'", "3"),
+    ("-2", "-2"),
+    ("0.1 + 0.2", "0.3"),
+    ("10**20", "1" + "0" * 20),
+    ("'\\ud800\\n'", "'\\ud800\\n'"),
+    ("__import__('collections').Counter('aab')", "{'a': 2, 'b': 1}"),
+    ("{1: 2}.keys()", "{1}"),
+    ("__import__('numpy').float64(2.5)", "2.5"),
+    ("__import__('numpy').bool_(True)", "True"),
+    ("b'x'", "b'x'"),
+    ("None", "None"),
+    ("None", "False"),
+    ("[1, 2]", "[2, 1]"),
+]
 
 
 @pytest.mark.parametrize(("value", "literal"), VALUES)
@@ -260,14 +274,21 @@ def test_white_space_at_line_ends_is_ignored() -> None:
 @pytest.mark.parametrize(
     ("printed", "expected", "is_met"),
     [
-        ("0.5", "0.5000", True), ("0.3333333", "0.333333", True), ("0.33", "0.333333", False),
-        ("1e-07\n", "0.0000001", True), ("1", "1.0", True), ("nan", "0.5", False),
+        ("0.5", "0.5000", True),
+        ("0.3333333", "0.333333", True),
+        ("0.33", "0.333333", False),
+        ("1e-07\n", "0.0000001", True),
+        ("1", "1.0", True),
+        ("nan", "0.5", False),
         ("1.0", "1", False),  # a whole number is expected
-        ("12345678.25", "12345679.25", True), ("12345678", "12345679", False),
-        ("x 2.50 -1", "x 2.5 -1", True), ("x  2.50", "x 2.5", False),
-        ("2.5.0", "2.50", False), ("v1.10", "v1.1", False),
+        ("12345678.25", "12345679.25", True),
+        ("12345678", "12345679", False),
+        ("x 2.50 -1", "x 2.5 -1", True),
+        ("x  2.50", "x 2.5", False),
+        ("2.5.0", "2.50", False),
+        ("v1.10", "v1.1", False),
     ],
-)  # fmt: skip
+)
 def test_a_decimal_number_is_compared_by_value(printed: str, expected: str, is_met: bool) -> None:
     assert Case(input="", output=expected).is_met(printed) is is_met
 

@@ -16,6 +16,10 @@ from source_tree import ROOT
 from april_rl.task.rewards.builtin.judge import CACHE, Judge, JudgeCache, build, request_key
 
 YES, NO = "Verdict: yes", "Verdict: no"
+NO_GRADES = (
+    *("1/10", "**1**/10", "1 / 10", "1.0/10", "1 %", "1 of 10", "1 out of 10", "1,5", "1-10"),
+    *("1e-3", "-1", "- 1", "\u22121", "-0.5", "yes/no", "yes or no"),
+)
 
 
 def ask(server: JudgeServer, responses: list[str], **args: object) -> list[float | None]:
@@ -147,15 +151,7 @@ def test_a_refused_text_costs_its_own_score_only(status: int) -> None:
         ("Verdict: **0.5** (half of it)", 0.5),
         ("Verdict: .25, since a part is right", 0.25),
         ("Verdict: `1`", 1.0),
-        *((f"Verdict: {grade}", None) for grade in ("1/10", "**1**/10", "1 / 10", "1.0/10", "1 %")),
-        *(
-            (f"Verdict: {grade}", None)
-            for grade in ("1 of 10", "1 out of 10", "1,5", "1-10", "1e-3")
-        ),
-        *(
-            (f"Verdict: {grade}", None)
-            for grade in ("-1", "- 1", "\u22121", "-0.5", "yes/no", "yes or no")
-        ),
+        *((f"Verdict: {grade}", None) for grade in NO_GRADES),
     ],
 )
 def test_the_last_verdict_of_a_reply_counts(reply: str, value: float | None) -> None:

@@ -33,11 +33,7 @@ SETS = {
     "deepscaler": OF_PROBLEM,
     "deepmath_103k": OF_QUESTION,
     "skywork_or1_math": {"answer_column": "reward_model.ground_truth", "instruction": BOX},
-    "gsm8k": {
-        "prompt_column": "question",
-        "answer_pattern": r"####\s*(.+)",
-        "instruction": LINE,
-    },
+    "gsm8k": {"prompt_column": "question", "answer_pattern": r"####\s*(.+)", "instruction": LINE},
     "math": OF_PROBLEM | {"answer_column": "solution"},
     "math_500": OF_PROBLEM,
     "aime_2024": OF_PROBLEM,
