@@ -10,7 +10,6 @@ from april_rl.config.schema import TrainConfig
 from april_rl.config.wrong_settings import unknown_setting
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming_from.md"
-OF_ROWS = "learner.max_tokens, in tokens of a packed row"
 FIRST_NAME = re.compile(r"`(-{0,2}[\w.-]+)")
 
 
@@ -44,24 +43,15 @@ def test_every_row_of_the_page_can_be_a_suggestion(trainer: str) -> None:
 @pytest.mark.parametrize(
     ("key", "answer"),
     [
-        ("learning_rate", "TRL's learning_rate is here: optimizer.lr"),
-        ("max_completion_length",
-         "TRL's max_completion_length is here: rollout.max_response_tokens"),
-        ("per_device_train_batch_size",
-         f"TRL's per_device_train_batch_size is here: {OF_ROWS}"),
         ("algorithm.beta", "TRL's beta is here: algorithm.kl_coefficient"),
-        ("data.train_batch_size",
-         "verl's data.train_batch_size is here: trainer.num_groups, prompts of a step"),
         ("rollout.n", "verl's actor_rollout_ref.rollout.n is here: rollout.group_size"),
-        ("custom_reward_function.path",
-         "verl's custom_reward_function.path is here: reward.function"),
-        ("rollout_batch_size",
-         "slime's --rollout-batch-size is here: trainer.num_groups, prompts of a step"),
-        ("micro_train_batch_size", f"OpenRLHF's --micro_train_batch_size is here: {OF_ROWS}"),
+        (
+            "custom_reward_function.path",
+            "verl's custom_reward_function.path is here: reward.function",
+        ),
         ("actor_learning_rate", "OpenRLHF's --actor_learning_rate is here: optimizer.lr"),
-        ("generate_max_len", "OpenRLHF's --generate_max_len is here: rollout.max_response_tokens"),
     ],
-)  # fmt: skip
+)
 def test_a_setting_of_another_trainer_gives_an_error_with_ours(key: str, answer: str) -> None:
     message = f"{key} is not a setting; {answer} (docs/coming_from.md)"
     assert unknown_setting(key, TrainConfig) == message

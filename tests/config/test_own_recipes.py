@@ -89,8 +89,7 @@ evaluation: {sets: {held_out: {path: "reasoning_gym:b", args: {x: 1}}}}
 @pytest.mark.parametrize(
     "key",
     [
-        *("data.args", "data.sampler_args", "data.chat_template_kwargs", "algorithm.args"),
-        *("reward.functions.right.args", "evaluation.sets.held_out.args"),
+        *("data.args", "algorithm.args", "reward.functions.right.args"),
         *("reward.functions", "evaluation.sets"),
     ],
 )

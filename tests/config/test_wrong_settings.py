@@ -142,6 +142,11 @@ WRONG = [
     ("engine.max_model_len=0", "engine.max_model_len must be >= 1 or auto, got 0"),
     ("learner.shard_size=0", "learner.shard_size must be >= 1 or null, got 0"),
     ("lora.rank=0", "lora.rank must be >= 1 or null, got 0"),
+    *((f"learner.activation_checkpointing={value}",
+       f"learner.activation_checkpointing must be in [0, 1] or auto, got {value}")
+      for value in ("1.5", "-1", "some")),
+    ("learner.keep_attention=some",
+     "learner.keep_attention must be true, false or auto, got some"),
     ("teacher.path=", "teacher.path is empty: write teacher.path=null, or remove it"),
     ("data.system_prompt=''", "data.system_prompt is empty: write data.system_prompt=null, or "
      "remove it"),

@@ -267,4 +267,6 @@ EXHAUSTING = {  # attempts and how they may end; None: a time limit ends them
 def test_attempts_to_exhaust_end_within_their_limits(name: str) -> None:
     attempt, exit_codes = EXHAUSTING[name]
     with NONE.start("import sys; exec(sys.stdin.read())", timeout_s=0.5) as opened:
-        assert opened.run(attempt, wall_s=2.0).exit_code in exit_codes
+        finished = opened.run(attempt, wall_s=2.0)
+    assert finished.exit_code in exit_codes
+    assert len(finished.output) <= 16 << 20

@@ -186,12 +186,6 @@ def test_the_number_of_threads_is_limited(num_threads: int, limit: str) -> None:
     assert NONE.run(program, timeout_s=50.0).limit == limit
 
 
-def test_endless_output_is_cut_and_ends_the_program() -> None:
-    finished = NONE.run("while True: print('x' * 100000)", timeout_s=10.0)
-    assert finished.exit_code not in (0, None)
-    assert len(finished.output) <= 16 << 20
-
-
 def test_processes_that_a_program_started_are_killed_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import refusal, rows_of, run_here, write_task
+from command_line import rows_of, run_here
 
 SMALL = ("trainer.num_steps=2", "trainer.num_groups=8", "evaluation.sets.held_out=null")
 
@@ -24,9 +24,3 @@ def test_the_recipe_with_a_teacher_trains_without_groups_and_rewards(
     assert len(rows) == 2
     assert all(row["loss/teacher_kl"] > 0.05 and row["loss/grad_norm"] > 0 for row in rows)
     assert "signal" not in capsys.readouterr().out
-
-
-def test_a_teacher_with_another_tokenizer_is_refused_at_the_start(tmp_path: Path) -> None:
-    other = f"teacher.path={write_task(tmp_path) / 'model'}"
-    message = refusal(None, tmp_path, "+recipe=tiny_cpu", "runtime.ray=false", other)
-    assert "has another tokenizer than model.path=" in message

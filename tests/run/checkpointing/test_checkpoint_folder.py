@@ -46,15 +46,6 @@ def test_an_interrupted_save_keeps_the_earlier_checkpoint(tmp_path, monkeypatch,
     assert not list(tmp_path.glob(".step_*"))
 
 
-def test_a_checkpoint_without_one_of_its_files_does_not_get_its_name(tmp_path):
-    """Fails when a folder is announced from which no run can resume."""
-    partial = begin(tmp_path, 1)
-    (partial / "config.yaml").write_text("name: test\n")
-    with pytest.raises(CheckpointError, match=r"lacks run\.json, without which"):
-        commit(partial, step=1, about={}, records={}, required=["config.yaml", "run.json"])
-    assert list_saved(tmp_path) == []
-
-
 def test_the_checkpoint_that_latest_names_is_never_pruned(tmp_path):
     """Fails when a person who went back to an earlier step loses the checkpoints that the run then
     writes.

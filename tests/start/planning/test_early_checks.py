@@ -75,7 +75,13 @@ def start() -> Iterator[Start]:
         ("data.path=rows.csv", "data.path=rows.csv: a data file must end in .jsonl, .json"),
         ("data.path=empty.jsonl", "data.path=empty.jsonl: the file is empty"),
         ("data.path=https://a.b/c.jsonl", "c.jsonl is an address: download the file and give its"),
-        ("evaluation.sets.test={path: absent.jsonl}", "out with evaluation.sets.test=null"),
+        (
+            "evaluation.sets.test={path: absent.jsonl}",
+            "evaluation.sets.test.path=absent.jsonl: cannot be read: No such file or directory\n"
+            "The set test comes from the recipe or the command line, and reads its columns as "
+            "data.* says: change that with evaluation.sets.test.path and .prompt_column, or leave "
+            "it out with evaluation.sets.test=null",
+        ),
         ("data.path=bad.jsonl", "data.path=bad.jsonl:2: not valid JSON: Expecting value"),
         ("data.path=folder", "data.path=folder is a folder without data files: give a file that"),
         (

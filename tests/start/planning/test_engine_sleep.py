@@ -10,7 +10,7 @@ from april_rl.errors import LayoutError, PreflightError
 from april_rl.start.planning.engine_sleep import settle_sleep
 from april_rl.start.planning.layout import settle
 from april_rl.start.planning.memory_check import Room, check_plan
-from april_rl.start.planning.memory_inputs import Beside, Decision, MemoryInputs, memory_inputs
+from april_rl.start.planning.memory_inputs import Decision, MemoryInputs
 from april_rl.start.planning.memory_plan import GIB, plan_memory
 from april_rl.training.engine.device import AcceleratorDevice
 from april_rl.training.learner.model.sizes import ModelSizes
@@ -118,20 +118,6 @@ def test_engine_sleep_always_with_keep_is_refused_on_a_gpu():
         settle(config, gpus=8, where="this machine")
     _, layout = settle(config, gpus=0, where="this machine")
     assert layout.device == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ([], (True, False)),
-        (["engine.sleep=never", "rollout.resume=keep"], (False, True)),
-        (["engine.sleep=always"], (True, False)),
-    ],
-)
-def test_settings_reach_the_plan(overrides, expected):
-    config, layout = settle(load("+recipe=tiny_gpu", *overrides), gpus=1, where="here")
-    inputs = memory_inputs(config, layout, Beside())
-    assert (inputs.engine_sleeps, inputs.keeps_parked) == expected
 
 
 def test_on_cpu_the_plan_leaves_engine_sleep_as_it_is():

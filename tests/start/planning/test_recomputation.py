@@ -3,7 +3,7 @@ learner.keep_attention=auto decides whether these keep the output of their atten
 """
 
 import pytest
-from composed_config import load, refusal
+from composed_config import load
 from planned_models import GPU, HUB, INPUTS, change, sizes_of
 
 from april_rl.start.planning.engine_sleep import decide_sleep_and_resume
@@ -105,14 +105,3 @@ def test_recomputed_layers_are_spread_evenly() -> None:
     assert recomputed_layers(0.0, num_layers=6) == []
     for count in range(37):
         assert len(recomputed_layers(round(count / 36, 3), num_layers=36)) == count
-
-
-def test_an_invalid_value_of_keep_attention_is_refused() -> None:
-    message = refusal("+recipe=tiny_cpu", "learner.keep_attention=some")
-    assert "learner.keep_attention must be true, false or auto, got some" in message
-
-
-@pytest.mark.parametrize("value", ["1.5", "-1", "some"])
-def test_another_value_is_refused(value) -> None:
-    message = refusal("+recipe=tiny_cpu", f"learner.activation_checkpointing={value}")
-    assert f"learner.activation_checkpointing must be in [0, 1] or auto, got {value}" in message
