@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
@@ -11,7 +10,7 @@ from decimal import Decimal
 from functools import cache
 from numbers import Real
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from april_rl.answers.extraction import with_thinking
 from april_rl.config.task import BUILTIN_REWARDS
@@ -25,6 +24,9 @@ from april_rl.config.user_code import (
 from april_rl.task.rewards.functions import RewardFunction, builder_of
 from april_rl.task.rewards.jobs import DecodedJob, RewardError
 from april_rl.types import SampleId, Score
+
+if TYPE_CHECKING:
+    import asyncio
 
 LISTS = ("prompts", "responses", "answers")  # what every function receives
 # What a function receives if its signature names it, with a default or not.
@@ -309,6 +311,8 @@ def _number(value: object) -> Any:  # noqa: ANN401
 @cache
 def _runner() -> asyncio.Runner:
     """Return the event loop of this process: one for all calls, so that connections stay open."""
+    import asyncio  # a start that is refused does without it
+
     return asyncio.Runner()
 
 
