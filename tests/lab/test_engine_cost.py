@@ -170,6 +170,16 @@ def test_earlier_steps_count_when_the_later_ones_have_too_few_ticks(tmp_path):
     assert read_cost(tmp_path).step_s == pytest.approx(COST.step_s, rel=0.01)
 
 
+def test_the_cost_of_a_run_adds_up_to_what_its_ticks_took(tmp_path):
+    """The fit leaves out ticks that were held up; a step of the run has them all the same."""
+    ticks = ticks_of_a_run(noise=0.02, held_up=0.1)
+    write_ticks(tmp_path, 1, ticks)
+    found = read_cost(tmp_path)
+    took_s = sum(work.elapsed_s for work in ticks)
+    assert sum(seconds(work, found) for work in ticks) == pytest.approx(took_s)
+    assert found.step_s > 1.05 * fit_cost(ticks).step_s
+
+
 def test_a_run_without_timelines_or_ticks_is_refused_with_what_to_set(tmp_path):
     """Fails when either ends in a traceback or is replaced by a guess."""
     with pytest.raises(RecordingError, match=r"no timeline .* tracking\.save_samples_every=1"):

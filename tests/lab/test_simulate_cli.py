@@ -94,6 +94,21 @@ def test_a_run_without_small_batches_is_reported_to_leave_their_cost_unknown(
         assert ("What small batches cost is a guess" in printed) == is_doubtful
 
 
+def test_the_time_of_the_controller_is_part_of_a_rollout(recorded, tmp_path):
+    run_dir = tmp_path / "run"
+    shutil.copytree(recorded[0], run_dir)
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        whole_s = line.get("rollout/time_s", 0.0)
+        line |= {"rollout/engine_s": 0.8 * whole_s, "rollout/controller_s": 0.1 * whole_s}
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before, after = (
+        rows_of(tmp_path, "--run", str(folder), "--alpha", "2", *SHORT)[0]
+        for folder in (recorded[0], run_dir)
+    )
+    assert after["rollout_s"] == pytest.approx(before["rollout_s"] * 0.9 / 0.8, rel=0.01)
+
+
 def test_options_replace_what_the_run_was_configured_with(recorded, tmp_path):
     run = ("--run", str(recorded[0]), "--alpha", "2", "--steps", "6", "--refill")
     plain = rows_of(tmp_path, *run)[1]
@@ -108,20 +123,24 @@ def test_options_replace_what_the_run_was_configured_with(recorded, tmp_path):
     assert masked["age_max"] > 1
 
 
-@pytest.mark.parametrize(("kept_samples", "does_keep"), [(0, False), (3, True)])
+@pytest.mark.parametrize(
+    ("resumed", "kept", "resume", "does_keep"),
+    [
+        *((5, 0, "keep", False), (5, 3, "reprefill", True)),
+        *((0, 0, "keep", True), (0, 0, "auto", True), (0, 0, "reprefill", False)),
+    ],
+)
 def test_simulate_reads_from_the_run_whether_kv_caches_were_kept(
-    recorded, tmp_path, kept_samples, does_keep
+    recorded, tmp_path, resumed, kept, resume, does_keep
 ):
-    """An engine that sleeps prefills again regardless of rollout.resume. Fails when the setting
-    decides.
-    """
+    """The setting decides for a run that parked nothing, where auto keeps on a CPU."""
     run_dir = tmp_path / "run"
     shutil.copytree(recorded[0], run_dir)
     config = OmegaConf.load(run_dir / "config.yaml")
-    config.rollout.resume = "reprefill" if does_keep else "keep"
+    config.rollout.resume, config.runtime.device = resume, "cpu"
     OmegaConf.save(config, run_dir / "config.yaml")
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    lines[-1]["rollout/kept_samples"] = kept_samples
+    lines[-1] |= {"rollout/resumed_samples": resumed, "rollout/kept_samples": kept}
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = rows_of(tmp_path, "--run", str(run_dir), "--alpha", "2", "--steps", "6", "--refill")
     assert (rows[1]["reprefill_per_generated_token"] == 0) is does_keep

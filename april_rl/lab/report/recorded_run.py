@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from april_rl.config import TrainConfig
+from april_rl.config.choices import Device, Resume
 from april_rl.lab.report.run_files import RunFiles
-from april_rl.lab.simulator.engine_cost import MIN_TICKS, EngineCost, fit_cost
+from april_rl.lab.simulator.engine_cost import MIN_TICKS, EngineCost, EngineWork, fit_cost
 from april_rl.lab.simulator.length_distributions import Recorded
 from april_rl.lab.simulator.recorded_lengths import RecordingError, read_groups
 from april_rl.lab.simulator.scenarios import scenario_of
@@ -37,9 +38,8 @@ def recorded_scenario(
         config,
         num_engines=int(config.runtime.num_workers) // config.engine.tensor_parallel_size,
         length_of=Recorded(groups=_lengths(run.run_dir, num_files=num_files), seed=config.seed),
-        cost=read_cost(run.run_dir, num_files=num_files),
-        # A sleeping engine keeps nothing, even with resume=keep.
-        keeps_parked=run.total("rollout/kept_samples") > 0,
+        cost=_with_controller(read_cost(run.run_dir, num_files=num_files), run),
+        keeps_parked=_keeps_parked(run, config),
         prompt_tokens=run.mean("rollout/prompt_tokens_mean", late=True) or 0.0,
         no_signal_frac=run.mean("reward/no_signal_frac") or 0.0,
     )
@@ -49,7 +49,8 @@ def recorded_scenario(
 
 def read_cost(run_dir: Path, *, num_files: int | None = None) -> EngineCost:
     """Return the engine's cost, fitted to the ticks in the later half of a run's timelines, or in
-    the last `num_files` of that half; earlier files are read too if there are too few ticks.
+    the last `num_files` of that half; earlier files are read too if there are too few ticks. The
+    fit ignores ticks that the machine held up, and is then raised to what all of them took.
 
     Raise RecordingError if there are no timelines, or all of them together have too few ticks.
     """
@@ -66,12 +67,34 @@ def read_cost(run_dir: Path, *, num_files: int | None = None) -> EngineCost:
             if number >= min(half, num_files or half) and len(ticks) >= MIN_TICKS:
                 break
             ticks += read_timeline(path).ticks
-        return fit_cost(ticks)
+        cost = fit_cost(ticks)
     except ValueError as error:
         raise RecordingError(
             f"{folder} does not show what an engine step costs: {error}. Train more steps with "
             "tracking.save_samples_every=1"
         ) from error
+    fitted_s = sum(cost.seconds(EngineWork(*tick[:-1])) for tick in ticks)
+    return _times(cost, sum(tick.elapsed_s for tick in ticks if tick.engine_steps) / fitted_s)
+
+
+def _keeps_parked(run: RunFiles, config: TrainConfig) -> bool:
+    """Return whether caches were kept; if no sample was parked, whether they would have been."""
+    if run.total("rollout/resumed_samples"):
+        return run.total("rollout/kept_samples") > 0
+    resume = config.rollout.resume  # auto keeps on a CPU, and on a GPU if the memory plan allows it
+    is_auto_on_cpu = resume is Resume.auto and config.runtime.device is Device.cpu
+    return resume is Resume.keep or is_auto_on_cpu
+
+
+def _with_controller(cost: EngineCost, run: RunFiles) -> EngineCost:
+    """Return the cost with the time in which an engine waits for the controller."""
+    keys = ("rollout/engine_s", "rollout/controller_s", "rollout/time_s")
+    engine_s, controller_s, time_s = (run.mean(key, late=True) or 0.0 for key in keys)
+    return _times(cost, min(engine_s + controller_s, time_s) / engine_s if engine_s else 1.0)
+
+
+def _times(cost: EngineCost, factor: float) -> EngineCost:
+    return EngineCost(*(factor * each for each in cost))
 
 
 def _lengths(run_dir: Path, *, num_files: int | None) -> tuple[tuple[int, ...], ...]:
