@@ -34,12 +34,12 @@ SHORT = ("--steps", "3", "--warmup-steps", "2", "--num-groups", "4")
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
-    """Return the run directory that 80 synchronous steps would leave, and their results."""
+    """Return the run directory of 80 synchronous steps, and the results of their later half."""
     run_dir = make_run(
         tmp_path_factory.mktemp("run") / "run", scenario=SCENARIO, factor=1.0, num_steps=80
     )
     outcome = simulate(
-        SCENARIO, over_sampling_factor=1.0, refill=False, num_steps=80, warmup_steps=0
+        SCENARIO, over_sampling_factor=1.0, refill=False, num_steps=40, warmup_steps=40
     )
     return run_dir, outcome
 

@@ -30,9 +30,9 @@ def recorded_scenario(
     """Return a run, which had this configuration, as a scenario: its lengths, rewards and engine
     cost.
 
-    Lengths and cost are from its last `num_files` files of samples and timelines, or from all;
-    times are from its second half, where caches are warm. Raise RecordingError if no samples or
-    timelines were saved.
+    All are from its later half, where caches are warm and lengths are those of its policy by then;
+    lengths and cost at most from its last `num_files` files of samples and timelines. Raise
+    RecordingError if no samples or timelines were saved.
     """
     scenario = scenario_of(
         config,
@@ -99,7 +99,8 @@ def _times(cost: EngineCost, factor: float) -> EngineCost:
 
 def _lengths(run_dir: Path, *, num_files: int | None) -> tuple[tuple[int, ...], ...]:
     paths = sorted((run_dir / "samples").glob("step_*.jsonl"))
-    groups = read_groups(paths[-(num_files or len(paths)) :], int)  # int refuses a text
+    half = (len(paths) + 1) // 2
+    groups = read_groups(paths[-min(half, num_files or half) :], int)  # int refuses a text
     if not groups:
         raise RecordingError(
             f"{run_dir}/samples holds no samples of a step: run with tracking.save_samples_every=1"
