@@ -42,11 +42,7 @@ def record(scenario: Scenario, *, num_groups: int = 400, seed: int = 0) -> Scena
 
 def play(scenario: Scenario, factor: float, *, num_steps: int, refill: bool = True) -> Outcome:
     return simulate(
-        scenario,
-        over_sampling_factor=factor,
-        refill=refill,
-        num_steps=num_steps,
-        warmup_steps=12,
+        scenario, over_sampling_factor=factor, refill=refill, num_steps=num_steps, warmup_steps=12
     )
 
 

@@ -312,7 +312,7 @@ def test_a_wrong_argument_is_named(arguments, message, capsys):
 def test_several_kinds_and_numbers_of_gpus():
     found, others = gpus_among(["a=1", "gpus=h100:1,8,l40s:4", "price.l40s=0.9"])
     assert [(gpus.name, gpus.price) for gpus in found] == [
-        *(("1 x H100 SXM", None), ("8 x H100 SXM", None), ("4 x L40S", 0.9)),
+        *(("1 x H100 SXM", None), ("8 x H100 SXM", None), ("4 x L40S", 0.9))
     ]
     assert others == ["a=1"]
 

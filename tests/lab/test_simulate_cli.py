@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ SCENARIO = Scenario(
     no_signal_frac=0.2,
     rest_s=0.5,
 )
+Row = dict[str, float]
 SHORT = ("--steps", "3", "--warmup-steps", "2", "--num-groups", "4")
 
 
@@ -44,7 +46,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     return run_dir, outcome
 
 
-def rows_of(tmp_path: Path, *arguments: str) -> list[dict[str, float]]:
+def rows_of(tmp_path: Path, *arguments: str) -> list[Row]:
     path = tmp_path / "rows.json"
     assert main(["simulate", *arguments, "--json", str(path)]) == 0
     rows = json.loads(path.read_text())
@@ -94,17 +96,23 @@ def test_a_run_without_small_batches_is_reported_to_leave_their_cost_unknown(
         assert ("What small batches cost is a guess" in printed) == is_doubtful
 
 
+def copied(run_dir: Path, folder: Path, change: Callable[[Row], Row]) -> Path:
+    """Copy a run, with what `change` returns for a row in it."""
+    shutil.copytree(run_dir, folder / "run")
+    path = folder / "run" / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row | change(row)) + "\n" for row in rows))
+    return folder / "run"
+
+
 def test_the_time_of_the_controller_is_part_of_a_rollout(recorded, tmp_path):
-    run_dir = tmp_path / "run"
-    shutil.copytree(recorded[0], run_dir)
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        whole_s = line.get("rollout/time_s", 0.0)
-        line |= {"rollout/engine_s": 0.8 * whole_s, "rollout/controller_s": 0.1 * whole_s}
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    def busy(row: Row) -> Row:
+        whole_s = row.get("rollout/time_s", 0.0)
+        return {"rollout/engine_s": 0.8 * whole_s, "rollout/controller_s": 0.1 * whole_s}
+
+    folders = recorded[0], copied(recorded[0], tmp_path, busy)
     before, after = (
-        rows_of(tmp_path, "--run", str(folder), "--alpha", "2", *SHORT)[0]
-        for folder in (recorded[0], run_dir)
+        rows_of(tmp_path, "--run", str(folder), "--alpha", "2", *SHORT)[0] for folder in folders
     )
     assert after["rollout_s"] == pytest.approx(before["rollout_s"] * 0.9 / 0.8, rel=0.01)
 
@@ -134,14 +142,11 @@ def test_simulate_reads_from_the_run_whether_kv_caches_were_kept(
     recorded, tmp_path, resumed, kept, resume, does_keep
 ):
     """The setting decides for a run that parked nothing, where auto keeps on a CPU."""
-    run_dir = tmp_path / "run"
-    shutil.copytree(recorded[0], run_dir)
+    counts = {"rollout/resumed_samples": resumed, "rollout/kept_samples": kept}
+    run_dir = copied(recorded[0], tmp_path, lambda _: counts)
     config = OmegaConf.load(run_dir / "config.yaml")
     config.rollout.resume, config.runtime.device = resume, "cpu"
     OmegaConf.save(config, run_dir / "config.yaml")
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    lines[-1] |= {"rollout/resumed_samples": resumed, "rollout/kept_samples": kept}
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = rows_of(tmp_path, "--run", str(run_dir), "--alpha", "2", "--steps", "6", "--refill")
     assert (rows[1]["reprefill_per_generated_token"] == 0) is does_keep
 

@@ -221,10 +221,7 @@ def test_a_timeline_has_at_most_256_ticks_evenly_spread(num_ticks: int, expected
     record = StepRecord(policy_version=0, num_slots=1, clock=lambda: 0.0)
     idle = replace(STEPS_SEEN[0][0].record.ticks[0][1], engine_steps=0)
     for number in range(num_ticks):
-        record.ticks += [
-            (0, replace(idle, engine_steps=1, elapsed_s=float(number))),
-            (0, idle),
-        ]
+        record.ticks += [(0, replace(idle, engine_steps=1, elapsed_s=float(number))), (0, idle)]
     ticks = timeline_of(record).ticks
     step = 3 if num_ticks > 256 else 1
     assert [tick.elapsed_s for tick in ticks] == list(range(0, num_ticks, step))

@@ -52,14 +52,8 @@ REFUSED = {
     "another role": ([message("human", "1 + 1?")], r"message 1 has the role 'human'.*assistant"),
     "an empty turn": ([ASKED, message("assistant", ""), ASKED], r"message 2 \(assistant\) is"),
     "an empty question": ([message("user", " ")], r"message 1 \(user\) is empty"),
-    "no content": (
-        [ASKED, message("assistant", None), ASKED],
-        "message 2 .*must have text as",
-    ),
-    "parts": (
-        [message("user", [{"type": "text", "text": "x"}])],
-        "message 1 .*must have text as",
-    ),
+    "no content": ([ASKED, message("assistant", None), ASKED], "message 2 .*must have text as"),
+    "parts": ([message("user", [{"type": "text", "text": "x"}])], "message 1 .*must have text as"),
     "arguments": (
         [
             ASKED,

@@ -329,10 +329,7 @@ LOADING = {
 
 @pytest.mark.parametrize("name", LOADING)
 def test_a_class_that_cannot_be_used_ends_the_run_before_it_starts(name):
-    with (
-        pool(name) as environments,
-        pytest.raises(EnvironmentFailedError, match=LOADING[name]),
-    ):
+    with pool(name) as environments, pytest.raises(EnvironmentFailedError, match=LOADING[name]):
         check_environment(environments, [fresh().prompt])
 
 

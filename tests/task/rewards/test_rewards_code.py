@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -61,35 +62,21 @@ def test_a_program_that_prints_the_answer_and_fails_has_failed() -> None:
     assert score("```python\nprint(4)\nraise ValueError\n```", CASES) == 0.0
 
 
-VALUES = [
-    ("1", "1.0"),
-    ("True", "1"),
-    ("(1,)", "[1]"),
-    ("[(1, 'a'), {2: {3}}]", "[(1, 'a'), {2: {3}}]"),
-    ("[float('nan')]", "[1]"),
-    ("float('nan')", "1"),
-    ("set()", "[]"),
-    ("'3'", "3"),
-    ("-2", "-2"),
-    ("0.1 + 0.2", "0.3"),
-    ("10**20", "1" + "0" * 20),
-    ("'\\ud800\\n'", "'\\ud800\\n'"),
-    ("__import__('collections').Counter('aab')", "{'a': 2, 'b': 1}"),
-    ("{1: 2}.keys()", "{1}"),
-    ("__import__('numpy').float64(2.5)", "2.5"),
-    ("__import__('numpy').bool_(True)", "True"),
-    ("b'x'", "b'x'"),
-    ("None", "None"),
-    ("None", "False"),
-    ("[1, 2]", "[2, 1]"),
-]
+EQUATIONS = r"""
+1 == 1.0; True == 1; (1,) == [1]; [(1, 'a'), {2: {3}}] == [(1, 'a'), {2: {3}}]; '3' == 3; -2 == -2
+[float('nan')] == [1]; float('nan') == 1; set() == []; 0.1 + 0.2 == 0.3; None == None; None == False
+10**20 == 100000000000000000000; '\ud800\n' == '\ud800\n'; b'x' == b'x'; {1: 2}.keys() == {1}
+__import__('collections').Counter('aab') == {'a': 2, 'b': 1}; [1, 2] == [2, 1]
+__import__('numpy').float64(2.5) == 2.5; __import__('numpy').bool_(True) == True
+"""
 
 
-@pytest.mark.parametrize(("value", "literal"), VALUES)
-def test_a_value_equals_a_literal_as_in_python(value: str, literal: str) -> None:
+@pytest.mark.parametrize("equation", re.split(r"; |\n", EQUATIONS.strip()))
+def test_a_value_equals_a_literal_as_in_python(equation: str) -> None:
+    value, literal = equation.split(" == ")
     program = f"```python\ndef f():\n    return {value}\nlist = ascii = None\n```"
     tests = f"assert f() == {literal}, 'wrong'\nassert {literal} == f()"
-    assert score(program, tests) == float(eval(f"{value} == {literal}"))
+    assert score(program, tests) == float(eval(equation))
 
 
 def test_a_literal_of_an_assert_never_enters_the_sandbox() -> None:

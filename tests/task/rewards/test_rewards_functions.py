@@ -287,10 +287,7 @@ def test_a_function_that_cannot_be_called_with_its_settings_is_found_before_trai
     answer = "odd" if name == "unsure" else "2"
     if name == "unsure":
         reward.function = "reward_functions:never_sure"
-    with (
-        reward_pool(reward) as tried,
-        pytest.raises(RewardError, match=message) as error,
-    ):
+    with reward_pool(reward) as tried, pytest.raises(RewardError, match=message) as error:
         check_reward(reward, tried, [prompt(answer=answer)])
     assert str(error.value).startswith(f"reward.function={reward.function} ")
 

@@ -84,11 +84,7 @@ def scores(model: RewardModel, responses: list[str], **more: object) -> list[flo
     ],
 )
 def test_every_text_gets_the_score_that_the_model_itself_gives_it(
-    tmp_path: Path,
-    family: str,
-    padding_side: str,
-    pad_token_id: int | None,
-    pad_token: str | None,
+    tmp_path: Path, family: str, padding_side: str, pad_token_id: int | None, pad_token: str | None
 ) -> None:
     """Fails when the tokenizer's padding token becomes the model's: if a text ends with that token,
     the logit of another token is read.

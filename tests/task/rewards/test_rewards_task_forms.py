@@ -122,12 +122,7 @@ ASKS_FOR_A_PROGRAM = "1 2"
 
 def score(program: str, tests: object, entry: object = None, **settings: object) -> float | None:
     code = Code(
-        **{
-            "sandbox": Sandbox(level="none"),
-            "value": "share",
-            "timeout_s": 8.0,
-            "limit_s": 60.0,
-        }
+        **{"sandbox": Sandbox(level="none"), "value": "share", "timeout_s": 8.0, "limit_s": 60.0}
         | settings
     )
     return code.score(f"```python\n{program}\n```", tests, entry)

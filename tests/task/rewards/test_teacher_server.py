@@ -84,10 +84,7 @@ def test_a_server_that_does_not_score_ends_the_run_with_its_address(answer, mess
     monkeypatch.setattr(teacher_server, "_MAX_RETRIES", 0)
     groups = [group_of(*(whole_sample(PROMPT, n, (5, 6)) for n in range(200)))]
     with serving(lambda _, request: answer(request)) as server:
-        with (
-            server_of(server.url) as teacher,
-            pytest.raises(RunError, match=message) as caught,
-        ):
+        with server_of(server.url) as teacher, pytest.raises(RunError, match=message) as caught:
             teacher.logprobs(groups)
         assert f"teacher.base_url={server.url}, model {MODEL}" in str(caught.value)
     assert len(server.requests) < 100
