@@ -348,7 +348,7 @@ class _Copies:
         return f"{module}:{name}"
 
     def write(self, folder: Path) -> None:
-        """Write the modules, and let this process and those of the run import them."""
+        """Write the modules, and let this process and the run's processes import them."""
         for module, (name, given) in self._given.items():
             folder.mkdir(parents=True, exist_ok=True)
             try:

@@ -23,7 +23,7 @@ _FOLDER = "recorded"
 
 
 class RecordedStep(NamedTuple):
-    """What a step trains, beside the weights."""
+    """The samples of a step."""
 
     groups: Sequence[ScoredGroup]
     probes: Sequence[Sample]  # samples that are only compared with the engine

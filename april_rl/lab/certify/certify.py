@@ -144,8 +144,8 @@ def _special_tokens(config: TrainConfig, prompts: Sequence[Prompt]) -> Certifica
         chats = [[{"role": "user", "content": question}] for question in _QUESTIONS]
         rendered = own.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
         if rendered != [[*prompt.token_ids] for prompt in prompts]:
-            wrong.append("prompts differ from those of transformers")
-    what = "stop tokens and prompts of a run, and those of tokenizer and generation_config.json"
+            wrong.append("transformers renders other prompts")
+    what = "a run's stop tokens and prompts, against tokenizer and generation_config.json"
     found = "; ".join(wrong) or f"stops at {', '.join(map(str, stops))}"
     return CertificateRow("special_tokens", what, found, "no difference", not wrong)
 

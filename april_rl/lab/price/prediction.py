@@ -119,7 +119,7 @@ def step_prices(
 
 
 def evaluation_s(memory: RealMemory, work: Work, rates: Rates, *, num_responses: int) -> float:
-    """Return the seconds of an evaluation, whose responses are as long as those of a step."""
+    """Return the seconds of an evaluation, with responses as long as in training."""
     if not num_responses:
         return 0.0
     real = scenario_at_real_size(memory, work, rates)

@@ -107,7 +107,7 @@ def replay(
     run_dir: Path, asked: range, *, config: TrainConfig, changed: TrainConfig | None, say: Say
 ) -> Replay:
     """Train recorded steps again with the settings of the run and, if given, with `changed`, whose
-    weights follow from step to step while the samples stay those of the run.
+    weights follow from step to step while the samples stay the same.
 
     Steps between the last checkpoint before them and the first are trained again, too. Raise
     ReplayError without such a checkpoint, CheckpointError for a step that was not recorded.

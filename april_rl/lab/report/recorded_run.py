@@ -30,7 +30,7 @@ def recorded_scenario(
     """Return a run, which had this configuration, as a scenario: its lengths, rewards and engine
     cost.
 
-    All are from its later half, where caches are warm and lengths are those of its policy by then;
+    All come from its later half, where caches are warm and the policy writes its later lengths;
     lengths and cost at most from its last `num_files` files of samples and timelines. Raise
     RecordingError if no samples or timelines were saved.
     """
@@ -50,9 +50,9 @@ def recorded_scenario(
 def read_cost(run_dir: Path, *, num_files: int | None = None) -> EngineCost:
     """Return the engine's cost, fitted to the ticks in the later half of a run's timelines, or in
     the last `num_files` of that half; earlier files are read too if there are too few ticks. The
-    fit ignores ticks that the machine held up, and is then raised to what all of them took.
+    fit ignores ticks that the machine held up, and is then scaled to the time of all ticks.
 
-    Raise RecordingError if there are no timelines, or all of them together have too few ticks.
+    Raise RecordingError if there are no timelines, or if they hold too few ticks.
     """
     folder = run_dir / "timeline"
     paths = sorted(folder.glob("step_*[0-9].json"), reverse=True)

@@ -22,7 +22,7 @@ NUM_SHOWN = 10  # responses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyAnswer:
-    """What left its band, the explanations with their tests, and the responses of the step."""
+    """Metrics that left their bands, tested explanations, and the responses of the step."""
 
     symptoms: Sequence[Departure]
     tests: Sequence[Tested] = ()
