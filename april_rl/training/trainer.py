@@ -27,7 +27,7 @@ from april_rl.training.rollout.collector import Collection
 from april_rl.training.rollout.measures.reward_metrics import reward_metrics, source_metrics
 from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
 from april_rl.training.rollout.measures.timeline import timeline_of
-from april_rl.training.runtime.profiling.step_profiler import StepProfiler
+from april_rl.training.runtime.step_profiler import StepProfiler
 from april_rl.training.updates import Updates
 from april_rl.types import OnStep, ScoredGroup
 

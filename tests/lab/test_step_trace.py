@@ -11,7 +11,7 @@ from report_runs import make_run
 
 from april_rl.lab.commands.report import main
 from april_rl.lab.report.step_trace import write_step_traces
-from april_rl.training.runtime.profiling.call_profiler import CallProfiler
+from april_rl.run.tracking.call_profiler import CallProfiler
 
 SLACK_US = 1000  # time between two readings of the clock
 

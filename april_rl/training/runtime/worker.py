@@ -23,12 +23,12 @@ from april_rl.run.checkpointing.checkpointer import BackgroundWrite, Written
 from april_rl.run.supervision.heartbeat import Heartbeat, WorkerProcess, records_activity
 from april_rl.run.supervision.host_memory import WorkerMemory, host_memory
 from april_rl.run.supervision.memory_usage import worker_memory
+from april_rl.run.tracking.call_profiler import CallProfiler
 from april_rl.training.rollout.requests import Requests
 from april_rl.training.rollout.ticks import Completions, Tick
 from april_rl.training.runtime.cluster import WorkerLocation
 from april_rl.training.runtime.lockstep import Fingerprint, fingerprint
 from april_rl.training.runtime.process_setup import end_with_parent, unlink_shared_memory
-from april_rl.training.runtime.profiling.call_profiler import CallProfiler
 from april_rl.training.runtime.weight_sync import send_adapter, send_weights, sends_adapter
 from april_rl.training.runtime.worker_parts import WorkerSettings, build_engine, build_learner
 
