@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from april_rl.types import SampleId
 
+Parts = tuple[Sequence[int], ...]  # tokens of a sample after its prompt, by span
+
 _FOUR_NUMBERS = Struct("<qqqq")
 
 
@@ -28,7 +30,7 @@ class Request(NamedTuple):
     start: int  # tokens of the sample after its prompt
     max_tokens: int  # what remains of the response budget, or of the turn's limit
     seed: int
-    parts: tuple[Sequence[int], ...] = ()  # tokens of each span so far; [start] in total
+    parts: Parts = ()  # [start] tokens in total
     sampling: Sampling | None = None  # None: the engine's temperature and all tokens
     context_start: int = 0  # where the policy begins to read, in prompt and parts together
     stop: tuple[str, ...] = ()  # texts that end the turn
@@ -54,17 +56,21 @@ class Requests(NamedTuple):
     # [n][P]; siblings share one tuple, and pickle writes shared objects once.
     prompt_token_ids: Sequence[tuple[int, ...]] = ()
     max_tokens: Sequence[int] = ()  # tokens that each sample may still get [n]
-    parts: Sequence[tuple[Sequence[int], ...]] = ()  # tokens of each sample, by span [n]
+    parts: Sequence[Parts] = ()  # [n]
+    is_known: Sequence[bool] = ()  # whether the worker adds the parts [n]; empty: it adds none
     context_starts: Sequence[int] = ()  # where the policy begins to read [n]; empty: all 0
     stops: Sequence[tuple[str, ...]] = ()  # texts that end the turn of each sample [n]; empty: none
     num_routed: Sequence[int] = ()  # number of first tokens with known experts [n]; empty: all 0
     sampling: Sampling | None = None  # sampling of all requests; None: as in training
 
+    @property
+    def sample_ids(self) -> list[SampleId]:
+        return list(map(SampleId, self.prompt_ids, self.indices))
+
     def each(self) -> list[Request]:
         """Return a request for each sample, in their order."""
         samples = zip(
-            self.prompt_ids,
-            self.indices,
+            self.sample_ids,
             self.prompt_token_ids,
             self.max_tokens,
             self.parts,
@@ -75,7 +81,7 @@ class Requests(NamedTuple):
         )
         return [
             Request(
-                sample_id=(sample_id := SampleId(prompt_id, index)),
+                sample_id=sample_id,
                 prompt_token_ids=prompt_token_ids,
                 start=sum(map(len, parts)),
                 max_tokens=limit,
@@ -86,9 +92,7 @@ class Requests(NamedTuple):
                 stop=stop,
                 num_routed=routed,
             )
-            for prompt_id, index, prompt_token_ids, limit, parts, context_start, stop, routed in (
-                samples
-            )
+            for sample_id, prompt_token_ids, limit, parts, context_start, stop, routed in samples
         ]
 
 

@@ -13,6 +13,7 @@ from april_rl.errors import RunError
 from april_rl.training.rollout.requests import Requests
 from april_rl.training.rollout.ticks import Completions, Tick
 from april_rl.training.runtime.lockstep import Fingerprint, check_lockstep
+from april_rl.training.runtime.parked_tokens import ParkedTokens
 from april_rl.types import Completion
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class RayEngines:
         self._awaited: dict[ray.ObjectRef[Any], int] = {}
         self._results: dict[ray.ObjectRef[Any], Any] = {}
         self._step_timer = StepTimer()
+        self._parked = [ParkedTokens() for _ in self._engines]
 
     @property
     def num_engines(self) -> int:
@@ -89,6 +91,7 @@ class RayEngines:
     def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
         """Queue a tick behind the one that runs."""
         self._step_timer.launch(len(submit.indices))
+        submit = self._parked[engine].omit(submit)
         first, *others = self._engines[engine]
         options = {"slots": slots, "max_steps": max_steps}
         call = first.advance.remote(submit, **options)
@@ -145,12 +148,15 @@ class RayEngines:
             found = self._watchdog.results_within(refs, max(0.0, deadline - time.monotonic()))
             if found is None:
                 ticks.clear()
+                self._parked[engine] = ParkedTokens()
                 stalled.append(engine)
                 continue
             results = dict(zip(refs, found, strict=True))
             while ticks:
                 completions += self._take_tick(engine, results).finished
-            completions += self._check(engine, call, results[call.first], results=results)
+            given_back = self._check(engine, call, results[call.first], results=results)
+            self._parked[engine].park(given_back)
+            completions += given_back
         if stalled and timeout_s >= _REPORT_FROM_S:
             self._watchdog.write_report(
                 f"engine {stalled[0]} did not return its samples within {timeout_s:g} s"

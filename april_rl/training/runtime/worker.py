@@ -28,6 +28,7 @@ from april_rl.training.rollout.requests import Requests
 from april_rl.training.rollout.ticks import Completions, Tick
 from april_rl.training.runtime.cluster import WorkerLocation
 from april_rl.training.runtime.lockstep import Fingerprint, fingerprint
+from april_rl.training.runtime.parked_tokens import ParkedTokens
 from april_rl.training.runtime.process_setup import end_with_parent, unlink_shared_memory
 from april_rl.training.runtime.weight_sync import send_adapter, send_weights, sends_adapter
 from april_rl.training.runtime.worker_parts import WorkerSettings, build_engine, build_learner
@@ -50,6 +51,7 @@ class Worker:
         self.heartbeat = Heartbeat()
         self._profiler = CallProfiler(device=settings.device)
         self._closing = ExitStack()
+        self._parked = ParkedTokens()
 
     def memory(self) -> WorkerMemory:
         """Return the memory of this worker's GPU and node, before anything is loaded."""
@@ -149,12 +151,15 @@ class Worker:
     def advance(self, submit: Requests, *, slots: int, max_steps: int) -> Tick:
         """Run one tick of the engine."""
         with self._profiler.call("advance", is_tick=True):
-            return self.engine.advance(submit.each(), slots=slots, max_steps=max_steps)
+            requests = self._parked.complete(submit).each()
+            return self.engine.advance(requests, slots=slots, max_steps=max_steps)
 
     @records_activity
     def abort(self) -> Completions:
         """Stop all requests and return what they have; the engine is empty afterwards."""
-        return self.engine.abort()
+        given_back = self.engine.abort()
+        self._parked.park(given_back)
+        return given_back
 
     def follow_advance(self, submit: Requests, *, slots: int, max_steps: int) -> Fingerprint:
         """Run the same tick as the engine's first rank; return enough to compare the two."""

@@ -15,6 +15,7 @@ from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig
 from april_rl.metrics import Metrics
+from april_rl.training.rollout.requests import Requests
 from april_rl.training.runtime import worker as worker_module
 from april_rl.training.runtime.worker import Worker
 
@@ -100,11 +101,6 @@ class SleepingEngine:
         return "tick"
 
 
-class NoRequests:
-    def each(self) -> list[Any]:
-        return []
-
-
 @pytest.mark.parametrize("lora", [{}, {"rank": 4}, {"rank": 4, "sync": LoraSync.merged}])
 def test_the_learner_is_away_whenever_the_engine_has_its_cache(
     lora: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -130,7 +126,7 @@ def test_the_learner_is_away_whenever_the_engine_has_its_cache(
         worker.load_first_adapter()
 
     def sample() -> None:
-        assert worker.advance(NoRequests(), slots=1, max_steps=1) == "tick"
+        assert worker.advance(Requests(0), slots=1, max_steps=1) == "tick"
 
     sample()
     for version in (1, 2):
