@@ -213,7 +213,7 @@ class Trainer:
             decode=self._parts.decode,
             policy_version=self._progress.version,
         )
-        with self._tracker.phase("update"):
+        with self._tracker.phase(self._updates.phase):
             update = self._updates.make(batch, step=self._progress.version + 1, records=records)
         self._under_way = ()
         with self._tracker.phase("weight sync"):

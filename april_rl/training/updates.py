@@ -52,6 +52,8 @@ class Updates:
         self._num_bad = 0  # consecutive non-finite steps
         self._disagreed_in = 0  # step of the last disagreement; 0 after a comparison has agreed
         self._final: RunError | None = None  # the error that ends the run after this step
+        first = "compiling the learner and updating"
+        self.phase = first if config.learner.fused is True else "update"  # of the next update
 
     def check(self) -> None:
         """Raise NonFiniteError after _MAX_BAD_STEPS non-finite steps in a row, MismatchError
@@ -82,7 +84,7 @@ class Updates:
             groups = self._write_groups(step, records())
             self._final = self._skip(error, step, groups)
             return Metrics({BAD_STEP: 1.0})
-        self._num_bad = 0
+        self._num_bad, self.phase = 0, "update"
         if MEAN in update:
             self._disagreed_in = 0
         warning = self._warning.of(update)
