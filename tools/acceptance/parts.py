@@ -10,6 +10,7 @@ from acceptance.session import PROJECT, FailedError, Measured, Row, Session, Ski
 
 _LEAST_GIB = 40.0  # device memory needed to train the learner's row without recomputation
 _KEPT_GIB = 1.4  # memory of CUDA graphs in the memory plan
+_FLASH_ATTENTION_4 = ("H100", "H200", "B200")
 _OFFLOAD = (
     "a step with learner.offload=all pays both, optimizer two thirds of them at every optimizer "
     "step; none pays nothing and is right wherever the memory plan fits"
@@ -119,47 +120,35 @@ def learner(session: Session) -> Measured:
         quantity = "peak memory, with weights and optimizer"
         rows.append(Row(quantity, f"{found['peak_gib']:.1f} GiB"))
         wide = session.model("model_4b", like="Qwen/Qwen3-4B", num_layers=4)
-        rows += [_fused_row(session, "0.6 B", path, **work)]
-        rows += [_fused_row(session, "the widths of 4 B, four layers", wide, **work)]
-        rows += [_kept_row(session, "the widths of 4 B, four layers", wide, **work)]
+        fused, width = "learner.fused", "the widths of 4 B, four layers"
+        rows += [_compared_row(session, fused, "0.6 B", path, most=0.9, **work)]
+        rows += [_compared_row(session, fused, width, wide, most=0.9, **work)]
+        rows += [_compared_row(session, "learner.keep_attention", width, wide, **work)]
+        if any(name in session.machine.name for name in _FLASH_ATTENTION_4):
+            rows += [_compared_row(session, "learner.flash_attention_4", width, wide, **work)]
     return Measured(rows, found)
 
 
-def _fused_row(session: Session, name: str, path: Path, **work: object) -> Row:
-    """Compare an update with compiled functions and without."""
-    plain, compiled = (
-        session.measure(
-            "learner.measure", settings=[*_learner_settings(session, path), fused], **work
-        )
-        for fused in ("learner.fused=false", "learner.fused=true")
+def _compared_row(
+    session: Session, key: str, name: str, path: Path, *, most: float = 1.0, **work: object
+) -> Row:
+    """Compare an update with a setting and without; in recomputed layers if it keeps attention."""
+    settings = _learner_settings(session, path)
+    if key == "learner.keep_attention":
+        settings = [*settings, "learner.activation_checkpointing=true"]
+    without, found = (
+        session.measure("learner.measure", settings=[*settings, f"{key}={value}"], **work)
+        for value in ("false", "true")
     )
-    ratio, memory = (compiled[key] / plain[key] for key in ("time_s", "peak_gib"))
-    share = 100 * compiled["tflops"] / (compiled["sheet_tflops"] or compiled["product_tflops"])
+    ratio, memory = (found[each] / without[each] for each in ("time_s", "peak_gib"))
+    share = 100 * found["tflops"] / (found["sheet_tflops"] or found["product_tflops"])
     return Row(
-        f"learner.fused, {name}",
+        f"{key}, {name}",
         f"{ratio:.2f} of the time, {memory:.2f} of the memory, {share:.1f} % of the FLOP/s",
-        "at most 0.9 of the time",
-        ratio <= 0.9,
-        "if not: compiled functions gain nothing here",
-        "" if ratio <= 1 else "learner.fused=false",
-    )
-
-
-def _kept_row(session: Session, name: str, path: Path, **work: object) -> Row:
-    """Compare an update that keeps the output of attention in recomputed layers and one without."""
-    settings = [*_learner_settings(session, path), "learner.activation_checkpointing=true"]
-    again, kept = (
-        session.measure("learner.measure", settings=[*settings, keep], **work)
-        for keep in ("learner.keep_attention=false", "learner.keep_attention=true")
-    )
-    ratio, memory = (kept[key] / again[key] for key in ("time_s", "peak_gib"))
-    return Row(
-        f"learner.keep_attention, {name}",
-        f"{ratio:.2f} of the time, {memory:.2f} of the memory",
-        "less than the time",
-        ratio < 1,
-        "if not: attention is a small part of these layers",
-        "" if ratio < 1 else "learner.keep_attention=false",
+        f"at most {most:g} of the time",
+        ratio <= most,
+        "if not: it gains nothing here",
+        "" if ratio <= 1 else f"{key}=false",
     )
 
 

@@ -123,5 +123,6 @@ def _learner(learner: LearnerConfig, device: str) -> LearnerConfig:
         activation_checkpointing=recomputes,
         compute_dtype=precision(learner.compute_dtype, device),
         fused=device == "cuda" if isinstance(learner.fused, str) else learner.fused,
+        flash_attention_4=learner.flash_attention_4 and device == "cuda",
         offload=learner.offload if device == "cuda" else Offload.none,
     )

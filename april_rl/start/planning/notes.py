@@ -54,6 +54,8 @@ def inert_settings(config: TrainConfig, *, device: str) -> Iterator[str]:
 
 def _ignored_settings_on_cpu(config: TrainConfig) -> Iterator[str]:
     engine, offload = config.engine, config.learner.offload
+    if config.learner.flash_attention_4:
+        yield "learner.flash_attention_4=true has no effect on CPU; remove it"
     if engine.sleep is Sleep.always:
         yield "engine.sleep=always has no effect on CPU, where no engine sleeps; remove it"
     if engine.gpu_memory_utilization != EngineConfig().gpu_memory_utilization:

@@ -54,9 +54,12 @@ def build_learner(
         from april_rl.training.learner.critic import ActorCritic, Critic
         from april_rl.training.learner.learner import Learner
         from april_rl.training.learner.mesh import Site
+        from april_rl.training.learner.model.attention import use_flash_attention_4
         from april_rl.training.learner.objective import Objective
         from april_rl.training.learner.own_loss import load_loss
 
+    if config.learner.flash_attention_4:
+        use_flash_attention_4()
     site = Site.of(config.learner, device=device, on_forward=on_forward)
     trainer, critic = config.trainer, None
     num_steps_alone = config.critic.warmup_steps * trainer.optimizer_steps_per_step

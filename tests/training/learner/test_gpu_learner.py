@@ -13,12 +13,18 @@ from learner_setup import Example, learner_logprobs, make_learner, pack_minibatc
 from planned_models import INPUTS, change
 from tiny_models import write_tiny_qwen3
 from torch import Tensor, nn
+from torch.nn.attention import restore_flash_attention_impl
 
 from april_rl.config.choices import ComputeDtype, Offload
+from april_rl.errors import RunError
 from april_rl.start.planning.memory_plan import plan_memory
 from april_rl.start.planning.model import read_model
 from april_rl.training.learner.learner import Learner
-from april_rl.training.learner.model.attention import Packing, packed_attention
+from april_rl.training.learner.model.attention import (
+    Packing,
+    packed_attention,
+    use_flash_attention_4,
+)
 from april_rl.training.learner.model.model_sizes import model_sizes
 
 pytestmark = [
@@ -71,6 +77,18 @@ def attention_in_both_precisions(
     return list(zip(half, whole, strict=True))
 
 
+@pytest.fixture(params=[2, 4])
+def _flash_attention(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param == 4:
+        try:
+            use_flash_attention_4()
+        except RunError as error:
+            pytest.skip(str(error))
+    yield
+    restore_flash_attention_impl(_raise_warn=False)
+
+
+@pytest.mark.usefixtures("_flash_attention")
 @pytest.mark.parametrize("window", [None, 1, 20, 129])
 def test_the_varlen_kernel_computes_what_sdpa_does(window):
     """In values and gradients. Fails when a sequence sees another one, a token sees a later one, or

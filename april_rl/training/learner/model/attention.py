@@ -11,11 +11,17 @@ from functools import partial
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn.attention import activate_flash_attention_impl, register_flash_attention_impl
+from torch.nn.attention._fa4 import register_flash_attention_fa4
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from april_rl.errors import RunError
+
 NAME = "april_rl_packed"  # name in transformers, which builds no attention mask for it
+
+_FLASH_ATTENTION_4 = (9, 10)  # compute capabilities that torch allows
 
 MIN_WINDOW_BLOCK = 256  # least number of queries computed together when the window is short
 
@@ -55,6 +61,23 @@ class Packing:
 
 def register() -> None:
     ALL_ATTENTION_FUNCTIONS.register(NAME, packed_attention)
+
+
+def use_flash_attention_4() -> None:
+    """Compute `varlen_attn` of this process with FlashAttention-4. Raise RunError without it."""
+    module = "april_rl.training.engine.flash_attention_4"
+    register_fn = partial(register_flash_attention_fa4, module_path=module)
+    register_flash_attention_impl("FA4", register_fn=register_fn)
+    capability = torch.cuda.get_device_capability()
+    try:
+        if capability[0] not in _FLASH_ATTENTION_4:
+            raise RuntimeError(f"this GPU has compute capability {capability[0]}.{capability[1]}")
+        activate_flash_attention_impl("FA4")
+    except (ImportError, RuntimeError) as error:
+        raise RunError(
+            "learner.flash_attention_4=true needs a GPU of compute capability 9 or 10 (H100, H200, "
+            f"B200) and vLLM's build for CUDA: {error}; set it to false"
+        ) from error
 
 
 def packed_attention(
