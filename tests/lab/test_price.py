@@ -21,8 +21,8 @@ from april_rl.lab.price.gpus import Gpus, gpus_among
 from april_rl.lab.price.memory import RealMemory, real_memory
 from april_rl.lab.price.plan import plan_on, plan_text
 from april_rl.lab.price.prediction import StepPrice, step_prices, work_of
-from april_rl.lab.price.shape import shape_of
 from april_rl.lab.price.step_cost import TrainedTokens, update_s
+from april_rl.lab.rehearsal.real_models import shape_of
 from april_rl.lab.report.run_files import RunFiles, read_run
 from april_rl.lab.simulator.engine_cost import EngineWork
 from april_rl.lab.simulator.gpu_kinds import GPU_KINDS

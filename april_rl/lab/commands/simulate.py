@@ -16,9 +16,8 @@ from rich.progress import track
 from april_rl.errors import RunError
 from april_rl.lab.commands.output import write_figures
 from april_rl.lab.simulator.length_distributions import Recorded
-from april_rl.lab.simulator.prediction import modes_of, predict
+from april_rl.lab.simulator.prediction import comparison_table, modes_of, predict
 from april_rl.lab.simulator.simulation import Scenario
-from april_rl.lab.simulator.tables import comparison_table
 from april_rl.lab.simulator.turns import NUMBERS, Turns
 from april_rl.start.commands.arguments import Arguments, at_least
 
