@@ -40,7 +40,6 @@ class GpuPlan:
 
     @property
     def own(self) -> StepPrice:
-        """Return the schedule of the settings."""
         return next(price for price in self.prices if price.mode == own_mode(self.config))
 
     def hours(self, step_s: float) -> float:

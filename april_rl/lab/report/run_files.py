@@ -38,7 +38,6 @@ class RunFiles:
 
     @cached_property
     def steps(self) -> list[Row]:
-        """Return the rows of training steps."""
         return [row for row in self.rows if row.get("time/step_s") is not None]
 
     @cached_property
@@ -119,7 +118,6 @@ class RunFiles:
         return [(int(step or 0), value) for step, value in found if value is not None]
 
     def total(self, key: str) -> float:
-        """Return the sum of a metric over all rows."""
         return sum(value for _, value in self.series(key))
 
     def mean(self, key: str, *, late: bool = False) -> float | None:
@@ -143,7 +141,6 @@ class RunFiles:
         return self._read_samples(self._sample_paths[:-1][:1])
 
     def all_samples(self) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
-        """Yield each step with saved samples, and the samples."""
         return (self._read_samples([path]) for path in self._sample_paths)
 
     @cached_property
@@ -168,7 +165,6 @@ class RunFiles:
 
     @cached_property
     def length_bias(self) -> LengthBias | None:
-        """Return the length bias of the last steps that have a timeline."""
         return LengthBias.of(list(self._timelines.values()))
 
     @cached_property

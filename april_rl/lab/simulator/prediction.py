@@ -21,7 +21,6 @@ class Mode:
 
     @property
     def name(self) -> str:
-        """Return the mode in a word."""
         if self.refill:
             return "refill"
         return "synchronous" if self.factor == 1 else "one-shot"

@@ -22,11 +22,9 @@ class VirtualClock:
     """Seconds since the run began; only events advance it."""
 
     def __init__(self) -> None:
-        """Start at 0 s."""
         self._now_s = 0.0
 
     def __call__(self) -> float:
-        """Return the time in seconds."""
         return self._now_s
 
     def move_to(self, now_s: float) -> None:
@@ -60,7 +58,6 @@ class ParallelEngines:
 
     @property
     def num_engines(self) -> int:
-        """Return the number of engines."""
         return len(self._engines)
 
     def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:

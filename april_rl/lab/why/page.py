@@ -17,7 +17,6 @@ _MARKS = {True: "explains it", False: "no", None: "not tested"}
 
 
 def why_page(run: RunFiles, answer: WhyAnswer) -> str:
-    """Return the page."""
     return html.page(f"{run.name}: why", _body(run, answer))
 
 
