@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from os.path import commonprefix
 from pathlib import Path
 from textwrap import indent
 from typing import NamedTuple
@@ -113,22 +114,13 @@ class DataPage:
     def _show_set(
         self, table: PromptTable, chosen: PromptSetConfig, tried: FormsTried | None
     ) -> None:
-        limit = self._config.data.max_prompt_tokens
-        self._say(f"{chosen.path}\n{counts(table, max_prompt_tokens=limit)}")
-        self._say(histogram(table.all_lengths))
-        self._say(render(table))
-        for note in table.notes:
-            self._say(note)
-        self._say(forms_lines(tried))
-
-
-def counts(table: PromptTable, *, max_prompt_tokens: int) -> str:
-    """Return a line for rows, duplicates and prompts that are too long."""
-    too_long = len(table.all_lengths) - len(table)
-    return (
-        f"{table.num_rows:,} rows, {table.num_duplicates:,} duplicates, {too_long:,} longer than "
-        f"data.max_prompt_tokens={max_prompt_tokens}: {len(table):,} prompts"
-    )
+        limit, too_long = self._config.data.max_prompt_tokens, len(table.all_lengths) - len(table)
+        self._say(
+            f"{chosen.path}\n{table.num_rows:,} rows, {table.num_duplicates:,} duplicates, "
+            f"{too_long:,} longer than data.max_prompt_tokens={limit}: {len(table):,} prompts"
+        )
+        for text in (histogram(table.all_lengths), render(table), *table.notes, forms_lines(tried)):
+            self._say(text)
 
 
 def histogram(lengths: NDArray[np.int64]) -> str:
@@ -184,16 +176,9 @@ def _questions(prompts: Sequence[Prompt]) -> list[str]:
 
 def shared_ends(texts: Sequence[str]) -> tuple[str, str]:
     """Return what all texts begin with and what all end with; they may overlap in a short one."""
-    first, last = min(texts), max(texts)
     flipped = [text[::-1] for text in texts]
-    end = _num_equal(min(flipped), max(flipped))
-    return first[: _num_equal(first, last)], first[len(first) - end :]
-
-
-def _num_equal(one: str, other: str) -> int:
-    """Return the number of characters that both texts begin with."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    head, tail = map(commonprefix, (texts, flipped))
+    return head, tail[::-1]
 
 
 def overlap_lines(found: Sequence[Overlap], held_out: Mapping[str, Sequence[Prompt]]) -> str:

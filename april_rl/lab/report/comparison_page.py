@@ -167,7 +167,7 @@ def _step_seconds(comparison: RunComparison) -> Spec:
         {"variant": variant, "seconds": seconds}
         for variant, runs in comparison.variants.items()
         for run in runs
-        for _, seconds in run.series("time/step_s")
+        for seconds in run.values("time/step_s")
     ]
     order = list(comparison.variants)
     return base(

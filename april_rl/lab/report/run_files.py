@@ -109,7 +109,7 @@ class RunFiles:
 
     def _growth(self, key: str) -> float:
         """Return by how much a metric that counts from the beginning of the run has grown."""
-        values = [value for _, value in self.series(key)]
+        values = self.values(key)
         return values[-1] - (0.0 if self._has_beginning else values[0]) if values else 0.0
 
     def series(self, key: str) -> list[tuple[int, float]]:
@@ -117,12 +117,15 @@ class RunFiles:
         found = ((row["step"], row.get(key)) for row in self.rows)
         return [(int(step or 0), value) for step, value in found if value is not None]
 
+    def values(self, key: str) -> list[float]:
+        return [value for _, value in self.series(key)]
+
     def total(self, key: str) -> float:
-        return sum(value for _, value in self.series(key))
+        return sum(self.values(key))
 
     def mean(self, key: str, *, late: bool = False) -> float | None:
         """Return the mean of a metric over its rows, or over the later half of them."""
-        values = [value for _, value in self.series(key)]
+        values = self.values(key)
         values = values[len(values) // 2 :] if late else values
         return sum(values) / len(values) if values else None
 

@@ -28,8 +28,8 @@ def timeline_spec(timeline: Timeline, *, until_s: float, height: int = 420) -> S
     """Return the chart of a step; `until_s` ends the time axis, so that two charts can be
     compared.
     """
-    num_slots = sum(timeline.slots.values())
-    bars = _first_slots(list(timeline.bars()), num_slots=num_slots)
+    every = -(-sum(timeline.slots.values()) // MAX_SLOTS)
+    bars = [b._replace(slot=b.slot // every) for b in timeline.bars() if b.slot % every == 0]
     ages = [f"age {age}" for age in range(1 + max((b.stay.age for b in bars), default=0))]
     values = [_value(bar) for bar in bars]
     engines = len(timeline.slots)
@@ -46,7 +46,7 @@ def timeline_spec(timeline: Timeline, *, until_s: float, height: int = 420) -> S
     num_rows = 1 + max((bar.slot for bar in bars), default=0)
     layers = [bar, _marks(bars, y, size=max(3.0, 0.8 * height / num_rows))]
     if timeline.acts:
-        layers.append(_acts(timeline, y, num_slots=num_slots))
+        layers.append(_acts(timeline, y, every=every))
     spec = base(values, height=height, layer=layers)
     spec["resolve"] = {"scale": {"color": "independent"}}
     if len(values) > _CANVAS_FROM:
@@ -95,13 +95,13 @@ def _value(bar: Bar) -> dict[str, Any]:
     }
 
 
-def _acts(timeline: Timeline, y: Spec, *, num_slots: int) -> Spec:
+def _acts(timeline: Timeline, y: Spec, *, every: int) -> Spec:
     """Return the layer of the samples that wait for their environment, in rows above the slots."""
-    every = _every(num_slots)
+    top = sum(timeline.slots.values()) // every + 1
     values = [
         {
-            "row": num_slots // every + 1 + row // every,
-            "below": num_slots // every + 1.9 + row // every,
+            "row": top + row // every,
+            "below": top + 0.9 + row // every,
             "begin": round(act.begun_s, 4),
             "end": round(act.ended_s, 4),
             "sample": f"{act.prompt_id}.{act.sample}",
@@ -119,16 +119,6 @@ def _acts(timeline: Timeline, y: Spec, *, num_slots: int) -> Spec:
 
 def _corners(x: Spec, y: Spec) -> Spec:
     return {"x": x, "x2": {"field": "end"}, "y": y, "y2": {"field": "below"}}
-
-
-def _every(num_slots: int) -> int:
-    return -(-num_slots // MAX_SLOTS)
-
-
-def _first_slots(bars: Sequence[Bar], *, num_slots: int) -> list[Bar]:
-    """Return the bars of at most MAX_SLOTS slots, numbered from 0."""
-    every = _every(num_slots)
-    return [bar._replace(slot=bar.slot // every) for bar in bars if bar.slot % every == 0]
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
