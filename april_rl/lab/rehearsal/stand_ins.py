@@ -85,6 +85,7 @@ class Loader:
         self.tokenizer = find_tokenizer(config.model.path, say)
 
     def rewards(self) -> AbstractContextManager[RewardPool]:
+        """Return the reward processes of the configuration, which end with the context."""
         config, decode = self._config, self.tokenizer.decoder()
         return closing(RewardPool(config.reward, config.user_code, decode=decode))
 
