@@ -2,7 +2,7 @@
 
 from planned_models import config_of, sizes_of
 
-from april_rl.lab.price.shape import shape_of
+from april_rl.lab.rehearsal.real_models import shape_of
 from april_rl.lab.simulator.model_cost import Shape
 
 

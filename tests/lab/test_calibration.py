@@ -71,8 +71,5 @@ def test_a_bad_calibration_is_refused_with_its_key(tmp_path, capsys, changes, me
     path = written(tmp_path, **changes)
     assert main(["rehearse", RECIPE, f"calibration={path}"]) == 1
     assert re.search(message, capsys.readouterr().err)
-
-
-def test_a_missing_calibration_is_refused(tmp_path, capsys):
     assert main(["rehearse", RECIPE, f"calibration={tmp_path / 'none.json'}"]) == 1
     assert "none.json cannot be read" in capsys.readouterr().err

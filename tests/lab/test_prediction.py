@@ -8,7 +8,6 @@ import pytest
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal, Recorded
 from april_rl.lab.simulator.outcome import Outcome
-from april_rl.lab.simulator.prediction import Mode, predict
 from april_rl.lab.simulator.scaled_down import scale_down
 from april_rl.lab.simulator.simulation import Scenario, simulate
 from april_rl.types import SampleId
@@ -88,30 +87,3 @@ def test_the_work_of_a_prediction_is_bounded() -> None:
 
 
 # Predictions.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("refill", "changes"),
-    [
-        (True, {}),
-        (False, {"keeps_parked": True}),
-        (True, {"no_signal_frac": 0.5, "is_filtered": True}),
-    ],
-)
-def test_predictions_agree_with_long_simulations(refill: bool, changes: dict[str, object]) -> None:
-    """The gain agrees within 6 % on average over three seeds, the off-policy share within 0.04.
-    Fails when the filter, repeated prefills or refill is left out.
-    """
-    scenario = replace(SHORT, **changes)
-    modes = tuple(Mode(factor, refill=refill) for factor in (1.0, 2.0))
-    long = [play(scenario, mode.factor, num_steps=100, refill=refill) for mode in modes]
-    predictions = [
-        list(predict(scale_down(record(scenario, seed=seed)), modes, num_steps=27, warmup_steps=8))
-        for seed in range(3)
-    ]
-    gain = fmean(high.gain for _, high in predictions)
-    real_gain = long[1].trained_samples_per_s / long[0].trained_samples_per_s
-    assert gain == pytest.approx(real_gain, rel=0.06)
-    off_policy = fmean(high.outcome.off_policy_token_frac for _, high in predictions)
-    assert off_policy == pytest.approx(long[1].off_policy_token_frac, abs=0.04)

@@ -17,12 +17,12 @@ from transformers import Qwen3_5MoeTextConfig
 from april_rl.__main__ import main
 from april_rl.config.lora import LoraConfig
 from april_rl.lab.price.assumptions import Assumptions
-from april_rl.lab.price.gpus import Gpus, gpus_among
+from april_rl.lab.price.gpus import Gpus
 from april_rl.lab.price.memory import RealMemory, real_memory
 from april_rl.lab.price.plan import plan_on, plan_text
 from april_rl.lab.price.prediction import StepPrice, step_prices, work_of
-from april_rl.lab.price.shape import shape_of
 from april_rl.lab.price.step_cost import TrainedTokens, update_s
+from april_rl.lab.rehearsal.real_models import shape_of
 from april_rl.lab.report.run_files import RunFiles, read_run
 from april_rl.lab.simulator.engine_cost import EngineWork
 from april_rl.lab.simulator.gpu_kinds import GPU_KINDS
@@ -309,14 +309,6 @@ def test_a_wrong_argument_is_named(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_several_kinds_and_numbers_of_gpus():
-    found, others = gpus_among(["a=1", "gpus=h100:1,8,l40s:4", "price.l40s=0.9"])
-    assert [(gpus.name, gpus.price) for gpus in found] == [
-        *(("1 x H100 SXM", None), ("8 x H100 SXM", None), ("4 x L40S", 0.9))
-    ]
-    assert others == ["a=1"]
-
-
 # Lengths.
 
 VERL = {"input": "What is 2 + 2?", "output": "four tokens are here", "gts": "4", "score": 1.0}
@@ -346,16 +338,13 @@ def test_recorded_lengths_replace_lognormal_ones(tmp_path, capsys):
         ('{"prompt": "a"}', r"1.jsonl:1 is not a recorded sample .*none of num_tokens"),
         ('{"prompt": 1, "output": "b"}\nno', r"1.jsonl:2 is not a recorded sample"),
         ("[1]", r"1.jsonl:1 is not a recorded sample"),
+        (None, "has no line of a response"),
     ],
 )
 def test_a_file_without_lengths_is_refused_with_its_line(tmp_path: Path, content, message):
-    (tmp_path / "1.jsonl").write_text(content)
+    if content is not None:
+        (tmp_path / "1.jsonl").write_text(content)
     with pytest.raises(RecordingError, match=message):
-        read_lengths(tmp_path, len)
-
-
-def test_an_empty_folder_has_no_lengths(tmp_path):
-    with pytest.raises(RecordingError, match="has no line of a response"):
         read_lengths(tmp_path, len)
 
 

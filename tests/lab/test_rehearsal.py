@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,14 @@ from source_tree import ROOT
 
 from april_rl.__main__ import main
 from april_rl.config import to_config
-from april_rl.config.choices import Resume
 from april_rl.config.lora import LoraConfig
 from april_rl.config.prompt_sets import training_sets
 from april_rl.config.store import compose_overrides, recipes
 from april_rl.lab.price.assumptions import Assumptions
-from april_rl.lab.price.memory import real_memory
-from april_rl.lab.price.prediction import scenario_at_real_size, work_of
 from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.findings import share_longer_than
-from april_rl.lab.rehearsal.real_models import real_models
 from april_rl.lab.rehearsal.small_run import small_run
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
-from april_rl.lab.simulator.gpu_kinds import GPU_KINDS
 from april_rl.start.planning.model import read_model
 from april_rl.training.learner.model.model_sizes import model_sizes
 
@@ -217,30 +211,6 @@ def test_a_tiny_model_has_room_for_the_tokenizer_of_another_model(tmp_path):
     num_tokens = 151_669
     write_tiny_model(tmp_path, config_path=path, num_tokens=num_tokens)
     assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == num_tokens
-
-
-@pytest.mark.parametrize(
-    ("overrides", "keeps"),
-    [
-        (["+recipe=tiny_cpu"], True),
-        (["+recipe=tiny_cpu", "rollout.resume=reprefill"], False),
-        ([FLAGSHIP, "gpu_gib=3000"], True),
-        ([FLAGSHIP, "gpu_gib=40"], False),
-    ],
-)
-def test_predicted_gains_use_the_decision_whether_caches_are_kept(overrides, keeps):
-    """Fails when rollout.resume=auto counts as reprefill."""
-    assumed, overrides = Assumptions.of(overrides)
-    config = to_config(compose_overrides(overrides))
-    published = stand_ins.model_config("Qwen/Qwen3-4B")
-    config = replace(config, model=replace(config.model, path=published))
-    models, shape = real_models(config, print)
-    memory = real_memory(config, models, gpu_gib=assumed.gpu_gib)
-    work = work_of(config, assumed, shape=shape)
-    scenario = scenario_at_real_size(memory, work, GPU_KINDS["h100"].rates())
-    assert scenario.keeps_parked is keeps
-    with pytest.raises(AssertionError, match="has not been decided"):
-        _ = Resume.auto.keeps_caches
 
 
 @pytest.mark.parametrize(("replay", "rehearsed"), [("engine", "learner"), ("none", "none")])

@@ -14,7 +14,7 @@ from report_page import Page
 from report_runs import HOSTILE, make_run
 
 from april_rl.__main__ import main
-from april_rl.lab.report import bundle, html
+from april_rl.lab.report import html
 from april_rl.lab.report.advisories import advisories
 from april_rl.lab.report.charts import PHASES, REST, phase_seconds
 from april_rl.lab.report.gains import Gains, simulated_gains
@@ -312,7 +312,7 @@ def test_a_run_without_samples_or_engine_cost_keeps_its_other_charts(tmp_path: P
 def test_without_vl_convert_the_page_says_how_to_get_charts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bundle, "find_spec", lambda _: None)
+    monkeypatch.setattr(html, "find_spec", lambda _: None)
     text = html.page("title", [])
     assert "pip install vl-convert-python" in text
     assert len(text) < 20_000

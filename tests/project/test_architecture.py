@@ -83,7 +83,7 @@ OWNERS = {
     "tensorboard": {"tracking"},
     "vl_convert": {"lab.report"},
     "datasets": {"data"},
-    "huggingface_hub": {"planning", "assembly", "learner", "commands"},
+    "huggingface_hub": {"planning", "assembly", "learner", "lab.commands"},
     "ray": {"runtime", "supervision"},
     "peft": {"learner"},
     "hydra": HYDRA_USERS,

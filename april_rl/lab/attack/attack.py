@@ -39,7 +39,6 @@ class AttackResult(NamedTuple):
 
     @property
     def wins(self) -> list[Trial]:
-        """Return the trials that were paid."""
         limits = ((each, each.honest + _MORE) for each in self.trials)
         return [each for each, least in limits if each.paid is not None and each.paid > least]
 

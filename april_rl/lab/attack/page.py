@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from april_rl.lab.attack.attack import AttackResult, Honest, Trial
 from april_rl.lab.attack.attacks import ATTACKS
-from april_rl.lab.report.html import page, shorten
+from april_rl.lab.report.html import page, table, text_entry
 
 _NUM_SHOWN, _SHOWN_CHARACTERS = 3, 1200  # responses of an attack on the page, and of each
 _WIDTH = max(map(len, ATTACKS))
@@ -49,8 +49,7 @@ def attack_page(sets: Iterable[SetResult]) -> str:
         body += [
             f'<h2>{escape(each.name)}</h2><p class="soft">{escape(honest_line(each.honest))}. An '
             "attack is paid where it gets more than an honest wrong answer to the same prompt.</p>",
-            f'<div class="scroll"><table><tr><th>attack</th><th>what it is</th><th>paid</th></tr>'
-            f"{''.join(map(_row, each.results))}</table></div>",
+            table(("attack", "what it is", "paid"), map(_cells, each.results)),
         ]
         for result in each.results:
             body += [f"<h3>{result.name}</h3>"] if result.wins else []
@@ -64,18 +63,14 @@ def _counts(result: AttackResult) -> str:
     return f"{len(result.wins)} of {len(result.trials)}{failed}" if result.trials else "not here"
 
 
-def _row(result: AttackResult) -> str:
-    mark = ' class="cut"' if result.wins else ""
-    cells = (result.name, ATTACKS[result.name].meaning, _counts(result))
-    return f"<tr{mark}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+def _cells(result: AttackResult) -> list[str]:
+    cells = map(escape, (result.name, ATTACKS[result.name].meaning, _counts(result)))
+    return [f'<span class="cut">{cell}</span>' if result.wins else cell for cell in cells]
 
 
 def _text(trial: Trial) -> str:
     prompt = trial.target.prompt
     texts = {"prompt": prompt.text, "right answer": trial.target.answer, "paid": trial.response}
-    shown = "".join(
-        f"<dt>{name}</dt><dd><pre>{escape(shorten(text, limit=_SHOWN_CHARACTERS))}</pre></dd>"
-        for name, text in texts.items()
-    )
+    shown = "".join(text_entry(*each, limit=_SHOWN_CHARACTERS) for each in texts.items())
     summary = f"{prompt.source}: paid {trial.paid:g}, an honest wrong answer {trial.honest:g}"
     return f"<details><summary>{escape(summary)}</summary><dl>{shown}</dl></details>"

@@ -13,7 +13,6 @@ _CALLED = re.compile(r"\b([A-Za-z_]\w*)\(")
 
 
 def block(program: str) -> str:
-    """Return a response with the program."""
     return f"```python\n{program.strip()}\n```"
 
 

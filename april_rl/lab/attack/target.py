@@ -41,7 +41,6 @@ class Target(NamedTuple):
 
     @property
     def wrong(self) -> str:
-        """Return a response that states a wrong answer."""
         return self.state(self.others[0])
 
     @property

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from april_rl.lab.report.html import page
+from april_rl.lab.report.html import page, table
 
 
 class CertificateRow(NamedTuple):
@@ -29,18 +29,15 @@ def write_certificate(
     content = {"model": model, "about": {**about}, "rows": [row._asdict() for row in rows]}
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     facts = "".join(f"<dt>{escape(key)}</dt><dd>{escape(about[key])}</dd>" for key in about)
-    table = "".join(map(_line, rows))
+    heads = ("", "compared", "difference", "limit", "")
     title = f"Do transformers, learner and engine compute the same {model}?"
     body = (
-        f'<h1>{escape(title)}</h1><div class="scroll"><table><tr><th></th><th>compared</th>'
-        f"<th>difference</th><th>limit</th><th></th></tr>{table}</table></div><details><summary>"
-        f"versions and settings</summary><dl>{facts}</dl></details>"
+        f"<h1>{escape(title)}</h1>{table(heads, map(_cells, rows))}<details><summary>versions "
+        f"and settings</summary><dl>{facts}</dl></details>"
     )
     path.write_text(page(title, [body], has_charts=False), "utf-8")
     return path
 
 
-def _line(row: CertificateRow) -> str:
-    cells = "".join(f"<td>{escape(cell)}</td>" for cell in row[:-1])
-    verdict = "pass" if row.passes else '<b class="cut">FAIL</b>'
-    return f"<tr>{cells}<td>{verdict}</td></tr>"
+def _cells(row: CertificateRow) -> list[str]:
+    return [*map(escape, row[:-1]), "pass" if row.passes else '<b class="cut">FAIL</b>']

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,31 +80,28 @@ def _attack_sets(config: TrainConfig, num: int, accepted: Collection[str]) -> li
     """Attack the reward on `num` prompts of each set that a run would train on, and say what comes
     of it.
     """
-    from april_rl.config.prompt_sets import training_sets
     from april_rl.lab.attack.attack import attack_set, pay_by
     from april_rl.lab.attack.page import SetResult, honest_line, result_line
-    from april_rl.lab.rehearsal import stand_ins
+    from april_rl.lab.rehearsal.stand_ins import Loader
     from april_rl.start.planning.model import without_network_go_offline
     from april_rl.task.rewards.check import reads_answers
-    from april_rl.task.rewards.pool import RewardPool
 
     say = partial(print, flush=True)
     without_network_go_offline()
-    tokenizer, sets = stand_ins.find_tokenizer(config.model.path, say), []
-    with closing(RewardPool(config.reward, config.user_code, decode=tokenizer.decoder())) as pool:
-        for name, chosen in training_sets(config.data).items():
-            key = f"data.sources.{name}.path" if name else "data.path"
-            columns = pool.columns_of(name)
-            table, chosen = stand_ins.load_set(
-                config, chosen, say, tokenizer=tokenizer, key=key, dataset=name, columns=columns
-            )
+    loader, sets = Loader(config, say), []
+    with loader.rewards() as pool:
+        for wanted in loader.training_sets():
+            table, chosen = loader.load(wanted, pool.columns_of(wanted.name))
             if table.has_environment:
-                raise RunError(f"{key}: an environment rewards these prompts, not a function")
-            say(f"{key}={chosen.path}: {min(num, len(table))} of {len(table):,} prompts")
-            reads = reads_answers(pool, name)
+                raise RunError(
+                    f"{wanted.key}: an environment rewards these prompts, not a function"
+                )
+            title = f"{wanted.key}={chosen.path}"
+            say(f"{title}: {min(num, len(table))} of {len(table):,} prompts")
+            reads = reads_answers(pool, wanted.name)
             honest, made = attack_set(table, pay_by(pool), num=num, reads_answers=reads)
             say(honest_line(honest))
-            sets.append(SetResult(f"{key}={chosen.path}", honest, []))
+            sets.append(SetResult(title, honest, []))
             for result in made:
                 say(result_line(result, accepted=result.name in accepted))
                 sets[-1].results.append(result)

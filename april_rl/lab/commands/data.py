@@ -50,22 +50,16 @@ def _show(arguments: Sequence[str]) -> int:
 
     paths = [a for a in arguments if "=" not in a and not a.startswith(("+", "~"))]
     if options := [path for path in paths if path.startswith("-")]:
-        print(
-            f"error: {options[0]} is not an option; settings are written KEY=VALUE", file=sys.stderr
-        )
-        return 2
+        return _refuse(f"{options[0]} is not an option; settings are written KEY=VALUE")
     overrides = [a for a in arguments if a not in paths and not a.startswith(_WRITE)]
     targets = [a.removeprefix(_WRITE) for a in arguments if a.startswith(_WRITE)]
     configs = _configs(paths, overrides)
     if targets and len(configs) > 1:
-        print(f"error: {_WRITE}{targets[-1]} takes one PATH, got {len(configs)}", file=sys.stderr)
-        return 2
+        return _refuse(f"{_WRITE}{targets[-1]} takes one PATH, got {len(configs)}")
     if targets and Path(targets[-1]).suffix not in _WRITABLE:
-        print(f"error: {_WRITE}{targets[-1]} must end in .jsonl or .parquet", file=sys.stderr)
-        return 2
+        return _refuse(f"{_WRITE}{targets[-1]} must end in .jsonl or .parquet")
     if targets and not (folder := Path(targets[-1]).parent).is_dir():
-        print(f"error: {_WRITE}{targets[-1]}: there is no folder {folder}", file=sys.stderr)
-        return 2
+        return _refuse(f"{_WRITE}{targets[-1]}: there is no folder {folder}")
     configs = [check_settings(config, loads_model=False) for config in configs]
     from april_rl.lab.rehearsal.data_page import DataPage
     from april_rl.start.planning.model import without_network_go_offline
@@ -79,13 +73,16 @@ def _show(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _write(page: DataPage, path: Path) -> None:
-    from april_rl.errors import DataError
+def _refuse(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
 
+
+def _write(page: DataPage, path: Path) -> None:
     try:
         page.write(path)
     except OSError as error:
-        raise DataError(f"{_WRITE}{path} cannot be written: {error.strerror}") from error
+        raise RunError(f"{_WRITE}{path} cannot be written: {error.strerror}") from error
 
 
 def _configs(paths: Sequence[str], overrides: Sequence[str]) -> list[TrainConfig]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from april_rl.lab.price.assumptions import Assumptions
     from april_rl.lab.price.gpus import Gpus
     from april_rl.lab.price.plan import GpuPlan
-    from april_rl.task.data.tokenizer import Tokenizer
 
 _USAGE = """\
 usage: python -m april_rl plan +recipe=NAME [key=value ...] gpus=h100:1,2,4,8,l40s:4
@@ -76,10 +75,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _plan(
-    config: TrainConfig,
-    gpus: Sequence[Gpus],
-    assumed: Assumptions,
-    paths: Mapping[str, str],
+    config: TrainConfig, gpus: Sequence[Gpus], assumed: Assumptions, paths: Mapping[str, str]
 ) -> None:
     """Print the plan for each choice of GPUs, and write what `paths` ask for, by _OWN."""
     from april_rl.lab.price.plan import plan_on, plan_text
@@ -94,7 +90,8 @@ def _plan(
         from april_rl.lab.rehearsal.stand_ins import find_tokenizer
 
         tokenizer = find_tokenizer(config.model.path, say)
-        groups = read_lengths(Path(lengths), partial(_count, tokenizer))
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        groups = read_lengths(Path(lengths), lambda text: len(encode([text])[0]))
         assumed = replace(assumed, lengths=Recorded(groups=groups))
     models, shape = real_models(config, say)
     trainer = config.trainer
@@ -118,14 +115,8 @@ def _plan(
     if file := paths.get("html"):
         text = "\n\n".join([about, *map(plan_text, plans)])
         body = f'<h1>Plan of {escape(config.name)}</h1><pre class="scroll">{escape(text)}</pre>'
-        write_page(
-            Path(file), page(f"{config.name}: plan", [body], has_charts=False), option="html="
-        )
-
-
-def _count(tokenizer: Tokenizer, text: str) -> int:
-    """Return the number of tokens of a text."""
-    return len(tokenizer.encode([text], add_special_tokens=False)[0])
+        text = page(f"{config.name}: plan", [body], has_charts=False)
+        write_page(Path(file), text, option="html=")
 
 
 def _best(plans: Sequence[GpuPlan]) -> str:

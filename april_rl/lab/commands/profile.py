@@ -164,11 +164,10 @@ def _show(
     """Print the lengths, the simulated factors and the advice, and write all of it."""
     from april_rl.lab.simulator.engine_cost import fit_cost
     from april_rl.lab.simulator.length_distributions import Recorded
-    from april_rl.lab.simulator.prediction import modes_of, predict
+    from april_rl.lab.simulator.prediction import comparison_table, modes_of, predict
     from april_rl.lab.simulator.profile import advice
     from april_rl.lab.simulator.scaled_down import scale_down
     from april_rl.lab.simulator.scenarios import scenario_of
-    from april_rl.lab.simulator.tables import comparison_table
 
     profile = _profile_of(evaluated)
     prompts = list(chain.from_iterable(found.held_out.prompts for found in evaluated))

@@ -4,8 +4,8 @@ machine.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
 _USAGE = """\
@@ -50,7 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     rest = [a for a in arguments if a.partition("=")[0] not in ("output", "quick")]
     assumed, overrides = Assumptions.of(rest)
     config = check_settings(to_config(compose_overrides(overrides)))
-    folder = Path(own.get("output") or f"outputs/rehearsal/{config.name}-{_now()}")
+    now = time.strftime("%Y-%m-%d_%H-%M-%S")
+    folder = Path(own.get("output") or f"outputs/rehearsal/{config.name}-{now}")
     folder.mkdir(parents=True, exist_ok=True)
     from april_rl.lab.rehearsal.rehearsal import Rehearsal
 
@@ -63,7 +64,3 @@ def main(arguments: Sequence[str]) -> int:
         rehearsal = Rehearsal(config=config, folder=folder, say=say, assumed=assumed)
         is_good = rehearsal.run(is_quick=own.get("quick") == "true")
     return 0 if is_good else 1
-
-
-def _now() -> str:
-    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")

@@ -16,9 +16,8 @@ from rich.progress import track
 from april_rl.errors import RunError
 from april_rl.lab.commands.output import write_figures
 from april_rl.lab.simulator.length_distributions import Recorded
-from april_rl.lab.simulator.prediction import modes_of, predict
+from april_rl.lab.simulator.prediction import comparison_table, modes_of, predict
 from april_rl.lab.simulator.simulation import Scenario
-from april_rl.lab.simulator.tables import comparison_table
 from april_rl.lab.simulator.turns import NUMBERS, Turns
 from april_rl.start.commands.arguments import Arguments, at_least
 
@@ -45,10 +44,6 @@ _TURN_FIELDS: tuple[tuple[str, type, str], ...] = (
 )
 
 
-class SimulationError(RunError):
-    """The simulation cannot be set up as requested."""
-
-
 def main(arguments: Sequence[str]) -> int:
     """Simulate what the command line asks for, print the table and return the exit status."""
     options = _parser().parse_args(arguments)
@@ -57,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.json is not None:
             write_figures(options.json, found)
     except ValueError as error:
-        raise SimulationError(str(error)) from error
+        raise RunError(str(error)) from error
     return 0
 
 
@@ -109,7 +104,11 @@ def _compare(options: argparse.Namespace) -> list[dict[str, object]]:
     config = run_config(options.run / "config.yaml")
     rollout = config.rollout
     scenario = _with_options(recorded_scenario(read_run(options.run), config), options)
-    _check_cap(scenario, max(options.alpha))
+    if scenario.max_staleness < (factor := max(options.alpha)) - 1:  # as the configuration refuses
+        raise RunError(
+            f"--max-staleness must be >= {factor - 1:g} with --alpha {factor:g} (a sample stays "
+            f"about that many steps), got {scenario.max_staleness}"
+        )
     refill = rollout.refill if options.refill is None else options.refill
     modes = modes_of(options.alpha, refill=refill)
     predictions = predict(
@@ -143,12 +142,3 @@ def _with_options(scenario: Scenario, options: argparse.Namespace) -> Scenario:
     changed = replace(scenario, **chosen, turns=Turns.of(turns))
     assert isinstance(scenario.length_of, Recorded)
     return replace(changed, length_of=replace(scenario.length_of, seed=changed.seed))
-
-
-def _check_cap(scenario: Scenario, factor: float) -> None:
-    """Raise an error for a staleness cap below α - 1, as the configuration does."""
-    if scenario.max_staleness < factor - 1:
-        raise SimulationError(
-            f"--max-staleness must be >= {factor - 1:g} with --alpha {factor:g} (a sample stays "
-            f"about that many steps), got {scenario.max_staleness}"
-        )

@@ -28,10 +28,6 @@ _BY_ALPHA: dict[str, Any] = {"groupby": wr.Config(SWEPT), "groupby_aggfunc": "me
 _ALONE: dict[str, Any] = {}
 
 
-class DashboardError(RunError):
-    """W&B did not save a dashboard."""
-
-
 def dashboard(kind: str, *, entity: str, project: str) -> ws.Workspace:
     """Return the view of a kind in KINDS. Raise KeyError if a panel's metric is not logged."""
     is_sweep = kind == SWEEP
@@ -54,19 +50,19 @@ def spec(view: ws.Workspace) -> str:
 
 
 def save(view: ws.Workspace) -> str:
-    """Save a new view on the W&B server and return its address. Raise DashboardError when there is
+    """Save a new view on the W&B server and return its address. Raise RunError when there is
     no API key, or when the server refuses the view or does not answer.
     """
     try:
         # No prompt is allowed: a script would wait for an answer.
         if not wandb.login(prompt=False):
-            raise DashboardError(
+            raise RunError(
                 "saving a dashboard needs an API key of W&B: run `wandb login` or set "
                 "WANDB_API_KEY; --print needs none"
             )
         view.save()  # type: ignore[no-untyped-call]
     except (wandb.errors.Error, ValueError, OSError) as error:
-        raise DashboardError(
+        raise RunError(
             f"W&B did not save the dashboard ({error}); check the API key (`wandb login`), "
             f"entity={view.entity} and project={view.project}"
         ) from error

@@ -27,10 +27,6 @@ NAMES = (*_NUMBERS, *NUMBERS, "accept", "calibration")
 _CORRELATION = 0.3  # correlation of the lengths in a group; docs/experiments.md
 
 
-class AssumptionError(RunError):
-    """An assumption has an invalid value."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
     """Assumptions about machine, prompts and responses, which settings do not contain."""
@@ -49,8 +45,8 @@ class Assumptions:
     @classmethod
     def of(cls, arguments: Sequence[str]) -> tuple[Self, list[str]]:
         """Return the assumptions among the arguments `KEY=VALUE`, and the other arguments. Raise
-        AssumptionError for a number that is not above 0 and for turns that cannot be simulated,
-        CalibrationError for a bad calibration.
+        RunError for a number that is not above 0, turns that cannot be simulated and a bad
+        calibration.
         """
         given = dict(word.split("=", 1) for word in arguments if word.partition("=")[0] in NAMES)
         others = [word for word in arguments if word.partition("=")[0] not in NAMES]
@@ -59,7 +55,7 @@ class Assumptions:
         try:
             turns = Turns.of({k: known[k] for k in NUMBERS if k in known})
         except ValueError as error:
-            raise AssumptionError(str(error)) from error
+            raise RunError(str(error)) from error
         accept = given.get("accept", "").strip("[]").replace(" ", "").split(",")
         file = given.get("calibration")
         calibration = Calibration.read(Path(file)) if file else None
@@ -102,16 +98,15 @@ class Assumptions:
         return words
 
     def tokens_of_prompt(self, config: TrainConfig) -> float:
-        """Return the tokens of a prompt."""
         return min(self.prompt_tokens, config.data.max_prompt_tokens)
 
 
 def positive(key: str, text: str) -> float:
-    """Return the number of an argument; raise AssumptionError if it is not above 0."""
+    """Return the number of an argument; raise RunError if it is not above 0."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise AssumptionError(f"{key} must be a number > 0, got {text}")
+        raise RunError(f"{key} must be a number > 0, got {text}")
     return value

@@ -51,7 +51,9 @@ def real_memory(
     inputs = memory_inputs(config, layout, models.beside)
     if measured is not None:
         inputs = replace(inputs, graph_bytes=measured.asleep_gib * GIB)
-    room = _room(layout, gpu_gib=gpu_gib)
+    room = Room(device=gpu_gib * GIB, free=_FREE_FRAC * gpu_gib * GIB)
+    if layout.device == "cpu":
+        room = Room(device=0, free=host_memory().free / layout.num_workers)
     # The table of a refused rollout.resume=keep is that of engines that stay awake, as it needs.
     awake = replace(inputs, engine=replace(inputs.engine, sleep=Sleep.never))
     decided, too_large = decide_sleep_and_resume(config, awake, model=models.policy, room=room), ""
@@ -72,10 +74,3 @@ def real_memory(
         too_large=too_large,
         kv_warnings=tuple(line.removeprefix("warning: ") for line in warnings),
     )
-
-
-def _room(layout: Layout, *, gpu_gib: float) -> Room:
-    if layout.device == "cpu":
-        return Room(device=0, free=host_memory().free / layout.num_workers)
-    total = gpu_gib * GIB
-    return Room(device=total, free=_FREE_FRAC * total)

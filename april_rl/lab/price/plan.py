@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -24,6 +24,11 @@ from april_rl.lab.simulator.gpu_kinds import EXPECTED, FAST, SLOW
 from april_rl.lab.simulator.length_distributions import mean_of
 from april_rl.start.planning.facts import Models
 
+_TOO_FULL = (
+    "  * needs more than the KV cache: vLLM would preempt samples and compute them again, so it "
+    "would take longer than that"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPlan:
@@ -40,7 +45,6 @@ class GpuPlan:
 
     @property
     def own(self) -> StepPrice:
-        """Return the schedule of the settings."""
         return next(price for price in self.prices if price.mode == own_mode(self.config))
 
     def hours(self, step_s: float) -> float:
@@ -127,7 +131,7 @@ def plan_text(plan: GpuPlan) -> str:
             f"  {_decisions(plan.memory.config)}",
             step_table(plan.memory, plan.prices, plan=plan),
             f"  * {steps}: {low:.3g} to {high:.3g} hours{cost}, if programs reach more or less",
-            *_too_full(plan),
+            *([_TOO_FULL] if plan.own.outcome.peak_kv_tokens > plan.memory.kv_tokens else []),
         ]
     )
 
@@ -140,16 +144,6 @@ def _decisions(config: TrainConfig) -> str:
         f"engine.sleep={engine.sleep.value} rollout.resume={config.rollout.resume.value} "
         f"learner.activation_checkpointing={learner.recomputed_share:.3g}"
     )
-
-
-def _too_full(plan: GpuPlan) -> Iterator[str]:
-    """Yield a line if the schedule of the settings needs more than the KV cache."""
-    assert plan.memory is not None
-    if plan.own.outcome.peak_kv_tokens > plan.memory.kv_tokens:
-        yield (
-            "  * needs more than the KV cache: vLLM would preempt samples and compute them again, "
-            "so it would take longer than that"
-        )
 
 
 def step_table(

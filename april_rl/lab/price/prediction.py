@@ -65,12 +65,10 @@ class StepPrice:
 
     @property
     def step_s(self) -> float:
-        """Return the seconds of a step."""
         return self.rollout_s + self.update_s + self.rest_s
 
     @property
     def name(self) -> str:
-        """Return the schedule in a few words."""
         factor = f"α = {self.mode.factor:g}"
         return factor if self.mode.refill else f"{self.mode.name}, {factor}"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
+from os.path import commonprefix
 from pathlib import Path
 from textwrap import indent
 from typing import NamedTuple
@@ -13,19 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from april_rl.config import TrainConfig
-from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.task import PromptSetConfig
 from april_rl.errors import DataError
 from april_rl.lab.attack.attack import pay_by
-from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.copied_rows import UnwritableError, copy_rows
 from april_rl.lab.rehearsal.decontamination import Overlap, Passages
 from april_rl.lab.rehearsal.inspection import FormsTried, forms_lines, try_forms
+from april_rl.lab.rehearsal.stand_ins import Loader, NamedSet
 from april_rl.lab.report.html import shorten
 from april_rl.task.data.prompts import PromptTable
 from april_rl.task.environments.loading import describe
 from april_rl.task.rewards.check import check_tests, reads_answers
-from april_rl.task.rewards.pool import RewardPool
 from april_rl.types import Prompt
 
 _BARS, _BAR_WIDTH = 12, 40
@@ -33,11 +31,10 @@ _NO_SETS = "overlap: no evaluation sets are named ('+evaluation.sets.NAME={path:
 _NUM_RENDERED, _NUM_SHOWN_OVERLAPS = 3, 3
 
 
-class _TrainingSet(NamedTuple):
-    """A set that a run trains on, as loaded."""
+class _Loaded(NamedTuple):
+    """A set that a run trains on."""
 
-    key: str  # the setting that names its path
-    chosen: PromptSetConfig
+    wanted: NamedSet  # with the rows that were read
     table: PromptTable
     overlaps: frozenset[int]  # indices of prompts that an evaluation set has, too
 
@@ -48,35 +45,26 @@ class DataPage:
     def __init__(self, config: TrainConfig, *, say: Callable[[str], None]) -> None:
         """Write to `say`, one part at a time."""
         self._config, self._say = config, say
-        self._tokenizer = stand_ins.find_tokenizer(config.model.path, say)
-        self._sets: dict[str, _TrainingSet] = {}
-        self._has_agent = describe(config.environment, config.user_code).is_agent
+        is_agent = describe(config.environment, config.user_code).is_agent
+        self._loader = Loader(config, say, has_agent=is_agent)
+        self._sets: list[_Loaded] = []
 
     def show(self) -> None:
         """Load every set and print its page. Raise RunError."""
-        config = self._config
-        with closing(
-            RewardPool(config.reward, config.user_code, decode=self._tokenizer.decoder())
-        ) as rewards:
+        loader = self._loader
+        with loader.rewards() as rewards:
             held_out = {
-                name: self._load(
-                    evaluation_set(config.data, chosen),
-                    key=f"evaluation.sets.{name}.path",
-                    dataset=name,
-                    columns=rewards.columns_of(name),
-                )[0]
-                for name, chosen in config.evaluation.sets.items()
+                wanted.name: loader.load(wanted, rewards.columns_of(wanted.name))[0]
+                for wanted in loader.held_out_sets()
             }
-            for name, chosen in training_sets(config.data).items():
-                key = f"data.sources.{name}.path" if name else "data.path"
-                columns = rewards.columns_of(name)
-                table, chosen = self._load(chosen, key=key, dataset=name, columns=columns)
-                is_stated = reads_answers(rewards, name)
+            for wanted in loader.training_sets():
+                table, chosen = loader.load(wanted, rewards.columns_of(wanted.name))
+                is_stated = reads_answers(rewards, wanted.name)
                 tried = try_forms(table, pay_by(rewards)) if is_stated else None
                 self._show_set(table, chosen, tried)
                 found = overlapping(table, held_out)
                 overlaps = frozenset(overlap.row for overlap in found)
-                self._sets[name] = _TrainingSet(key, chosen, table, overlaps)
+                self._sets.append(_Loaded(wanted._replace(chosen=chosen), table, overlaps))
                 self._say(overlap_lines(found, held_out) if held_out else _NO_SETS)
                 check_tests(rewards, table)
             for table in held_out.values():
@@ -87,16 +75,17 @@ class DataPage:
         an evaluation set; each source of a mixture to a file of its own. Raise DataError for rows
         that would change in the file, and OSError.
         """
-        for name, each in self._sets.items():
+        for each in self._sets:
+            name, key, chosen = each.wanted
             target = path.with_name(f"{path.stem}.{name}{path.suffix}") if name else path
             kept = [place for place in range(len(each.table)) if place not in each.overlaps]
             if not kept:
-                raise DataError(f"{each.key}: every prompt overlaps with an evaluation set")
+                raise DataError(f"{key}: every prompt overlaps with an evaluation set")
             source_rows = each.table.source_rows
             rows = [source_rows[place] for place in kept]
             partial_file = target.with_name(f".partial_{target.name}")
             try:
-                copy_rows(each.chosen, rows, partial_file, key=each.key, seed=self._config.seed)
+                copy_rows(chosen, rows, partial_file, key=key, seed=self._config.seed)
                 self._check_written(each, kept, partial_file)
                 partial_file.replace(target)
             except UnwritableError as error:
@@ -107,14 +96,14 @@ class DataPage:
             self._say(
                 f"{len(kept):,} rows written to {target}, {len(each.overlaps):,} left out that "
                 "overlap with an evaluation set; train on them with the same settings and "
-                f"{each.key}={target}{' (without args)' if each.chosen.args else ''}"
+                f"{key}={target}{' (without args)' if chosen.args else ''}"
             )
 
-    def _check_written(self, each: _TrainingSet, kept: Sequence[int], path: Path) -> None:
+    def _check_written(self, each: _Loaded, kept: Sequence[int], path: Path) -> None:
         """Raise UnwritableError unless the file gives the same tokens and answers."""
-        chosen = replace(each.chosen, path=str(path), args={})
+        chosen = replace(each.wanted.chosen, path=str(path), args={})
         try:
-            written, _ = self._load(chosen, key=each.key, columns=())
+            written, _ = self._loader.load(each.wanted._replace(name="", chosen=chosen), ())
         except DataError as error:
             raise UnwritableError(f"its rows could not be read back ({error})") from error
         found = [(prompt.token_ids, prompt.answer) for prompt in written]
@@ -122,39 +111,16 @@ class DataPage:
         if found != list(wanted):
             raise UnwritableError("read back, its rows give other prompts or answers")
 
-    def _load(
-        self, chosen: PromptSetConfig, *, key: str, columns: Sequence[str], dataset: str = ""
-    ) -> tuple[PromptTable, PromptSetConfig]:
-        return stand_ins.load_set(
-            self._config,
-            chosen,
-            self._say,
-            tokenizer=self._tokenizer,
-            key=key,
-            dataset=dataset,
-            columns=columns,
-            has_agent=self._has_agent,
-        )
-
     def _show_set(
         self, table: PromptTable, chosen: PromptSetConfig, tried: FormsTried | None
     ) -> None:
-        limit = self._config.data.max_prompt_tokens
-        self._say(f"{chosen.path}\n{counts(table, max_prompt_tokens=limit)}")
-        self._say(histogram(table.all_lengths))
-        self._say(render(table))
-        for note in table.notes:
-            self._say(note)
-        self._say(forms_lines(tried))
-
-
-def counts(table: PromptTable, *, max_prompt_tokens: int) -> str:
-    """Return a line for rows, duplicates and prompts that are too long."""
-    too_long = len(table.all_lengths) - len(table)
-    return (
-        f"{table.num_rows:,} rows, {table.num_duplicates:,} duplicates, {too_long:,} longer than "
-        f"data.max_prompt_tokens={max_prompt_tokens}: {len(table):,} prompts"
-    )
+        limit, too_long = self._config.data.max_prompt_tokens, len(table.all_lengths) - len(table)
+        self._say(
+            f"{chosen.path}\n{table.num_rows:,} rows, {table.num_duplicates:,} duplicates, "
+            f"{too_long:,} longer than data.max_prompt_tokens={limit}: {len(table):,} prompts"
+        )
+        for text in (histogram(table.all_lengths), render(table), *table.notes, forms_lines(tried)):
+            self._say(text)
 
 
 def histogram(lengths: NDArray[np.int64]) -> str:
@@ -210,16 +176,9 @@ def _questions(prompts: Sequence[Prompt]) -> list[str]:
 
 def shared_ends(texts: Sequence[str]) -> tuple[str, str]:
     """Return what all texts begin with and what all end with; they may overlap in a short one."""
-    first, last = min(texts), max(texts)
     flipped = [text[::-1] for text in texts]
-    end = _num_equal(min(flipped), max(flipped))
-    return first[: _num_equal(first, last)], first[len(first) - end :]
-
-
-def _num_equal(one: str, other: str) -> int:
-    """Return the number of characters that both texts begin with."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    head, tail = map(commonprefix, (texts, flipped))
+    return head, tail[::-1]
 
 
 def overlap_lines(found: Sequence[Overlap], held_out: Mapping[str, Sequence[Prompt]]) -> str:

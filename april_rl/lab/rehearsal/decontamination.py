@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from unicodedata import category, normalize
 
 NUM_WORDS, FEWEST_WORDS = 13, 4
@@ -28,8 +28,7 @@ _WORD = re.compile(rf"[{_CHARACTERS}]|(?:(?![{_CHARACTERS}])[^\W_]|[{_MARKS}])+"
 _CHARACTER = re.compile(f"[{_CHARACTERS}]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
+class Overlap(NamedTuple):
     """A training question and the first evaluation question that shares a passage with it."""
 
     row: int  # index in the training questions
@@ -58,9 +57,7 @@ class Passages:
             shared = next((p for p in passages(question) if p in self._where), None)
             if shared is not None:
                 name, evaluation_row = self._where[shared]
-                found.append(
-                    Overlap(row=row, set_name=name, evaluation_row=evaluation_row, passage=shared)
-                )
+                found.append(Overlap(row, name, evaluation_row, shared))
         return found
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from textwrap import indent
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,7 @@ _NUM_TRIED = 4  # prompts whose answers are rated
 _RIGHT = 1e-6  # a reward this close to the best one counts as equal to it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormsTried:
+class FormsTried(NamedTuple):
     """Rewards of right and wrong answers to some prompts of a set."""
 
     asked: str | None  # the form that the prompts ask for
@@ -50,11 +49,7 @@ def try_forms(prompts: Sequence[Prompt], pay: Pay) -> FormsTried | None:
         for form in FORMS
     )
     asked = {asked_form(prompt.text) for prompt in chosen}
-    return FormsTried(
-        asked=asked.pop() if len(asked) == 1 else None,
-        right=right,
-        wrong=max(wrong),
-    )
+    return FormsTried(asked.pop() if len(asked) == 1 else None, right, max(wrong))
 
 
 def _mean(pay: Pay, prompts: Sequence[Prompt], responses: Sequence[str]) -> float:
@@ -73,21 +68,21 @@ def check_forms(tried: FormsTried | None, *, set_name: str) -> Iterator[Finding]
     good = [form for form, value in tried.right.items() if value >= best - _RIGHT]
     if not tried.span > 0:
         yield Finding(
-            name="reward_blind",
-            message=f"{set_name}: the reward gives a right answer {best:g} in every form and a "
+            "reward_blind",
+            f"{set_name}: the reward gives a right answer {best:g} in every form and a "
             f"wrong one {tried.wrong:g}: it cannot tell them apart",
         )
     elif tried.asked is not None and tried.right[tried.asked] < best - _RIGHT:
         yield Finding(
-            name="reward_form",
-            message=f"{set_name}: the prompts ask for the form {tried.asked!r}, in which the "
+            "reward_form",
+            f"{set_name}: the prompts ask for the form {tried.asked!r}, in which the "
             f"reward gives a right answer {tried.right[tried.asked]:g}; it reads "
             f"{' and '.join(good)} ({best:g}): change reward.extract or data.instruction",
         )
     elif tried.asked is None and len(set(tried.right.values())) > 1:
         yield Finding(
-            name="no_form_asked",
-            message=f"{set_name}: the prompts ask for no form of the answer, and the reward "
+            "no_form_asked",
+            f"{set_name}: the prompts ask for no form of the answer, and the reward "
             f"reads {' or '.join(good)} only: say so in data.instruction",
         )
 

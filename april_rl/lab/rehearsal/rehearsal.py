@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import indent
 
 from april_rl.config import TrainConfig
-from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.store import plain_config
-from april_rl.config.task import PromptSetConfig
 from april_rl.errors import RunError
 from april_rl.lab.attack.attack import attack_set, pay_by
 from april_rl.lab.price.assumptions import Assumptions
@@ -27,12 +24,12 @@ from april_rl.lab.price.memory import RealMemory, real_layout, real_memory
 from april_rl.lab.price.plan import step_table
 from april_rl.lab.price.prediction import modes_beside, step_prices, work_of
 from april_rl.lab.rehearsal import findings as find
-from april_rl.lab.rehearsal import stand_ins
 from april_rl.lab.rehearsal.copied_rows import write_sampled_rows
 from april_rl.lab.rehearsal.findings import Finding
 from april_rl.lab.rehearsal.inspection import FormsTried, check_forms, shown_set, try_forms
 from april_rl.lab.rehearsal.real_models import config_path, real_models
 from april_rl.lab.rehearsal.small_run import small_run
+from april_rl.lab.rehearsal.stand_ins import Loader, NamedSet
 from april_rl.lab.rehearsal.tiny_model import write_tiny_model
 from april_rl.lab.simulator.gpu_kinds import GPU_KINDS
 from april_rl.lab.simulator.model_cost import Shape
@@ -52,18 +49,8 @@ from april_rl.training.trainer import Trainer
 
 Say = Callable[[str], None]
 
-_TRAINING_ROWS, _HELD_OUT_ROWS, _ATTACKED_ROWS = 64, 8, 2
+_NUM_ROWS, _ATTACKED_ROWS = {"train": 64, "held_out": 8}, 2
 _ATTACKS = ("nothing", "prompt_back", "several", "in_passing", "thoughts_only", "plea")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Set:
-    """A set as it was loaded, and the rewards of answers to its prompts."""
-
-    key: str  # the setting that names it
-    chosen: PromptSetConfig
-    table: PromptTable
-    tried: FormsTried | None  # None where no stated answer is read
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,7 +65,6 @@ class Rehearsal:
     spans: list[float] = field(default_factory=list)  # span of the reward on each training set
     rows: dict[str, Path] = field(default_factory=dict)  # a file of rows of each training set
     held_out: dict[str, Path] = field(default_factory=dict)  # the same for each evaluation set
-    has_agent: bool = False
 
     def run(self, *, is_quick: bool = False) -> bool:
         """Go through every stage; with `is_quick` only the stages that need neither the simulator
@@ -88,9 +74,8 @@ class Rehearsal:
         without_network_go_offline()
         self.say(f"rehearsal of {self.config.name}, in {self.folder}")
         models, shape = real_models(self.config, self.say)
-        tokenizer = stand_ins.find_tokenizer(self.config.model.path, self.say)
-        self._load_environment()
-        self._data(tokenizer)
+        loader = Loader(self.config, self.say, has_agent=self._has_agent())
+        self._data(loader)
         self._settings()
         memory = self._memory(models)
         if is_quick:
@@ -98,54 +83,31 @@ class Rehearsal:
         else:
             self._gain(memory, shape, critic=models.beside.critic)
             model = config_path(self.config.model.path, lambda _: None, key="model.path")
-            self._steps(model, tokenizer)
+            self._steps(model, loader.tokenizer)
         return self._verdict(time.perf_counter() - started)
 
-    def _data(self, tokenizer: Tokenizer) -> None:
+    def _data(self, loader: Loader) -> None:
         """Look at every training and evaluation set, and keep a few rows of each."""
-        data, evaluation = self.config.data, self.config.evaluation
-        with closing(
-            RewardPool(self.config.reward, self.config.user_code, decode=tokenizer.decoder())
-        ) as rewards:
-            for name, chosen in training_sets(data).items():
-                key = f"data.sources.{name}.path" if name else "data.path"
-                found = self._set(chosen, tokenizer, rewards, key=key, dataset=name)
-                self._keep(found, self.rows, name, num_rows=_TRAINING_ROWS)
-                if found.tried is not None:
-                    self.spans.append(found.tried.span)
-                self._add(
-                    find.check_duplicates(self.config, found.table, set_name=key),
-                    find.check_left_out(self.config, found.table, set_name=key),
-                )
-            for name, held_out in evaluation.sets.items():
-                key = f"evaluation.sets.{name}.path"
-                filled = evaluation_set(data, held_out)
-                found = self._set(filled, tokenizer, rewards, key=key, dataset=name)
-                self._keep(found, self.held_out, name, num_rows=_HELD_OUT_ROWS)
+        with loader.rewards() as rewards:
+            for wanted in loader.training_sets():
+                table, tried = self._set(wanted, loader, rewards, kept=self.rows)
+                if tried is not None:
+                    self.spans.append(tried.span)
+                for check in (find.check_duplicates, find.check_left_out):
+                    self.findings += check(self.config, table, set_name=wanted.key)
+            for wanted in loader.held_out_sets():
+                self._set(wanted, loader, rewards, kept=self.held_out)
 
     def _set(
-        self,
-        chosen: PromptSetConfig,
-        tokenizer: Tokenizer,
-        rewards: RewardPool,
-        *,
-        key: str,
-        dataset: str,
-    ) -> _Set:
-        """Load one set, or rows in its schema where it is out of reach; show it, try the reward."""
-        table, chosen = stand_ins.load_set(
-            self.config,
-            chosen,
-            self.say,
-            tokenizer=tokenizer,
-            key=key,
-            dataset=dataset,
-            columns=rewards.columns_of(dataset),
-            deduplicate=True,  # to count duplicates, also where a run would keep them
-            has_agent=self.has_agent,
-        )
-        is_stated = reads_answers(rewards, dataset)
-        tried = try_forms(table, pay_by(rewards)) if is_stated else None
+        self, wanted: NamedSet, loader: Loader, rewards: RewardPool, *, kept: dict[str, Path]
+    ) -> tuple[PromptTable, FormsTried | None]:
+        """Load one set, show it, try the reward where it reads stated answers, and note in `kept` a
+        file with some of its rows for the two steps.
+        """
+        name, key, _ = wanted
+        # Duplicates are counted also where a run would keep them.
+        table, chosen = loader.load(wanted, rewards.columns_of(name), deduplicate=True)
+        tried = try_forms(table, pay_by(rewards)) if reads_answers(rewards, name) else None
         self.findings += check_forms(tried, set_name=key)
         if tried is not None:
             self._attack(table, rewards, key=key)
@@ -153,8 +115,12 @@ class Rehearsal:
         try:
             check_tests(rewards, table, most=NUM_ROWS_TRIED)
         except RewardError as error:
-            self._add(Finding(name="tests", message=f"{key}: {error}"))
-        return _Set(key=key, chosen=chosen, table=table, tried=tried)
+            self.findings.append(Finding("tests", f"{key}: {error}"))
+        kind = "train" if kept is self.rows else "held_out"
+        path = self.folder / "rows" / f"{kind}_{name or 'set'}.jsonl"
+        if written := write_sampled_rows(chosen, path, key=key, num_rows=_NUM_ROWS[kind]):
+            kept[name] = written
+        return table, tried
 
     def _attack(self, table: PromptTable, rewards: RewardPool, *, key: str) -> None:
         """Try some responses that deserve nothing; `python -m april_rl attack` tries more."""
@@ -163,26 +129,17 @@ class Rehearsal:
         )
         if paid := [result.name for result in results if result.wins]:
             message = f"{key}: the reward pays for {', '.join(paid)}: python -m april_rl attack"
-            self._add(Finding(name="paid_for_nothing", message=f"{message} shows the responses"))
-
-    def _keep(self, found: _Set, kept: dict[str, Path], name: str, *, num_rows: int) -> None:
-        """Write some rows of a set for the two steps, and note the file in `kept`."""
-        kind = "train" if kept is self.rows else "held_out"
-        path = self.folder / "rows" / f"{kind}_{name or 'set'}.jsonl"
-        written = write_sampled_rows(found.chosen, path, key=found.key, num_rows=num_rows)
-        if written is not None:
-            kept[name] = written
+            self.findings.append(Finding("paid_for_nothing", f"{message} shows the responses"))
 
     def _settings(self) -> None:
         """Check settings against each other and against the reward."""
         for line in inert_settings(self.config, device=real_layout(self.config)[1].device):
             self.say(f"no effect   {line}")
-        self._add(
-            find.check_overlong_zone(self.config, self.assumed),
-            find.check_overlong_penalty(self.config, reward_span=min(self.spans, default=1.0)),
-            find.check_evaluation(self.config),
-            find.check_one_update(self.config),
-        )
+        span = min(self.spans, default=1.0)
+        self.findings += find.check_overlong_zone(self.config, self.assumed)
+        self.findings += find.check_overlong_penalty(self.config, reward_span=span)
+        self.findings += find.check_evaluation(self.config)
+        self.findings += find.check_one_update(self.config)
 
     def _memory(self, models: Models) -> RealMemory:
         """Plan the memory of the real models on the machine that the recipe names."""
@@ -193,8 +150,8 @@ class Rehearsal:
         table = "\n".join((memory.table, *memory.reasons))
         self.say(f"memory      of the real model\n{indent(table, '  ')}")
         if memory.too_large:
-            self._add(Finding(name="memory", message=memory.too_large))
-        self._add(*(Finding(name="kv_cache", message=text) for text in memory.kv_warnings))
+            self.findings.append(Finding("memory", memory.too_large))
+        self.findings += [Finding("kv_cache", text) for text in memory.kv_warnings]
         return memory
 
     def _gain(self, memory: RealMemory, shape: Shape, *, critic: ModelSizes | None) -> None:
@@ -217,11 +174,12 @@ class Rehearsal:
             f"other GPUs and money\n{indent(step_table(memory, prices), '  ')}"
         )
 
-    def _load_environment(self) -> None:
+    def _has_agent(self) -> bool:
         try:
-            self.has_agent = describe(self.config.environment, self.config.user_code).is_agent
+            return describe(self.config.environment, self.config.user_code).is_agent
         except RunError as error:
-            self._add(Finding(name="environment", message=str(error)))
+            self.findings.append(Finding("environment", str(error)))
+            return False
 
     def _steps(self, model: str, tokenizer: Tokenizer) -> None:
         """Run two steps of a tiny model; an error in them is a finding."""
@@ -245,10 +203,7 @@ class Rehearsal:
             ) as trainer:
                 trainer.run()
         except RunError as error:
-            self._add(Finding(name="steps", message=f"the two steps failed: {error}"))
-
-    def _add(self, *found: Finding | None) -> None:
-        self.findings += [finding for finding in found if finding is not None]
+            self.findings.append(Finding("steps", f"the two steps failed: {error}"))
 
     def _verdict(self, took_s: float) -> bool:
         accepted = self.assumed.accept

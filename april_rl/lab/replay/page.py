@@ -72,7 +72,7 @@ def _block(response: TrainedResponse, total: float, most: float, decode: Decode)
     rest = f" [… {left_out:,} tokens …]" if left_out else ""
     return (
         f"<details {data}><summary>prompt {sample.prompt.id}.{sample.index}: {head}</summary>"
-        f"<dl><dt>prompt</dt><dd><pre>{escape(html.shorten(sample.prompt.text))}</pre></dd>"
+        f"<dl>{html.text_entry('prompt', sample.prompt.text)}"
         f"<dt>response</dt><dd><pre>{tokens}{rest}</pre></dd></dl></details>"
     )
 

@@ -12,10 +12,11 @@ from tempfile import TemporaryDirectory
 from torch import Tensor
 
 from april_rl.config import TrainConfig
+from april_rl.errors import RunError
 from april_rl.lab.replay.held_out import held_out
 from april_rl.lab.replay.responses import TrainedResponse
 from april_rl.lab.replay.rewards import scored_again
-from april_rl.lab.replay.trainee import ReplayError, Trainee, trainee
+from april_rl.lab.replay.trainee import Trainee, trainee
 from april_rl.lab.report.run_files import Row
 from april_rl.run.checkpointing.checkpointer import LEARNER
 from april_rl.run.checkpointing.folder import Saved, list_saved
@@ -42,7 +43,6 @@ class Update:
 
     @property
     def norm(self) -> float:
-        """Return the norm of the change of all weights."""
         return sqrt(self.times(self))
 
     def figures(self) -> dict[str, object]:
@@ -73,7 +73,6 @@ class Replay:
 
     @property
     def row(self) -> Row:
-        """Return the run's metrics of the step."""
         return self.rows.get(float(self.step), {})
 
     @property
@@ -110,7 +109,7 @@ def replay(
     weights follow from step to step while the samples stay the same.
 
     Steps between the last checkpoint before them and the first are trained again, too. Raise
-    ReplayError without such a checkpoint, CheckpointError for a step that was not recorded.
+    RunError without such a checkpoint, CheckpointError for a step that was not recorded.
     """
     steps = {number: read_recorded(run_dir, number) for number in asked}
     *earlier, step = asked
@@ -148,7 +147,7 @@ def train_up_to(
     learner: Trainee, run_dir: Path, step: int, *, say: Say, since: int | None = None
 ) -> None:
     """Give a fresh learner the weights with which a step began, from the checkpoint before it or
-    before step `since`. Raise ReplayError as `weights_before` does, CheckpointError if a step since
+    before step `since`. Raise RunError as `weights_before` does, CheckpointError if a step since
     then was not recorded.
     """
     base = weights_before(run_dir, since or step)
@@ -162,11 +161,11 @@ def train_up_to(
 
 def weights_before(run_dir: Path, step: int) -> Saved | None:
     """Return the last checkpoint before a step, None if the run began less than a checkpoint before
-    it and recorded all steps; raise ReplayError without either.
+    it and recorded all steps; raise RunError without either.
     """
     saved = [each for each in list_saved(run_dir / CHECKPOINTS) if each.step < step]
     if not saved and not (run_dir / "recorded" / "step_00001.json").is_file():
-        raise ReplayError(
+        raise RunError(
             f"{run_dir} has no checkpoint before step {step}; a run keeps them as checkpoint.keep "
             "says, and python -m april_rl checkpoint show lists them"
         )

@@ -15,12 +15,8 @@ from april_rl.training.recorded_steps import RecordedStep
 from april_rl.types import Score, ScoredGroup
 
 
-class RescoreError(RunError):
-    """Responses cannot be scored again; the message says why."""
-
-
 def scored_again(recorded: RecordedStep, config: TrainConfig) -> RecordedStep:
-    """Return the step with what the reward of `config` gives to its responses. Raise RescoreError
+    """Return the step with what the reward of `config` gives to its responses. Raise RunError
     for responses with an environment, which has their rewards, and for one without a score.
     """
     decode = load_tokenizer(config.model.path).decoder()
@@ -34,7 +30,7 @@ def _scored_again(
 ) -> ScoredGroup:
     prompt = scored.group.prompt
     if prompt.has_environment:
-        raise RescoreError("an environment gives its own rewards: reward.* changes nothing here")
+        raise RunError("an environment gives its own rewards: reward.* changes nothing here")
     texts = [decode(sample.token_ids) for sample in scored.group.samples]
     found = [total(rewards.functions, each) for each in rewards.try_on(prompt, texts)]
     values = tuple(map(_value, found))
@@ -43,5 +39,5 @@ def _scored_again(
 
 def _value(score: Score) -> float:
     if score.value is None:
-        raise RescoreError(f"a response of prompt {score.sample_id.prompt_id}: {score.message}")
+        raise RunError(f"a response of prompt {score.sample_id.prompt_id}: {score.message}")
     return score.value

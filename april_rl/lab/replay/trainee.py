@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, cast
@@ -34,35 +34,22 @@ if TYPE_CHECKING:
 _MASTER = "master."
 
 
-class ReplayError(RunError):
-    """A step cannot be trained again; the message says why."""
-
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trainee:
     """A learner, the function that makes its updates, and what makes its batches."""
 
-    def __init__(
-        self,
-        learner: Learner,
-        update: Update,
-        batches: Batches,
-        *,
-        packer: Packer,
-        watched: Watched,
-    ) -> None:
-        """Train with `update`, which belongs to the learner, on what `batches` makes; the
-        objective calls `watched`.
-        """
-        self._learner, self._update, self._batches = learner, update, batches
-        self._packer, self._watched = packer, watched
+    learner: Learner
+    update: Update  # belongs to the learner
+    batches: Batches
+    packer: Packer
+    watched: Watched  # the objective calls it
 
     def load(self, folder: Path) -> None:
         """Continue from what workers saved; raise TrainingStateError for another model."""
-        self._learner.load_state(folder)
+        self.learner.load_state(folder)
 
     def save(self, folder: Path) -> None:
-        """Write what `load` reads."""
-        self._learner.snapshot().write(folder)
+        self.learner.snapshot().write(folder)
 
     def train(
         self, step: int, recorded: RecordedStep
@@ -70,36 +57,36 @@ class Trainee:
         """Make the update of a step. Return the metrics of update and batch, and what the update
         did with each response.
         """
-        self._watched.clear()
-        batch, _ = self._batches.make(
+        self.watched.clear()
+        batch, _ = self.batches.make(
             recorded.groups,
             probes=recorded.probes,
             policy_version=step - 1,
             phase=lambda _: nullcontext(),
             look=lambda: None,
         )
-        metrics = merge([batch.metrics, self._update(batch.of_rank(0))]).read()
-        return metrics, self._watched.responses(recorded)
+        metrics = merge([batch.metrics, self.update(batch.of_rank(0))]).read()
+        return metrics, self.watched.responses(recorded)
 
     def logprob(self, groups: Sequence[ScoredGroup]) -> float:
         """Return the mean log-probability of the tokens of groups of one sample, in nats."""
-        batch = self._packer.pack(groups, [[0.0] for _ in groups], policy_version=0)
+        batch = self.packer.pack(groups, [[0.0] for _ in groups], policy_version=0)
         rows = (row for part in batch.of_rank(0) for row in part)
-        return float(torch.cat([self._learner.logprobs(row) for row in rows]).mean())
+        return float(torch.cat([self.learner.logprobs(row) for row in rows]).mean())
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of every trained weight on the host."""
-        shards = self._learner.snapshot().shards
+        shards = self.learner.snapshot().shards
         return {name: shard.values for name, shard in shards.items() if name.startswith(_MASTER)}
 
 
 @contextmanager
 def trainee(settings: TrainConfig) -> Iterator[Trainee]:
     """Yield the learner of these settings, as the only worker of a run in this process. Raise
-    ReplayError for a teacher on a server.
+    RunError for a teacher on a server.
     """
     if settings.teacher.base_url:
-        raise ReplayError("a teacher on a server (teacher.base_url) is not asked again")
+        raise RunError("a teacher on a server (teacher.base_url) is not asked again")
     runtime = replace(settings.runtime, ray=False, num_workers=1, ray_address=None)
     engine = replace(settings.engine, tensor_parallel_size=1)
     whole = replace(settings.learner, shard_size=None, offload=Offload.none)
@@ -118,6 +105,8 @@ def trainee(settings: TrainConfig) -> Iterator[Trainee]:
             batches = build_batches(plan, models.policy, None)
             hidden_size = models.policy.hidden_size
             packer = build_packer(plan.config, num_ranks=1, hidden_size=hidden_size)
-            yield Trainee(learner, update, batches, packer=packer, watched=watched)
+            yield Trainee(
+                learner=learner, update=update, batches=batches, packer=packer, watched=watched
+            )
         finally:
             worker.close()

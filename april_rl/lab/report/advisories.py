@@ -126,7 +126,7 @@ def _signal(run: RunFiles) -> Iterator[str]:
 
 
 def _entropy(run: RunFiles) -> Iterator[str]:
-    values = [value for _, value in run.series("loss/entropy")]
+    values = run.values("loss/entropy")
     if not values:
         return
     first, last = fmean(values[:_FEW_STEPS]), fmean(values[-_FEW_STEPS:])
@@ -169,7 +169,7 @@ def _tail(run: RunFiles, gains: Gains) -> Iterator[str]:
 
 def _staleness(run: RunFiles) -> Iterator[str]:
     cap = run.number("rollout.max_staleness")
-    oldest = [age for _, age in run.series("staleness/age_max")]
+    oldest = run.values("staleness/age_max")
     oldest = oldest[len(oldest) // 2 :]
     at_cap = sum(age >= cap for age in oldest) / len(oldest) if oldest and cap else 0.0
     if at_cap > 0.5:
@@ -186,7 +186,7 @@ def _staleness(run: RunFiles) -> Iterator[str]:
 
 def _larger_cap(run: RunFiles) -> str:
     own = run.mean("rollout/over_sampling_factor", late=True)
-    longest = max((length for _, length in run.series("rollout/response_tokens_max")), default=0.0)
+    longest = max(run.values("rollout/response_tokens_max"), default=0.0)
     mean = run.mean("rollout/response_tokens_mean", late=True)
     free = waitless_staleness(own, longest=longest, mean=mean) if own and mean else 0
     if free <= run.number("rollout.max_staleness"):  # tools make samples older, too

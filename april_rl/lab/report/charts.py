@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
+from statistics import fmean
 
 from april_rl.lab.report.learning_charts import CRITIC, MISMATCH, TEACHER, evaluation, reward
 from april_rl.lab.report.run_files import Row, RunFiles
@@ -96,12 +99,11 @@ def average(rows: Sequence[Row], *, limit: int) -> Sequence[Row]:
 
 def _means(rows: Sequence[Row]) -> dict[str, float | None]:
     """Return the mean of every key over the rows that have it."""
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        for key, value in row.items():
-            if value is not None:
-                found.setdefault(key, []).append(value)
-    return {key: sum(values) / len(values) for key, values in found.items()}
+    found = defaultdict[str, list[float]](list)
+    for key, value in chain.from_iterable(row.items() for row in rows):
+        if value is not None:
+            found[key].append(value)
+    return {key: fmean(values) for key, values in found.items()}
 
 
 def phase_seconds(row: Row) -> dict[str, float]:

@@ -115,16 +115,12 @@ def _mean_of(key: str) -> Callable[[RunFiles, Budget], float | None]:
 
 
 def _largest(key: str, *, unit: float = 1.0) -> Callable[[RunFiles, Budget], float | None]:
-    def value(run: RunFiles, _: Budget) -> float | None:
-        found = [value for _, value in run.series(key)]
-        return max(found) / unit if found else None
-
-    return value
+    return lambda run, _: max(found) / unit if (found := run.values(key)) else None
 
 
 def _step_seconds(percentile: float) -> Callable[[RunFiles, Budget], float | None]:
     def value(run: RunFiles, _: Budget) -> float | None:
-        seconds = [value for _, value in run.series("time/step_s")]
+        seconds = run.values("time/step_s")
         return float(np.percentile(seconds, percentile)) if seconds else None
 
     return value

@@ -10,13 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from april_rl.lab.report.compared_run import (
-    FIGURES,
-    Budget,
-    Figure,
-    begins_within,
-    best_accuracy,
-)
+from april_rl.lab.report.compared_run import FIGURES, Budget, Figure, begins_within, best_accuracy
 from april_rl.lab.report.run_files import ReportError, RunFiles, read_run
 
 SYNCHRONOUS = "synchronous"

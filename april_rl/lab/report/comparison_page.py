@@ -89,7 +89,8 @@ def _body(comparison: RunComparison, planned: Sequence[str]) -> Iterator[str]:
     for head, text in comparison.differences.items():
         yield f'<p class="soft">{escape(f"{head}: {text}")}</p>'
     yield html.advice([*_warning(comparison), *_omission_note(comparison), *planned])
-    yield _table(comparison)
+    rows = ([escape(label), *map(_cell, cells)] for label, cells in comparison.rows())
+    yield html.table(["", *comparison.variants], rows)
     for chart in _charts(comparison):
         yield html.chart_block(chart)
     yield "<section><h2>Runs</h2><ul>"
@@ -100,18 +101,9 @@ def _body(comparison: RunComparison, planned: Sequence[str]) -> Iterator[str]:
     yield "</ul></section></main>"
 
 
-def _table(comparison: RunComparison) -> str:
-    head = "".join(f"<th>{escape(variant)}</th>" for variant in comparison.variants)
-    rows = "".join(
-        f"<tr><td>{escape(label)}</td>{''.join(map(_cell, cells))}</tr>"
-        for label, cells in comparison.rows()
-    )
-    return f'<div class="scroll"><table><tr><th></th>{head}</tr>{rows}</table></div>'
-
-
 def _cell(cell: Cell) -> str:
     versus = f'<small class="soft">{escape(cell.versus)}</small>' if cell.versus else ""
-    return f"<td>{escape(cell.mean)}{versus}</td>"
+    return f"{escape(cell.mean)}{versus}"
 
 
 def _charts(comparison: RunComparison) -> Iterator[Chart]:
@@ -175,7 +167,7 @@ def _step_seconds(comparison: RunComparison) -> Spec:
         {"variant": variant, "seconds": seconds}
         for variant, runs in comparison.variants.items()
         for run in runs
-        for _, seconds in run.series("time/step_s")
+        for seconds in run.values("time/step_s")
     ]
     order = list(comparison.variants)
     return base(

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 
-from april_rl.lab.report.bundle import LICENCE, vega_bundle
 from april_rl.lab.report.vega import AGE_COLOURS, Chart
+
+_LICENCE = "Vega, Vega-Lite and Vega-Embed: BSD-3-Clause, University of Washington"
+_SNIPPET = "window.vegaEmbed = vegaEmbed;"
 
 # The page may fetch nothing; Vega compiles its expressions, hence unsafe-eval.
 _POLICY = (
@@ -113,10 +119,40 @@ def page(title: str, body: Iterable[str], *, has_charts: bool = True) -> str:
             f"<title>{escape(title)}</title>\n<style>{_STYLE}{shades}</style>\n</head>\n<body>",
             note,
             *body,
-            f"<footer>{escape(LICENCE)}</footer>" if bundle else "",
+            f"<footer>{escape(_LICENCE)}</footer>" if bundle else "",
             f"<script>{vega}</script>\n<script>{_DRAW}</script>\n</body>\n</html>\n",
         )
     )
+
+
+def vega_bundle() -> str | None:
+    """Return the JavaScript that draws charts, 0.9 MB; None when vl-convert-python is not
+    installed.
+
+    Making it takes two seconds, so it is kept in $APRIL_RL_CACHE, or ~/.cache/april_rl.
+    """
+    if find_spec("vl_convert") is None:
+        return None
+    cache = Path(os.environ.get("APRIL_RL_CACHE") or Path.home() / ".cache" / "april_rl")
+    cached = cache / f"vega-{metadata.version('vl-convert-python')}.js"
+    if cached.is_file():
+        return cached.read_text(encoding="utf-8")
+    import vl_convert
+
+    bundle = str(vl_convert.javascript_bundle(_SNIPPET))
+    _keep(cached, bundle)
+    return bundle
+
+
+def _keep(path: Path, text: str) -> None:
+    """Write the file whole or not at all; without a writable cache the bundle is made each time."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
 
 
 def chart_block(chart: Chart) -> str:
@@ -164,6 +200,13 @@ def advice(sentences: Iterable[str]) -> str:
     """Return the sentences as a list; empty without sentences."""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
     return f'<ul class="advice">{items}</ul>' if items else ""
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table that scrolls where it is too wide; heads are text, cells are HTML."""
+    head = "".join(f"<th>{escape(each)}</th>" for each in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in rows)
+    return f'<div class="scroll"><table>{f"<tr>{head}</tr>" * bool(head)}{body}</table></div>'
 
 
 def text_entry(label: str, text: str, *, limit: int = 700) -> str:

@@ -130,11 +130,7 @@ def update(steps: Sequence[Row]) -> list[Chart]:
     """Return a small chart for each metric of the learner's update that the run has."""
     drawn = (
         Lines(
-            id=key.replace("/", "-"),
-            title=title,
-            caption=key,
-            keys={title: key},
-            unit=_UNITS[key],
+            id=key.replace("/", "-"), title=title, caption=key, keys={title: key}, unit=_UNITS[key]
         ).chart(steps, height=_SMALL)
         for key, title in _UPDATE.items()
     )

@@ -24,7 +24,6 @@ class PlannedPart:
 
     @property
     def ratio(self) -> float:
-        """Return measured ÷ planned."""
         return self.measured / self.planned
 
 

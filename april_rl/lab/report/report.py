@@ -111,8 +111,7 @@ def head_figures(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         yield f"avg@k, {name}", f"{found[-1][1]:.3f}", note
     if (reward := run.mean("reward/mean", late=True)) is not None:
         yield "mean reward", f"{reward:.3f}", "of the second half of the steps"
-    seconds = [value for _, value in run.series("time/step_s")]
-    if seconds:
+    if seconds := run.values("time/step_s"):
         rate = sum(run.trained_samples) / sum(seconds)
         yield "trained samples/s", f"{rate:.1f}", "steps with their update, without evaluations"
         yield "time of a step", f"{median(seconds):.2f} s", "median"
@@ -134,9 +133,11 @@ def _timeline(run: RunFiles, gains: Gains | None) -> Iterator[str]:
         return
     shown = [timeline, *([gains.synchronous] if gains else [])]
     until_s = max(each.time_s for each in shown)
+    # By the engines' counts, which are finer than the timeline's.
+    occupancy = dict(run.series("rollout/occupancy")).get(step, 0.0)
     caption = (
         "Each row is a slot of an engine, each bar a sample, coloured by the age of its first "
-        f"token. {_counts(timeline)} Slots were in use {percent(_occupancy(run, step))} of the "
+        f"token. {_counts(timeline)} Slots were in use {percent(occupancy)} of the "
         f"time.{_length_bias(run)}"
     )
     trace = _trace_path(run.run_dir, step).name
@@ -163,13 +164,6 @@ def _timeline(run: RunFiles, gains: Gains | None) -> Iterator[str]:
             spec=timeline_spec(gains.synchronous, until_s=until_s, height=280),
         )
     )
-
-
-def _occupancy(run: RunFiles, step: int) -> float:
-    """Return the occupancy of a step from the engines' counts, which are finer than the
-    timeline's.
-    """
-    return dict(run.series("rollout/occupancy")).get(step, 0.0)
 
 
 def _length_bias(run: RunFiles) -> str:

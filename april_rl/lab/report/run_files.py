@@ -38,7 +38,6 @@ class RunFiles:
 
     @cached_property
     def steps(self) -> list[Row]:
-        """Return the rows of training steps."""
         return [row for row in self.rows if row.get("time/step_s") is not None]
 
     @cached_property
@@ -110,7 +109,7 @@ class RunFiles:
 
     def _growth(self, key: str) -> float:
         """Return by how much a metric that counts from the beginning of the run has grown."""
-        values = [value for _, value in self.series(key)]
+        values = self.values(key)
         return values[-1] - (0.0 if self._has_beginning else values[0]) if values else 0.0
 
     def series(self, key: str) -> list[tuple[int, float]]:
@@ -118,13 +117,15 @@ class RunFiles:
         found = ((row["step"], row.get(key)) for row in self.rows)
         return [(int(step or 0), value) for step, value in found if value is not None]
 
+    def values(self, key: str) -> list[float]:
+        return [value for _, value in self.series(key)]
+
     def total(self, key: str) -> float:
-        """Return the sum of a metric over all rows."""
-        return sum(value for _, value in self.series(key))
+        return sum(self.values(key))
 
     def mean(self, key: str, *, late: bool = False) -> float | None:
         """Return the mean of a metric over its rows, or over the later half of them."""
-        values = [value for _, value in self.series(key)]
+        values = self.values(key)
         values = values[len(values) // 2 :] if late else values
         return sum(values) / len(values) if values else None
 
@@ -143,7 +144,6 @@ class RunFiles:
         return self._read_samples(self._sample_paths[:-1][:1])
 
     def all_samples(self) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
-        """Yield each step with saved samples, and the samples."""
         return (self._read_samples([path]) for path in self._sample_paths)
 
     @cached_property
@@ -168,7 +168,6 @@ class RunFiles:
 
     @cached_property
     def length_bias(self) -> LengthBias | None:
-        """Return the length bias of the last steps that have a timeline."""
         return LengthBias.of(list(self._timelines.values()))
 
     @cached_property

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from april_rl.lab.report.vega import Spec, age_scale, axis, base, legend
-from april_rl.training.rollout.measures.timeline import Bar, Timeline
+from april_rl.training.rollout.measures.timeline import Act, Bar, Stay, Timeline
 
 MAX_SLOTS = 192  # drawn at most; with more slots, every k-th one
 _CANVAS_FROM = 1500  # number of bars from which a canvas is used; SVG is slow with more
@@ -28,8 +28,8 @@ def timeline_spec(timeline: Timeline, *, until_s: float, height: int = 420) -> S
     """Return the chart of a step; `until_s` ends the time axis, so that two charts can be
     compared.
     """
-    num_slots = sum(timeline.slots.values())
-    bars = _first_slots(list(timeline.bars()), num_slots=num_slots)
+    every = -(-sum(timeline.slots.values()) // MAX_SLOTS)
+    bars = [b._replace(slot=b.slot // every) for b in timeline.bars() if b.slot % every == 0]
     ages = [f"age {age}" for age in range(1 + max((b.stay.age for b in bars), default=0))]
     values = [_value(bar) for bar in bars]
     engines = len(timeline.slots)
@@ -39,17 +39,14 @@ def timeline_spec(timeline: Timeline, *, until_s: float, height: int = 420) -> S
     bar = {
         "mark": {"type": "rect", "tooltip": {"content": "data"}},
         "encoding": {
-            "x": time,
-            "x2": {"field": "end"},
-            "y": y,
-            "y2": {"field": "below"},
+            **_corners(time, y),
             "color": axis("age", "", "ordinal", scale=age_scale(ages), legend=legend(6)),
         },
     }
     num_rows = 1 + max((bar.slot for bar in bars), default=0)
     layers = [bar, _marks(bars, y, size=max(3.0, 0.8 * height / num_rows))]
     if timeline.acts:
-        layers.append(_acts(timeline, y, num_slots=num_slots))
+        layers.append(_acts(timeline, y, every=every))
     spec = base(values, height=height, layer=layers)
     spec["resolve"] = {"scale": {"color": "independent"}}
     if len(values) > _CANVAS_FROM:
@@ -98,13 +95,13 @@ def _value(bar: Bar) -> dict[str, Any]:
     }
 
 
-def _acts(timeline: Timeline, y: Spec, *, num_slots: int) -> Spec:
+def _acts(timeline: Timeline, y: Spec, *, every: int) -> Spec:
     """Return the layer of the samples that wait for their environment, in rows above the slots."""
-    every = _every(num_slots)
+    top = sum(timeline.slots.values()) // every + 1
     values = [
         {
-            "row": num_slots // every + 1 + row // every,
-            "below": num_slots // every + 1.9 + row // every,
+            "row": top + row // every,
+            "below": top + 0.9 + row // every,
             "begin": round(act.begun_s, 4),
             "end": round(act.ended_s, 4),
             "sample": f"{act.prompt_id}.{act.sample}",
@@ -116,68 +113,47 @@ def _acts(timeline: Timeline, y: Spec, *, num_slots: int) -> Spec:
     return {
         "data": {"values": values},
         "mark": {"type": "rect", "color": _STATES["acting"], "tooltip": {"content": "data"}},
-        "encoding": {
-            "x": axis("begin", "seconds"),
-            "x2": {"field": "end"},
-            "y": {**y, "field": "row"},
-            "y2": {"field": "below"},
-        },
+        "encoding": _corners(axis("begin", "seconds"), {**y, "field": "row"}),
     }
 
 
-def _every(num_slots: int) -> int:
-    return -(-num_slots // MAX_SLOTS)
-
-
-def _first_slots(bars: Sequence[Bar], *, num_slots: int) -> list[Bar]:
-    """Return the bars of at most MAX_SLOTS slots, numbered from 0."""
-    every = _every(num_slots)
-    return [bar._replace(slot=bar.slot // every) for bar in bars if bar.slot % every == 0]
+def _corners(x: Spec, y: Spec) -> Spec:
+    return {"x": x, "x2": {"field": "end"}, "y": y, "y2": {"field": "below"}}
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     """Return the step in the Trace Event Format: a process for each engine with a thread for each
     slot, and one for samples that wait for their environment; times in microseconds.
     """
+    outside = 1 + max(timeline.slots, default=0)
+    names = {engine: f"engine {engine}" for engine in sorted(timeline.slots)}
+    names |= {outside: "environments"} if timeline.acts else {}
     events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": engine, "args": {"name": f"engine {engine}"}}
-        for engine in sorted(timeline.slots)
+        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+        for pid, name in names.items()
     ]
     for bar in timeline.bars():
         stay = bar.stay
-        events.append(
-            {
-                "ph": "X",
-                "name": f"prompt {stay.prompt_id} sample {stay.sample}",
-                "cat": stay.outcome,
-                "pid": stay.engine,
-                "tid": bar.slot,
-                "ts": round(1e6 * bar.begun_s),
-                "dur": max(1, round(1e6 * (stay.ended_s - bar.begun_s))),
-                "args": {
-                    "age": stay.age,
-                    "tokens_before": stay.start,
-                    "tokens": stay.tokens,
-                    "is_resumed": stay.is_resumed,
-                    "sent_s": round(stay.sent_s, 4),
-                },
-            }
-        )
-    return {"displayTimeUnit": "ms", "traceEvents": [*events, *_acting(timeline)]}
-
-
-def _acting(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    pid = 1 + max(timeline.slots, default=0)
-    if timeline.acts:
-        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": "environments"}}
-    for act, row in timeline.act_rows():
-        yield {
-            "ph": "X",
-            "name": f"prompt {act.prompt_id} sample {act.sample}",
-            "cat": "acting",
-            "pid": pid,
-            "tid": row,
-            "ts": round(1e6 * act.begun_s),
-            "dur": max(1, round(1e6 * (act.ended_s - act.begun_s))),
-            "args": {"is_finished": act.is_finished},
+        event = _event(stay, bar.begun_s, cat=stay.outcome, pid=stay.engine, tid=bar.slot)
+        event["args"] = {
+            "age": stay.age,
+            "tokens_before": stay.start,
+            "tokens": stay.tokens,
+            "is_resumed": stay.is_resumed,
+            "sent_s": round(stay.sent_s, 4),
         }
+        events.append(event)
+    for act, row in timeline.act_rows():
+        event = _event(act, act.begun_s, cat="acting", pid=outside, tid=row)
+        events.append({**event, "args": {"is_finished": act.is_finished}})
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _event(each: Stay | Act, begun_s: float, **place: object) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": f"prompt {each.prompt_id} sample {each.sample}",
+        "ts": round(1e6 * begun_s),
+        "dur": max(1, round(1e6 * (each.ended_s - begun_s))),
+        **place,
+    }

@@ -35,7 +35,6 @@ def base(values: Sequence[Mapping[str, Any]], *, height: int = 220, **rest: obje
 
 
 def axis(field: str, title: str, kind: str = "quantitative", **rest: object) -> Spec:
-    """Return an axis for a field of the data."""
     return {"field": field, "type": kind, "title": title, **rest}
 
 

@@ -22,10 +22,6 @@ _LIMITS = {
 }
 
 
-class CalibrationError(RunError):
-    """The calibration file cannot be used; the message says why."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Measurements of one GPU; each replaces an assumption of a prediction."""
@@ -40,21 +36,21 @@ class Calibration:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return the measurements in a file; raise CalibrationError if they cannot be right."""
+        """Return the measurements in a file; raise RunError if they cannot be right."""
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise CalibrationError(f"calibration={path} cannot be read: {error}") from error
+            raise RunError(f"calibration={path} cannot be read: {error}") from error
         names = [field.name for field in fields(cls)]
         if not isinstance(found, dict) or sorted(found) != sorted(names):
-            raise CalibrationError(
+            raise RunError(
                 f"calibration={path} must be an object with {', '.join(names)}, as "
                 "tools/gpu_acceptance.py writes it"
             )
         for name, (least, most) in _LIMITS.items():
             value = found[name]
             if not isinstance(value, int | float) or not least <= value <= most:
-                raise CalibrationError(
+                raise RunError(
                     f"{name} in calibration={path} must be a number from {least:g} to {most:g}, "
                     f"got {value}; measure it again with tools/gpu_acceptance.py"
                 )

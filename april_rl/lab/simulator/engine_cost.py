@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -113,7 +113,8 @@ def _non_negative_fit(work: Floats64, elapsed: Floats64, weights: Floats64) -> F
     gram, moment = weighted.T @ weighted, weighted.T @ target
     best, best_loss = np.zeros(work.shape[1]), math.inf
     used = [c for c in range(work.shape[1]) if size[c] > 0]
-    for columns in _subsets(used):
+    subsets = (combinations(used, number) for number in range(len(used), 0, -1))
+    for columns in map(list, chain.from_iterable(subsets)):
         inner = gram[np.ix_(columns, columns)]
         found = np.linalg.lstsq(inner, moment[columns], rcond=_RCOND)[0]
         if (found < 0).any():
@@ -125,12 +126,6 @@ def _non_negative_fit(work: Floats64, elapsed: Floats64, weights: Floats64) -> F
         if columns == used:
             break
     return best
-
-
-def _subsets(columns: Sequence[int]) -> Iterator[list[int]]:
-    """Yield every non-empty subset of the columns, the largest first."""
-    for count in range(len(columns), 0, -1):
-        yield from (list(chosen) for chosen in combinations(columns, count))
 
 
 def _biweight(residuals: Floats64) -> Floats64:

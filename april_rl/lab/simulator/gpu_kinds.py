@@ -39,7 +39,7 @@ class Rates:
     between_steps_s: float  # seconds of an engine step in addition
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GpuKind:
     """A GPU as it is sold."""
 
@@ -62,25 +62,14 @@ class GpuKind:
         )
 
 
-# Title; GiB of memory; TB/s of its bandwidth; dense bfloat16 TFLOP/s; GB/s to another GPU. Sources:
-# NVIDIA's data sheets of A100, H100, H200, L40S and DGX B200, its whitepaper of the Ada
+# Sources: NVIDIA's data sheets of A100, H100, H200, L40S and DGX B200, its whitepaper of the Ada
 # architecture (appendix A), and AMD's data sheet of the Instinct MI300X.
-_SHEETS = {
-    "4090": ("RTX 4090", 23.6, 1.008, 165.2, 32),  # PCIe 4.0
-    "l40s": ("L40S", 44.4, 0.864, 362, 32),
-    "a100": ("A100 SXM", 79.2, 2.039, 312, 300),
-    "h100": ("H100 SXM", 79.2, 3.35, 989.5, 450),
-    "h200": ("H200 SXM", 139.8, 4.8, 989.5, 450),
-    "b200": ("B200", 178.0, 8.0, 2250, 900),
-    "mi300x": ("MI300X", 191.5, 5.3, 1307.4, 64),  # one of seven Infinity Fabric links
-}
-GPU_KINDS: dict[str, GpuKind] = {
-    name: GpuKind(
-        title=title,
-        gib=gib,
-        bytes_per_s=1e12 * reading,
-        flops_per_s=1e12 * computing,
-        link_bytes_per_s=1e9 * link,
-    )
-    for name, (title, gib, reading, computing, link) in _SHEETS.items()
+GPU_KINDS = {
+    "4090": GpuKind("RTX 4090", 23.6, 1.008e12, 165.2e12, 32e9),  # PCIe 4.0
+    "l40s": GpuKind("L40S", 44.4, 0.864e12, 362e12, 32e9),
+    "a100": GpuKind("A100 SXM", 79.2, 2.039e12, 312e12, 300e9),
+    "h100": GpuKind("H100 SXM", 79.2, 3.35e12, 989.5e12, 450e9),
+    "h200": GpuKind("H200 SXM", 139.8, 4.8e12, 989.5e12, 450e9),
+    "b200": GpuKind("B200", 178.0, 8.0e12, 2250e12, 900e9),
+    "mi300x": GpuKind("MI300X", 191.5, 5.3e12, 1307.4e12, 64e9),  # one of seven links
 }

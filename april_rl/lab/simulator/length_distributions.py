@@ -70,11 +70,6 @@ def mean_of(length_of: LengthDistribution, *, cap: int) -> float:
     return fmean(sample_lengths(length_of, cap=cap))
 
 
-def scale_lengths(length_of: LengthDistribution, factor: float) -> LengthDistribution:
-    """Return the distribution of lengths that are divided by `factor`."""
-    return lambda sample_id: max(1, round(length_of(sample_id) / factor))
-
-
 def uniform(seed: int, prompt_id: int, index: int) -> float:
     """Return a pseudo-random number in (0, 1) that depends on the arguments only."""
     packed = struct.pack("<qqq", seed, prompt_id, index)

@@ -24,7 +24,7 @@ def survival(
     It is the product-limit estimate (Kaplan & Meier 1958). Leaving out the unfinished samples, or
     taking them as finished, would give lengths that are too short.
     """
-    ends, num_ended = _count(np.asarray(finished))
+    ends, num_ended = np.unique(np.asarray(finished), return_counts=True)
     cuts = np.sort(np.asarray(unfinished, float))
     # Samples of at least this length, counting unfinished ones of exactly this length.
     at_risk = num_ended[::-1].cumsum()[::-1] + len(cuts) - np.searchsorted(cuts, ends)
@@ -64,15 +64,6 @@ def dispersion(batches: Sequence[Sequence[float]]) -> float | None:
     # A value deviates less from a running mean that includes it than from an independent mean.
     found = np.square(means[edge:-edge] - level).mean() / (1 - 1 / _NEIGHBOURS)
     return float(np.sqrt(found / expected)) if expected else None
-
-
-def _count(lengths: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the distinct lengths in rising order, and how often each occurs."""
-    if not np.issubdtype(lengths.dtype, np.integer):
-        return np.unique(lengths, return_counts=True)
-    counts = np.bincount(lengths)  # faster than sorting millions
-    distinct = np.flatnonzero(counts)
-    return distinct, counts[distinct]
 
 
 def waitless_staleness(factor: float, *, longest: float, mean: float) -> int:

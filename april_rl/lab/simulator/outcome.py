@@ -48,27 +48,22 @@ class Outcome:
 
     @property
     def trained_samples_per_s(self) -> float:
-        """Return trained samples per second of rollout."""
         return self.trained_samples / self.rollout_s
 
     @property
     def generated_tokens_per_s(self) -> float:
-        """Return generated tokens per second of rollout, over all engines."""
         return self.generated_tokens / self.rollout_s
 
     @property
     def occupancy(self) -> float:
-        """Return the share of slots in use, averaged over time."""
         return self.busy_slot_s / self.slot_s
 
     @property
     def reprefill_per_generated_token(self) -> float:
-        """Return the tokens recomputed per generated token."""
         return self.reprefill_tokens / max(1, self.generated_tokens)
 
     @property
     def off_policy_token_frac(self) -> float:
-        """Return the share of trained tokens that an earlier policy sampled."""
         return 1 - self.tokens_by_age[0] / max(1, self.tokens_by_age.total())
 
     @property
@@ -85,7 +80,6 @@ class Outcome:
         return max(self.tokens_by_age, default=0)
 
     def figures(self) -> dict[str, float]:
-        """Return every figure by name."""
         return {
             "step_s": self.step_s,
             "rollout_s": self.rollout_s / self.num_steps,

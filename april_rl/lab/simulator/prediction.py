@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from rich.table import Table
 
 from april_rl.lab.simulator.outcome import Outcome
 from april_rl.lab.simulator.simulation import Scenario, simulate
@@ -19,7 +21,6 @@ class Mode:
 
     @property
     def name(self) -> str:
-        """Return the mode in a word."""
         if self.refill:
             return "refill"
         return "synchronous" if self.factor == 1 else "one-shot"
@@ -77,3 +78,29 @@ def predict(
             gain=outcome.trained_samples_per_s / base.trained_samples_per_s,
             step_gain=base.step_s / outcome.step_s,
         )
+
+
+def comparison_table(predictions: Sequence[Prediction], *, title: str) -> Table:
+    """Return a table with a row for every over-sampling factor. Memory is that of the engine
+    that held most.
+    """
+    table = Table(title=title)
+    heads = ("α", "step s", "samples/s", "gain", "occupied", "off-policy", "age mean", "max")
+    for head in ("mode", *heads, "re-prefill", "peak KV"):
+        table.add_column(head, justify="left" if head == "mode" else "right", no_wrap=True)
+    for each in predictions:
+        outcome = each.outcome
+        table.add_row(
+            each.mode.name,
+            f"{outcome.factor:g}",
+            f"{outcome.step_s:.3g}",
+            f"{outcome.trained_samples_per_s:.3g}",
+            f"{each.gain:.2f}",
+            f"{outcome.occupancy:.2f}",
+            f"{outcome.off_policy_token_frac:.2f}",
+            f"{outcome.age_mean:.2f}",
+            f"{outcome.age_max}",
+            f"{outcome.reprefill_per_generated_token:.2f}",
+            f"{outcome.peak_kv_tokens:,} tokens",
+        )
+    return table

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from april_rl.lab.simulator.engine_cost import ScaledCost
-from april_rl.lab.simulator.length_distributions import mean_of, scale_lengths
+from april_rl.lab.simulator.length_distributions import mean_of
 from april_rl.lab.simulator.outcome import Scale
 from april_rl.lab.simulator.simulation import Scenario
 
@@ -29,16 +29,14 @@ def scale_down(real: Scenario) -> Scenario:
     num_groups = min(real.num_groups, math.ceil(_MAX_SAMPLES / real.group_size))
     num_engines = min(real.num_engines, _MAX_ENGINES)
     scale = Scale(
-        tokens=tokens,
-        groups=real.num_groups / num_groups,
-        engines=real.num_engines / num_engines,
+        tokens=tokens, groups=real.num_groups / num_groups, engines=real.num_engines / num_engines
     )
     samples = scale.groups / scale.engines  # samples of each engine
     is_small = tokens == samples == 1
     return replace(
         real,
         cost=real.cost if is_small else ScaledCost(real=real.cost, tokens=tokens, samples=samples),
-        length_of=scale_lengths(real.length_of, tokens),
+        length_of=lambda sample_id: max(1, round(real.length_of(sample_id) / tokens)),
         num_groups=num_groups,
         max_response_tokens=math.ceil(real.max_response_tokens / tokens),
         prompt_tokens=max(1, round(real.prompt_tokens / tokens)),

@@ -115,68 +115,54 @@ def simulate(
     The outcome depends only on the arguments, including seeds. `on_step` is called with every
     step.
     """
-    run = _Run(scenario, over_sampling_factor=over_sampling_factor, refill=refill)
+    clock, engines, collector = _parts(scenario, over_sampling_factor, refill=refill)
     outcome, scale = Outcome(factor=over_sampling_factor), scenario.scale
     for version in range(warmup_steps + num_steps):
-        collection = run.step(version)
+        for engine in engines:
+            engine.set_version(version)
+        collection = collector.collect(version)
+        clock.move_to(clock() + scenario.rest_s)
         if on_step is not None:
             on_step(version, collection)
         if version < warmup_steps:
             continue
         outcome.add(collection, policy_version=version, scale=scale)
         outcome.rest_s += scenario.rest_s
-        parked = round(scale.groups * scale.tokens * run.parked_tokens)
-        outcome.peak_parked_tokens = max(outcome.peak_parked_tokens, parked)
-    of_an_engine = scale.groups * scale.tokens / scale.engines
-    outcome.peak_kv_tokens = round(of_an_engine * run.peak_kv_tokens)
+        parked = scale.groups * scale.tokens * collector.leftovers(under_way=()).parked_tokens
+        outcome.peak_parked_tokens = max(outcome.peak_parked_tokens, round(parked))
+    held = max(engine.peak_kv_tokens for engine in engines)
+    outcome.peak_kv_tokens = round(scale.groups * scale.tokens / scale.engines * held)
     return outcome
 
 
-class _Run:
-    """A collector, its simulated engines and their clock."""
-
-    def __init__(self, scenario: Scenario, *, over_sampling_factor: float, refill: bool) -> None:
-        self._scenario, self._clock = scenario, VirtualClock()
-        episodes = scenario.episodes
-        self._engines = [
-            SimulatedEngine(
-                length_of=scenario.length_of,
-                cost=scenario.cost,
-                keeps_parked=scenario.keeps_parked,
-                max_batched_tokens=scenario.max_batched_tokens,
-                block_tokens=scenario.block_tokens,
-                episodes=episodes,
-            )
-            for _ in range(scenario.num_engines)
-        ]
-        outside = DelayedScores(
-            no_signal_frac=scenario.no_signal_frac,
-            score_s=scenario.score_s,
-            seed=scenario.seed,
-            clock=self._clock,
+def _parts(
+    scenario: Scenario, over_sampling_factor: float, *, refill: bool
+) -> tuple[VirtualClock, list[SimulatedEngine], Collector]:
+    clock, episodes = VirtualClock(), scenario.episodes
+    engines = [
+        SimulatedEngine(
+            length_of=scenario.length_of,
+            cost=scenario.cost,
+            keeps_parked=scenario.keeps_parked,
+            max_batched_tokens=scenario.max_batched_tokens,
+            block_tokens=scenario.block_tokens,
             episodes=episodes,
         )
-        self._collector = Collector(
-            ParallelEngines(self._engines, clock=self._clock),
-            outside,
-            NumberedPrompts(scenario.prompt_tokens, has_environment=episodes is not None),
-            scenario.rules(refill=refill),
-            over_sampling_factor=over_sampling_factor,
-            clock=self._clock,
-        )
-
-    def step(self, policy_version: int) -> Collection:
-        """Simulate a rollout, then the rest of the step."""
-        for engine in self._engines:
-            engine.set_version(policy_version)
-        collection = self._collector.collect(policy_version)
-        self._clock.move_to(self._clock() + self._scenario.rest_s)
-        return collection
-
-    @property
-    def parked_tokens(self) -> int:
-        return self._collector.leftovers(under_way=()).parked_tokens
-
-    @property
-    def peak_kv_tokens(self) -> int:
-        return max(engine.peak_kv_tokens for engine in self._engines)
+        for _ in range(scenario.num_engines)
+    ]
+    outside = DelayedScores(
+        no_signal_frac=scenario.no_signal_frac,
+        score_s=scenario.score_s,
+        seed=scenario.seed,
+        clock=clock,
+        episodes=episodes,
+    )
+    collector = Collector(
+        ParallelEngines(engines, clock=clock),
+        outside,
+        NumberedPrompts(scenario.prompt_tokens, has_environment=episodes is not None),
+        scenario.rules(refill=refill),
+        over_sampling_factor=over_sampling_factor,
+        clock=clock,
+    )
+    return clock, engines, collector

@@ -59,7 +59,6 @@ class Turns:
 
     @property
     def observed_tokens(self) -> int:
-        """Return the tokens that the calls of a sample add."""
         return (self.num_turns - 1) * self.observation_tokens
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from april_rl.errors import EngineStalledError
 from april_rl.lab.simulator.length_distributions import uniform
@@ -22,26 +22,14 @@ class VirtualClock:
     """Seconds since the run began; only events advance it."""
 
     def __init__(self) -> None:
-        """Start at 0 s."""
         self._now_s = 0.0
 
     def __call__(self) -> float:
-        """Return the time in seconds."""
         return self._now_s
 
     def move_to(self, now_s: float) -> None:
         """Advance the clock to `now_s`; it never goes back."""
         self._now_s = max(self._now_s, now_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Launched:
-    """A launched tick that has not been computed yet."""
-
-    submit: Requests
-    slots: int
-    max_steps: int
-    at_s: float  # when the tick was launched
 
 
 class ParallelEngines:
@@ -53,20 +41,21 @@ class ParallelEngines:
     def __init__(self, engines: Sequence[SimulatedEngine], *, clock: VirtualClock) -> None:
         """Use `engines[i]` as engine i."""
         self._engines, self._clock = engines, clock
-        self._launched: list[deque[_Launched]] = [deque() for _ in engines]
+        # By engine: when ticks were launched, and what computes them.
+        self._launched: list[deque[tuple[float, Callable[[], Tick]]]] = [deque() for _ in engines]
         # By engine: when its tick ends, and the tick.
         self._begun: dict[int, tuple[float, Tick]] = {}
         self._free_s = [0.0] * len(engines)  # when the last started tick ends
 
     @property
     def num_engines(self) -> int:
-        """Return the number of engines."""
         return len(self._engines)
 
     def launch(self, engine: int, submit: Requests, *, slots: int, max_steps: int) -> None:
         """Queue a tick, which begins now or when the previous one ends."""
-        tick = _Launched(submit=submit, slots=slots, max_steps=max_steps, at_s=self._clock())
-        self._launched[engine].append(tick)
+        advance = self._engines[engine].advance
+        compute = partial(advance, submit.each(), slots=slots, max_steps=max_steps)
+        self._launched[engine].append((self._clock(), compute))
 
     def wait(self, timeout_s: float, *, gather_s: float = 0.0) -> list[tuple[int, Tick]]:
         """Move the clock to the next end of a tick, and return the ticks that end then; with
@@ -96,12 +85,10 @@ class ParallelEngines:
 
     def _begin(self, engine: int) -> None:
         """Compute the oldest launched tick."""
-        tick = self._launched[engine].popleft()
-        result = self._engines[engine].advance(
-            tick.submit.each(), slots=tick.slots, max_steps=tick.max_steps
-        )
-        end_s = self._free_s[engine] = max(tick.at_s, self._free_s[engine]) + result.elapsed_s
-        self._begun[engine] = (end_s, result)
+        at_s, compute = self._launched[engine].popleft()
+        tick = compute()
+        end_s = self._free_s[engine] = max(at_s, self._free_s[engine]) + tick.elapsed_s
+        self._begun[engine] = (end_s, tick)
 
     def _end(self, engine: int) -> Completions:
         """Wait for the running tick, and return what it finished."""

@@ -100,7 +100,6 @@ class StepCase:
 
     @property
     def row(self) -> Row:
-        """Return the metrics of the run at the step."""
         return next(row for row in self.run.steps if row["step"] == self.step)
 
     @property
@@ -123,7 +122,6 @@ class StepCase:
         return any(not each.key.startswith(_SAMPLED) for each in self.testable)
 
     def symptom(self, *keys: str) -> Departure | None:
-        """Return the first symptom of these metrics."""
         return next((each for each in self.symptoms if each.key in keys), None)
 
     def past(self) -> Iterator[tuple[int, RecordedStep]]:
@@ -155,7 +153,6 @@ class StepCase:
             return self.train(learner, edit=change.edit)[0]
 
     def learner(self, *settings: str) -> AbstractContextManager[Trainee]:
-        """Return a learner, with other settings."""
         return trainee(self._with(*settings) if settings else self.config)
 
     def train(

@@ -17,7 +17,6 @@ _MARKS = {True: "explains it", False: "no", None: "not tested"}
 
 
 def why_page(run: RunFiles, answer: WhyAnswer) -> str:
-    """Return the page."""
     return html.page(f"{run.name}: why", _body(run, answer))
 
 
@@ -35,12 +34,12 @@ def _body(run: RunFiles, answer: WhyAnswer) -> Iterator[str]:
     ]
     yield html.small_charts("What left its band", "", list(filter(None, charts)))
     if answer.tests:
-        rows = "".join(
-            f"<tr><td>{escape(each.name)}</td><td>{_MARKS[each.explains]}</td>"
-            f'<td style="text-align: left">{escape(each.found)}</td></tr>'
+        found = '<div style="text-align: left">{}</div>'
+        rows = (
+            [escape(each.name), _MARKS[each.explains], found.format(escape(each.found))]
             for each in answer.tests
         )
-        yield f'<h2>Explanations, tested</h2><div class="scroll"><table>{rows}</table></div>'
+        yield f"<h2>Explanations, tested</h2>{html.table((), rows)}"
         yield f'<p class="soft">{escape(answer.versions)}</p>'
         decode = load_tokenizer(answer.model).decoder()
         title = f"The {NUM_SHOWN} responses that pull most at the update"

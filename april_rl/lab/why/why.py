@@ -33,7 +33,6 @@ class WhyAnswer:
 
     @property
     def reason(self) -> Tested | None:
-        """Return the first explanation that its test confirms."""
         return next((each for each in self.tests if each.explains), None)
 
     def lines(self) -> Iterator[str]:

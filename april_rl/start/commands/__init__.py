@@ -42,7 +42,7 @@ COMMANDS = {
         "simulate over-sampling factors, without a GPU, from a recorded run or a preset"
     ),
     "checkpoint": Command("show a run's checkpoints, check their files, remove old ones", _CORE),
-    "push": Command("upload an exported policy to the Hugging Face hub, with a model card", _CORE),
+    "push": Command("upload an exported policy to the Hugging Face hub, with a model card"),
     "report": Command(
         "write report.html of a run: figures, advice, charts, the rollout as a picture, samples"
     ),

@@ -93,7 +93,7 @@ def _check_name(name: str) -> None:
 
 
 def _card(export: Path, name: str, *, has_own: bool) -> str:
-    from april_rl.start.commands.model_card import Records, model_card
+    from april_rl.lab.commands.model_card import Records, model_card
 
     if has_own:
         return (export / CARD).read_text(encoding="utf-8")
