@@ -13,7 +13,7 @@ from april_rl.config.choices import Advantage
 from april_rl.config.task import RewardConfig, RewardFunctionConfig
 from april_rl.task.rewards.loading import LARGEST
 from april_rl.training.algorithm.advantages import (
-    by_group,
+    ADVANTAGES,
     credits_of,
     dr_grpo,
     gdpo,
@@ -27,13 +27,6 @@ from april_rl.training.algorithm.advantages import (
 from april_rl.types import Completion, Group, Observation, Prompt, Sample, ScoredGroup, Span
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=16)
-BATCH = {
-    "grpo": by_group(grpo),
-    "dr_grpo": by_group(dr_grpo),
-    "rloo": by_group(rloo),
-    "reinforce_pp": reinforce_pp,
-    "reinforce_pp_baseline": reinforce_pp_baseline,
-}
 
 
 def test_grpo_divides_by_the_sample_standard_deviation():
@@ -103,11 +96,11 @@ def test_the_tokens_of_a_batch_match_its_samples():
     assert found == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", BATCH)
-def test_a_batch_keeps_its_groups_apart_and_in_order(name):
+@pytest.mark.parametrize("choice", ADVANTAGES)
+def test_a_batch_keeps_its_groups_apart_and_in_order(choice):
     """Planted bug: groups are split at equal sizes."""
     groups = [[1.0, 0.0, 0.0], [0.5], [2.0, 0.0]]
-    found = BATCH[name](groups, [[1, 2, 3], [4], [1, 1]])
+    found = ADVANTAGES[choice](groups, [[1, 2, 3], [4], [1, 1]])
     assert [len(advantages) for advantages in found] == [3, 1, 2]
     assert [advantages.argmax() for advantages in found] == [0, 0, 0]
 
