@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from light_samples import following
 
 from april_rl.config.choices import Advantage
 from april_rl.config.task import RewardConfig, RewardFunctionConfig
@@ -24,7 +25,7 @@ from april_rl.training.algorithm.advantages import (
     rloo,
     soft_overlong_penalty,
 )
-from april_rl.types import Completion, Group, Observation, Prompt, Sample, ScoredGroup, Span
+from april_rl.types import Group, Observation, Prompt, Sample, ScoredGroup, Span
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=16)
 
@@ -221,18 +222,8 @@ def episode(*spans: tuple[int, str | None] | float, index: int = 0) -> Sample:
             built.append(Observation((9,), is_final=number == len(spans) - 1, reward=span))
             continue
         tokens, reason = span
-        end = sum(len(each.token_ids) for each in built)
-        built.append(
-            Completion(
-                sample_id=Sample(prompt, index).id,
-                start=end,
-                policy_version=0,
-                context_version=0,
-                token_ids=(5,) * tokens,
-                logprobs=(-1.0,) * tokens,
-                finish_reason=reason,
-            )
-        )
+        so_far = Sample(prompt, index, tuple(built))
+        built.append(following(so_far, (5,) * tokens, finish_reason=reason))
     return Sample(prompt, index, tuple(built))
 
 
