@@ -150,6 +150,13 @@ def steps_of(run_dir: Path) -> list[dict[str, Any]]:
     return [row for row in rows_of(run_dir) if "time/step_s" in row]
 
 
+def check_ledger(rows: list[dict[str, Any]]) -> None:
+    """Check that rows of steps with four groups each have lost no group and trained none twice."""
+    for row in rows:
+        assert row["ledger/opened"] == sum(row[f"ledger/{state}"] for state in LEDGER_STATES)
+        assert row["ledger/trained"] == 4 * row["step"]
+
+
 def groups_of(run_dir: Path) -> list[list[dict[str, Any]]]:
     """Return the trained samples that a run has written, by group."""
     lines = [

@@ -26,6 +26,26 @@ def completion(index: int, *, start: int, num_tokens: int, version: int) -> Comp
     )
 
 
+def following(
+    sample: Sample,
+    token_ids: Sequence[int],
+    *,
+    version: int = 0,
+    logprobs: Sequence[float] | None = None,
+    finish_reason: FinishReason | None = "stop",
+) -> Completion:
+    """Return the next completion of `sample`."""
+    return Completion(
+        sample_id=sample.id,
+        start=sample.end,
+        policy_version=version,
+        context_version=version,
+        token_ids=token_ids,
+        logprobs=(-0.1,) * len(token_ids) if logprobs is None else logprobs,
+        finish_reason=finish_reason,
+    )
+
+
 def whole_sample(
     prompt: Prompt,
     index: int,
@@ -36,16 +56,11 @@ def whole_sample(
     finish_reason: FinishReason = "stop",
 ) -> Sample:
     """Return a finished sample whose response is one completion."""
-    whole = Completion(
-        sample_id=SampleId(prompt.id, index),
-        start=0,
-        policy_version=version,
-        context_version=version,
-        token_ids=token_ids,
-        logprobs=(-0.1,) * len(token_ids) if logprobs is None else logprobs,
-        finish_reason=finish_reason,
+    bare = Sample(prompt=prompt, index=index)
+    whole = following(
+        bare, token_ids, version=version, logprobs=logprobs, finish_reason=finish_reason
     )
-    return Sample(prompt=prompt, index=index, spans=(whole,))
+    return bare.with_span(whole)
 
 
 def make_tick(

@@ -7,20 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from composed_config import load
 
 from april_rl.config import config_dir
-from april_rl.config.algorithm import PARTS, AlgorithmConfig
-from april_rl.config.choices import LOSS_SETTINGS, Advantage, Correction, Kl, Loss, Ratio
+from april_rl.config.algorithm import PARTS
+from april_rl.config.choices import Advantage, Correction, Kl, Loss, Ratio
 from april_rl.config.store import ConfigError
 from april_rl.config.user_code import OwnFunctionError
 from april_rl.start.assembly.packer import load_age_weights
 from april_rl.training.algorithm import advantages
 from april_rl.training.algorithm.advantages import ADVANTAGES
-from april_rl.training.algorithm.losses import LossInputs, loss_function
-from april_rl.training.algorithm.responses import Responses
 from april_rl.training.learner.objective import Objective
 
 GROUPS = sorted(path.stem for path in Path(config_dir(), "algorithm").glob("*.yaml"))
@@ -176,29 +173,6 @@ def test_every_advantage_uses_the_function_of_its_name() -> None:
         expected_groups = whole(groups, num_tokens)
         for found, expected in zip(estimator(groups, num_tokens), expected_groups, strict=True):
             assert found.tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize(
-    ("loss", "key"), [(each, key) for each in Loss for key in LOSS_SETTINGS[each]]
-)
-def test_a_loss_reads_every_setting_that_is_listed_for_it(loss: Loss, key: str) -> None:
-    """Settings that are not listed are refused. Fails when a setting is listed and nothing reads
-    it.
-    """
-    anchor = torch.full((8,), 0.4).log()
-    inputs = LossInputs(
-        logprobs=anchor + torch.tensor([0.3, 0.9, 1.2, 2.0]).repeat(2).log(),
-        anchor_logprobs=anchor,
-        advantages=torch.tensor([1.0, -1.0]).repeat_interleave(4),
-        behaviour_logprobs=anchor,
-        responses=Responses.of([1] * 8),
-    )
-    bypass = {"ratio": Ratio.behaviour, "correction": Correction.none}
-    other = {key: 0.6 if key.startswith("clip") else 1.5}
-    plain, changed = (
-        loss_function(AlgorithmConfig(loss=loss, **bypass, **given)) for given in ({}, other)
-    )
-    assert not torch.equal(changed(inputs).loss, plain(inputs).loss)
 
 
 @pytest.mark.parametrize("choice", [*Loss, *Correction, Kl.k2, Kl.k3, *Ratio])

@@ -84,6 +84,10 @@ SOURCES = (
     "data.path=''",
 )
 
+TEACHER = "teacher.path=builtin:tiny_teacher"
+SERVER = "teacher.base_url=http://t/v1"
+K1 = ("algorithm.kl=k1", "algorithm.kl_coefficient=0.1")
+
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
@@ -185,6 +189,29 @@ SOURCES = (
         ),
         (["lora.alpha=16"], "lora.alpha=16.0 has no effect without lora.rank"),
         (["lora.target_modules=[q_proj]"], "lora.target_modules=['q_proj'] has no effect without"),
+        (["algorithm.advantage=none"], "trains nothing without a teacher: set teacher.path"),
+        (["teacher.weight=0.5"], "teacher.weight=0.5 has no effect without teacher.path"),
+        ([TEACHER, "teacher.weight=0"], "teacher.weight must be > 0"),
+        (
+            [TEACHER, "algorithm.advantage=none", "algorithm.dynamic_sampling=true"],
+            "rejects groups of equal rewards, which algorithm.advantage=none does not read",
+        ),
+        (["critic.lr=1e-4"], "critic.lr=0.0001 has no effect with algorithm.advantage=grpo"),
+        ([TEACHER, SERVER], "there is one teacher; set one of the two to null"),
+        ([SERVER], "teacher.base_url=http://t/v1 needs teacher.model, the teacher's name there"),
+        (["teacher.model=t"], "teacher.model=t has no effect without teacher.base_url; set "),
+        ([TEACHER, "teacher.model=t"], "teacher.model=t has no effect without teacher.ba"),
+        (
+            [SERVER, "teacher.model=t", "rollout.temperature=0.7"],
+            "log-probabilities are at temperature 1, so rollout.temperature must be 1, got 0.7",
+        ),
+        (["algorithm=ppo", "critic.warmup_steps=100"], "critic.warmup_steps must be < "),
+        (["algorithm=ppo", "critic.value_lambda=1.5"], "critic.value_lambda must be in"),
+        (["algorithm.reference_every=5"], "reference_every=5 has no effect with algorithm.kl=none"),
+        (
+            [*K1, "algorithm.reference_every=5", "lora.rank=4"],
+            "policy without its adapters, which does not move",
+        ),
     ],
 )
 def test_settings_that_do_not_work_together_are_refused_in_one_line(overrides, message) -> None:
@@ -195,3 +222,10 @@ def test_settings_that_do_not_work_together_are_refused_in_one_line(overrides, m
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         load(*recipe, *overrides)
     assert "\n" not in str(caught.value)
+
+
+def test_a_teacher_works_with_or_without_a_reward() -> None:
+    assert load("+recipe=tiny_cpu", TEACHER).algorithm.advantage == "grpo"
+    alone = load("+recipe=tiny_cpu", TEACHER, "algorithm.advantage=none", "rollout.group_size=1")
+    assert alone.rollout.group_size == 1
+    assert load("+recipe=tiny_cpu", "algorithm=ppo", "rollout.group_size=1").critic.path is None

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from command_line import LEDGER_STATES, command, groups_of, run, run_until_killed, steps_of
+from command_line import check_ledger, command, groups_of, run, run_until_killed, steps_of
 from equal_runs import SETTINGS, check_equal
 from source_tree import TESTS
 from two_worker_runs import has_row
@@ -72,9 +72,8 @@ def test_a_run_resumes_with_other_workers(task, tmp_path, lives, resume):
         assert (changed in done.stdout) == (number > 1)
     rows = steps_of(tmp_path / "run")
     assert [row["step"] for row in rows] == list(range(1, 10))
+    check_ledger(rows)
     for row in rows:
-        assert row["ledger/opened"] == sum(row[f"ledger/{state}"] for state in LEDGER_STATES)
-        assert row["ledger/trained"] == 4 * row["step"]
         assert row.get("mismatch/logprob_abs_mean", 0) <= 0.02
     resumed = sum(rows[first]["rollout/resumed_samples"] for first in (3, 6))
     assert resumed > 0, "a new life resumes what an earlier one parked"
@@ -109,9 +108,7 @@ def test_a_run_whose_engine_raises_restarts_by_itself(task, tmp_path):
     rows = steps_of(tmp_path / "run")
     assert [row["step"] for row in rows] == list(range(1, 9))
     assert [row["restart/count"] for row in rows if "restart/count" in row] == [1]
-    for row in rows:
-        assert row["ledger/opened"] == sum(row[f"ledger/{state}"] for state in LEDGER_STATES)
-        assert row["ledger/trained"] == 4 * row["step"]
+    check_ledger(rows)
     trained = Counter(group[0]["prompt_id"] for group in groups_of(tmp_path / "run"))
     assert set(trained.values()) == {1}
     assert len(trained) == 32

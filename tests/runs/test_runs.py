@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from command_line import LEDGER_STATES, command, groups_of, refusal, rows_of, steps_of
+from command_line import check_ledger, command, groups_of, refusal, rows_of, steps_of
 from exported_adapters import check_merged
 from metric_keys import missing, undescribed_keys
 from safetensors.torch import load_file
@@ -89,10 +89,9 @@ def test_a_run_writes_correct_metrics_and_exports(first):
     returned = {key for row in rows for key in row}
     assert missing(returned) == []
     assert undescribed_keys(returned) == []
+    check_ledger(steps)
     for row in steps:
-        assert row["ledger/opened"] == sum(row[f"ledger/{state}"] for state in LEDGER_STATES)
         assert row["ledger/in_flight"] == 0
-        assert row["ledger/trained"] == 4 * row["step"]
         ages = [row[key] for key in row if key.startswith("staleness/token_frac_age_")]
         assert sum(ages) == pytest.approx(1.0)
         assert sum(ages[1:]) == pytest.approx(row["staleness/off_policy_token_frac"])

@@ -5,7 +5,7 @@ kind of worker.
 import math
 
 import pytest
-from command_line import LEDGER_STATES, command, run, run_all, steps_of
+from command_line import check_ledger, command, run, run_all, steps_of
 from equal_runs import SETTINGS, check_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine, pytest.mark.soak]
@@ -52,9 +52,8 @@ def test_every_combination_of_settings_trains(task, tmp_path, name):
     for folder in folders:
         steps = steps_of(folder)
         assert len(steps) == 4
+        check_ledger(steps)
         for row in steps:
-            assert row["ledger/opened"] == sum(row[f"ledger/{state}"] for state in LEDGER_STATES)
-            assert row["ledger/trained"] == 4 * row["step"]
             assert row["loss/grad_norm"] > 0
             assert row.get("mismatch/logprob_abs_mean", 0) <= 0.02
 

@@ -1,5 +1,7 @@
 """engine.gpu_memory_utilization=auto: the share of a GPU, and whether engines then stay awake."""
 
+from functools import cache
+
 import pytest
 from composed_config import load
 from planned_models import HUB, sizes_of
@@ -24,6 +26,7 @@ SHARES = {
 }
 
 
+@cache
 def decide(recipe: str, *overrides: str, gib: float) -> Decided:
     config = load(f"+recipe={recipe}", *overrides)
     gpus = config.runtime.num_workers

@@ -236,20 +236,8 @@ PROGRAMS = {
     each.__name__: each
     for each in (
         *(examples, broken, leave, scoring, abandoned, again, odd),
-        *(
-            stopped,
-            talk,
-            rewrite,
-            wish,
-            retry,
-            stream,
-            twice,
-            late,
-            subagent,
-            way_back,
-            loop,
-            silent,
-        ),
+        *(stopped, talk, rewrite, wish, retry, stream, twice, late, subagent),
+        *(way_back, loop, silent),
         *(hang, fail, words, huge, models, tool, short, text, likely, refused),
     )
 }

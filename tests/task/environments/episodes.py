@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from light_samples import following
+
 import april_rl.task.tiny
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.config.runtime import UserCodeConfig
@@ -15,7 +17,7 @@ from april_rl.task.environments.dialogue import Dialogue
 from april_rl.task.environments.pool import EnvironmentPool
 from april_rl.task.environments.turns import EpisodeRules
 from april_rl.task.processes.mailbox import Mailbox
-from april_rl.types import Completion, FinishReason, Observation, Prompt, Reply, Sample
+from april_rl.types import FinishReason, Observation, Prompt, Reply, Sample
 
 Limits = dict[str, Any] | None
 EOS = 1
@@ -82,16 +84,9 @@ def with_turn(
     sample: Sample, token_ids: tuple[int, ...], *, finish_reason: FinishReason = "stop"
 ) -> Sample:
     """Return the sample after a turn of these tokens."""
+    logprobs = (-0.5,) * len(token_ids)
     return sample.with_span(
-        Completion(
-            sample_id=sample.id,
-            start=sample.end,
-            policy_version=0,
-            context_version=0,
-            token_ids=token_ids,
-            logprobs=(-0.5,) * len(token_ids),
-            finish_reason=finish_reason,
-        )
+        following(sample, token_ids, logprobs=logprobs, finish_reason=finish_reason)
     )
 
 

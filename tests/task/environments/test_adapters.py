@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
+from agent_episodes import encode, say, tokenizer
 from byte_tokenizer import CHAT, END, hf_byte_tokenizer
-from episodes import answer, environment_pool, fresh, hear, with_turn
+from episodes import answer, environment_pool, fresh, hear
 
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.config.runtime import UserCodeConfig
@@ -22,18 +22,9 @@ HI = {"role": "user", "content": "hi"}
 LIMITS = UserCodeConfig()
 
 
-@cache
-def byte_tokenizer() -> Tokenizer:
-    return Tokenizer(hf_byte_tokenizer(), path="bytes")
-
-
-def encode(text):
-    return byte_tokenizer().encode([text], add_special_tokens=False)[0]
-
-
 def dialogue(tools=()):
     return Dialogue(
-        tokenizer=byte_tokenizer(),
+        tokenizer=tokenizer(),
         is_chat=True,
         variables={"tools": list(tools)} if tools else {},
         stop_ids=frozenset(encode(END)),
@@ -58,16 +49,12 @@ def ask(**columns):
     return Sample(prompt, 0)
 
 
-def say(sample, text):
-    return with_turn(sample, encode(text + END))
-
-
 def call(name, arguments="{}"):
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 def text_of(observation):
-    return byte_tokenizer().show_text(observation.token_ids)
+    return tokenizer().show_text(observation.token_ids)
 
 
 def test_the_model_sees_the_tools_and_the_columns_of_reset_are_requested():
@@ -84,7 +71,7 @@ def test_the_model_sees_the_tools_and_the_columns_of_reset_are_requested():
     assert increment["description"] == "Increment the counter."
     assert increment["parameters"]["properties"]["step"]["type"] == "integer"
     assert found.columns == ("target",)
-    prompt = byte_tokenizer().chat_text([HI], {"tools": list(found.tools)}, begins_turn=False)
+    prompt = tokenizer().chat_text([HI], {"tools": list(found.tools)}, begins_turn=False)
     assert '"name": "increment"' in prompt
     plain = EnvironmentConfig(function="environment_classes:Plain")
     assert describe(plain, LIMITS) == Description()
@@ -227,8 +214,8 @@ def test_a_tokenizer_may_define_the_form_of_its_models_calls():
             "content": {"content": "text"},
         },
     }
-    tokenizer = Tokenizer(made, path="bytes")
-    tokenizer.check_tool_calls()
-    assert tokenizer.tool_calls('I CALL {"name": "wait", "arguments": {}};') == [
+    own = Tokenizer(made, path="bytes")
+    own.check_tool_calls()
+    assert own.tool_calls('I CALL {"name": "wait", "arguments": {}};') == [
         {"type": "function", "function": {"name": "wait", "arguments": {}}}
     ]

@@ -152,15 +152,6 @@ def test_a_refused_text_costs_its_own_score_only(status: int) -> None:
         ("Verdict: .25, since a part is right", 0.25),
         ("Verdict: `1`", 1.0),
         *((f"Verdict: {grade}", None) for grade in NO_GRADES),
-    ],
-)
-def test_the_last_verdict_of_a_reply_counts(reply: str, value: float | None) -> None:
-    assert Judge(base_url="", model="").read_verdict(reply) == value
-
-
-@pytest.mark.parametrize(
-    ("reply", "value"),
-    [
         ("<think>maybe\nVerdict: yes\n</think>\nI cannot say.", None),
         ("<think>\nVerdict: no\n</think>\nVerdict: yes", 1.0),
         ("maybe\nVerdict: yes\n</think>", None),
@@ -168,7 +159,9 @@ def test_the_last_verdict_of_a_reply_counts(reply: str, value: float | None) -> 
         ("Verdict: no\n<think>or not?\nVerdict: yes", None),
     ],
 )
-def test_a_verdict_in_the_judges_thoughts_does_not_count(reply: str, value: float | None) -> None:
+def test_the_last_verdict_of_a_reply_outside_its_thoughts_counts(
+    reply: str, value: float | None
+) -> None:
     assert Judge(base_url="", model="").read_verdict(reply) == value
 
 

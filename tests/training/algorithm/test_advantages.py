@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from light_samples import following
 
 from april_rl.config.choices import Advantage
 from april_rl.config.task import RewardConfig, RewardFunctionConfig
 from april_rl.task.rewards.loading import LARGEST
 from april_rl.training.algorithm.advantages import (
-    by_group,
+    ADVANTAGES,
     credits_of,
     dr_grpo,
     gdpo,
@@ -24,16 +25,9 @@ from april_rl.training.algorithm.advantages import (
     rloo,
     soft_overlong_penalty,
 )
-from april_rl.types import Completion, Group, Observation, Prompt, Sample, ScoredGroup, Span
+from april_rl.types import Group, Observation, Prompt, Sample, ScoredGroup, Span
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=16)
-BATCH = {
-    "grpo": by_group(grpo),
-    "dr_grpo": by_group(dr_grpo),
-    "rloo": by_group(rloo),
-    "reinforce_pp": reinforce_pp,
-    "reinforce_pp_baseline": reinforce_pp_baseline,
-}
 
 
 def test_grpo_divides_by_the_sample_standard_deviation():
@@ -103,11 +97,11 @@ def test_the_tokens_of_a_batch_match_its_samples():
     assert found == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", BATCH)
-def test_a_batch_keeps_its_groups_apart_and_in_order(name):
+@pytest.mark.parametrize("choice", ADVANTAGES)
+def test_a_batch_keeps_its_groups_apart_and_in_order(choice):
     """Planted bug: groups are split at equal sizes."""
     groups = [[1.0, 0.0, 0.0], [0.5], [2.0, 0.0]]
-    found = BATCH[name](groups, [[1, 2, 3], [4], [1, 1]])
+    found = ADVANTAGES[choice](groups, [[1, 2, 3], [4], [1, 1]])
     assert [len(advantages) for advantages in found] == [3, 1, 2]
     assert [advantages.argmax() for advantages in found] == [0, 0, 0]
 
@@ -228,18 +222,8 @@ def episode(*spans: tuple[int, str | None] | float, index: int = 0) -> Sample:
             built.append(Observation((9,), is_final=number == len(spans) - 1, reward=span))
             continue
         tokens, reason = span
-        end = sum(len(each.token_ids) for each in built)
-        built.append(
-            Completion(
-                sample_id=Sample(prompt, index).id,
-                start=end,
-                policy_version=0,
-                context_version=0,
-                token_ids=(5,) * tokens,
-                logprobs=(-1.0,) * tokens,
-                finish_reason=reason,
-            )
-        )
+        so_far = Sample(prompt, index, tuple(built))
+        built.append(following(so_far, (5,) * tokens, finish_reason=reason))
     return Sample(prompt, index, tuple(built))
 
 

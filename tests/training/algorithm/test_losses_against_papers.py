@@ -1,142 +1,104 @@
-"""Every policy loss compared with its paper: values token by token, gradients by finite
-differences.
-"""
+"""Every policy loss compared with its paper: values and gradients, token by token."""
 
-import random
+from typing import Any
 
-import loss_references as papers
+import plain_objective
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from april_rl.training.algorithm import losses
-from april_rl.training.algorithm.losses import LossInputs
+from april_rl.config.algorithm import AlgorithmConfig
+from april_rl.config.choices import LOSS_SETTINGS, Correction, Loss, Ratio
+from april_rl.training.algorithm.losses import LossInputs, loss_function
 from april_rl.training.algorithm.responses import Responses
 
-STEP = 1e-6  # of the central difference; its error is some 1e-9 in float64
-PAIRS = {
-    "policy_gradient": (losses.policy_gradient, papers.policy_gradient),
-    "ppo": (
-        lambda inputs: losses.ppo_clip(inputs, clip_low=0.2, clip_high=0.28),
-        papers.ppo_clip(0.2, 0.28),
-    ),
-    "dual_clip": (
-        lambda inputs: losses.ppo_clip(inputs, clip_low=0.2, clip_high=0.28, dual_clip=1.4),
-        papers.ppo_clip(0.2, 0.28, 1.4),
-    ),
-    "gspo": (
-        lambda inputs: losses.gspo(inputs, clip_low=0.03, clip_high=0.04),
-        papers.gspo(0.03, 0.04),
-    ),
-    "cispo": (
-        lambda inputs: losses.cispo(inputs, clip_low=0.5, clip_high=0.3),
-        papers.cispo(0.5, 0.3),
-    ),
-    "sapo": (losses.sapo, papers.sapo(1.0, 1.05)),
-    "dppo_tv": (
-        lambda inputs: losses.dppo(
-            inputs, divergence=losses.binary_tv, threshold_low=0.03, threshold_high=0.05
-        ),
-        papers.dppo(papers.total_variation, 0.03, 0.05),
-    ),
-    "dppo_kl": (
-        lambda inputs: losses.dppo(
-            inputs, divergence=losses.binary_kl, threshold_low=0.005, threshold_high=0.01
-        ),
-        papers.dppo(papers.kl_divergence, 0.005, 0.01),
-    ),
+PPO = {"clip_low": 0.15, "clip_high": 0.25, "dual_clip": None}
+BYPASS = {"ratio": Ratio.behaviour, "correction": Correction.none}
+LOSSES: dict[str, dict[str, Any]] = {
+    "policy_gradient": {"loss": "policy_gradient"},
+    "ppo": {"loss": "ppo_clip", **PPO},
+    "dual_clip": {"loss": "ppo_clip", **PPO, "dual_clip": 1.4},
+    "gspo": {"loss": "gspo", "clip_low": 0.03, "clip_high": 0.04},
+    "cispo": {"loss": "cispo", "clip_low": 0.5, "clip_high": 0.3},
+    "sapo": {"loss": "sapo"},
+    "dppo_tv": {"loss": "dppo_tv", **BYPASS, "clip_low": 0.03, "clip_high": 0.05},
+    "dppo_kl": {"loss": "dppo_kl", **BYPASS, "clip_low": 0.005, "clip_high": 0.01},
 }
 
 
-def random_responses(seed: int, lengths: list[int]) -> list[papers.Response]:
+def random_inputs(seed: int, lengths: list[int]) -> LossInputs:
     """Return responses with log-ratios spread by 0.3, so that many tokens are beyond
     every bound.
     """
-    draw = random.Random(seed)
-    found = []
-    for length in lengths:
-        logprobs = [-draw.expovariate(1.0) for _ in range(length)]
-        anchor = [min(lp + draw.gauss(0, 0.3), -1e-3) for lp in logprobs]
-        advantages = [draw.gauss(0, 1)] * length
-        found.append(papers.Response(logprobs, list(logprobs), anchor, advantages))
-    return found
-
-
-def inputs_of(responses: list[papers.Response]) -> LossInputs:
-    def join(field: int) -> torch.Tensor:
-        values = [value for response in responses for value in response[field]]
-        return torch.tensor(values, dtype=torch.float64)
-
+    draw = torch.Generator().manual_seed(seed)
+    size = sum(lengths)
+    logprobs = -torch.empty(size, dtype=torch.float64).exponential_(generator=draw)
+    noise = torch.randn(size, dtype=torch.float64, generator=draw)
+    anchor = (logprobs + 0.3 * noise).clamp(max=-1e-3)
+    of_responses = torch.randn(len(lengths), dtype=torch.float64, generator=draw)
     return LossInputs(
-        logprobs=join(0).requires_grad_(),
-        anchor_logprobs=join(2),
-        advantages=join(3),
-        behaviour_logprobs=join(2),
-        responses=Responses.of([len(response.logprobs) for response in responses]),
+        logprobs=logprobs.requires_grad_(),
+        anchor_logprobs=anchor,
+        advantages=of_responses.repeat_interleave(torch.tensor(lengths, dtype=torch.int64)),
+        behaviour_logprobs=anchor,
+        responses=Responses.of(lengths),
     )
 
 
-def total(reference: papers.TokenReference, response: papers.Response, weights: list[float]):
-    return sum(w * loss for w, loss in zip(weights, reference(response), strict=True))
+def of_paper(name: str, inputs: LossInputs, lengths: list[int]) -> Tensor:
+    """Return the losses of all responses, one response after the other."""
+    fields = (inputs.logprobs, inputs.anchor_logprobs, inputs.advantages)
+    parts = zip(*(field.split(lengths) for field in fields), strict=True)
+    chosen = PPO | LOSSES[name]
+    return torch.cat(
+        [
+            plain_objective.token_losses(logprobs, anchor, a[0].item(), settings=chosen)
+            for logprobs, anchor, a in parts
+        ]
+    )
 
 
-def finite_differences(
-    reference: papers.TokenReference, responses: list[papers.Response], weights: list[list[float]]
-) -> list[float]:
-    slopes = []
-    for response, own in zip(responses, weights, strict=True):
-        for t in range(len(response.logprobs)):
-            ends = []
-            for step in (STEP, -STEP):
-                moved = list(response.logprobs)
-                moved[t] += step
-                ends.append(total(reference, response._replace(logprobs=moved), own))
-            slopes.append((ends[0] - ends[1]) / (2 * STEP))
-    return slopes
-
-
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", LOSSES)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), lengths=st.lists(st.integers(1, 7), min_size=1, max_size=5))
 def test_a_loss_equals_the_formula_of_its_paper_for_every_token(name, seed, lengths):
     """Planted bugs: the geometric mean over one token too many; bounds swapped."""
-    ours, reference = PAIRS[name]
-    responses = random_responses(seed, lengths)
-    found = ours(inputs_of(responses)).loss.tolist()
-    assert found == pytest.approx(papers.of_batch(reference, responses), abs=1e-12)
+    inputs = random_inputs(seed, lengths)
+    found = loss_function(AlgorithmConfig(**LOSSES[name]))(inputs).loss
+    expected = of_paper(name, inputs, lengths)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_a_gradient_is_the_finite_difference_of_the_papers_loss(name):
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_gradient_is_that_of_the_papers_loss(name):
     """Loss weights differ from token to token, as with age weights. With 40 responses, each kind of
     token occurs. Planted bug: the mean ratio of `gspo` is not stopped.
     """
-    ours, reference = PAIRS[name]
-    responses = random_responses(3, [1, 2, 5, 9] * 10)
-    draw = random.Random(4)
-    weights = [[draw.random() for _ in response.logprobs] for response in responses]
-    inputs = inputs_of(responses)
-    loss = ours(inputs)
-    flat = torch.tensor([w for own in weights for w in own], dtype=torch.float64)
-    [gradient] = torch.autograd.grad((loss.loss * flat).sum(), inputs.logprobs)
-    expected = finite_differences(reference, responses, weights)
-    assert gradient.tolist() == pytest.approx(expected, abs=1e-7)
+    lengths = [1, 2, 5, 9] * 10
+    inputs = random_inputs(3, lengths)
+    weights = torch.rand(sum(lengths), dtype=torch.float64)
+    loss = loss_function(AlgorithmConfig(**LOSSES[name]))(inputs)
+    [gradient] = torch.autograd.grad((loss.loss * weights).sum(), inputs.logprobs)
+    total = (of_paper(name, inputs, lengths) * weights).sum()
+    [expected] = torch.autograd.grad(total, inputs.logprobs)
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
     if name in ("ppo", "dual_clip", "gspo", "dppo_tv", "dppo_kl"):
         assert 0.05 < loss.clipped.double().mean() < 0.6
         assert loss.clipped.tolist() == (gradient == 0).tolist()
 
 
-@pytest.mark.parametrize("name", PAIRS)
+def test_every_setting_of_a_loss_is_set_above():
+    """A setting that is not listed for a loss is refused."""
+    read = {loss: set[str]() for loss in Loss}
+    for settings_ in LOSSES.values():
+        read[Loss(settings_["loss"])] |= settings_.keys() - {"loss", "ratio", "correction"}
+    assert read == {loss: set(keys) for loss, keys in LOSS_SETTINGS.items()}
+
+
+@pytest.mark.parametrize("name", LOSSES)
 def test_a_row_without_response_tokens_has_an_empty_loss(name):
     """A rank without responses has a loss of zero, with gradients."""
-    empty = torch.zeros(0)
-    inputs = LossInputs(
-        logprobs=empty,
-        anchor_logprobs=empty,
-        advantages=empty,
-        behaviour_logprobs=empty,
-        responses=Responses.of([]),
-    )
-    loss = PAIRS[name][0](inputs)
+    loss = loss_function(AlgorithmConfig(**LOSSES[name]))(random_inputs(0, []))
     assert loss.loss.shape == loss.clipped.shape == (0,)

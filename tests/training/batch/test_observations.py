@@ -4,7 +4,7 @@ from array import array
 from dataclasses import replace
 
 import numpy as np
-from light_samples import make_packer
+from light_samples import following, make_packer
 
 from april_rl.training.batch.packing import Batch
 from april_rl.types import Completion, Experts, Group, Observation, Prompt, Sample, ScoredGroup
@@ -13,15 +13,8 @@ PROMPT = Prompt(id=3, token_ids=(1, 2), text="", answer="", source="", has_envir
 
 
 def completion(sample: Sample, version: int, tokens: list[int]) -> Completion:
-    return Completion(
-        sample_id=sample.id,
-        start=sample.end,
-        policy_version=version,
-        context_version=version,
-        token_ids=array("i", tokens),
-        logprobs=array("d", [-t / 8 for t in tokens]),
-        finish_reason="stop",
-    )
+    logprobs = array("d", [-t / 8 for t in tokens])
+    return following(sample, array("i", tokens), version=version, logprobs=logprobs)
 
 
 def pack(sample: Sample, advantages: list[float]) -> Batch:

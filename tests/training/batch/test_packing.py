@@ -12,7 +12,7 @@ import pytest
 from fake_engine import logprob, token
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from light_samples import make_packer
+from light_samples import following, make_packer
 
 from april_rl.training.algorithm.aggregation import (
     Aggregate,
@@ -22,7 +22,7 @@ from april_rl.training.algorithm.aggregation import (
 )
 from april_rl.training.batch.packing import Batch, MicroBatch
 from april_rl.training.batch.plan import plan_micro_batches
-from april_rl.types import Completion, FinishReason, Group, Prompt, Sample, SampleId, ScoredGroup
+from april_rl.types import FinishReason, Group, Prompt, Sample, SampleId, ScoredGroup
 
 VERSION = 7  # the step that trains
 BUDGET = 64
@@ -45,17 +45,14 @@ def make_sample(
     sample = Sample(prompt=prompt, index=index)
     for i, (version, length) in enumerate(parts):
         positions = range(sample.num_tokens, sample.num_tokens + length)
-        sample = sample.with_span(
-            Completion(
-                sample_id=sample.id,
-                start=sample.num_tokens,
-                policy_version=version,
-                context_version=version,
-                token_ids=array("i", (token(sample.id, p) for p in positions)),
-                logprobs=array("d", (logprob(sample.id, p, version) for p in positions)),
-                finish_reason=reason if i == len(parts) - 1 else None,
-            )
+        part = following(
+            sample,
+            array("i", (token(sample.id, p) for p in positions)),
+            version=version,
+            logprobs=array("d", (logprob(sample.id, p, version) for p in positions)),
+            finish_reason=reason if i == len(parts) - 1 else None,
         )
+        sample = sample.with_span(part)
     return sample
 
 

@@ -10,6 +10,8 @@ from april_rl.config.choices import ComputeDtype
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
 from april_rl.task.data.stop_tokens import stop_token_ids
+from april_rl.training.rollout.requests import Request
+from april_rl.types import SampleId
 
 if TYPE_CHECKING:
     from april_rl.training.engine.vllm_engine import VllmEngine
@@ -60,3 +62,17 @@ def small_engine(
     )
     engine._core._finalizer.detach()
     return engine
+
+
+def request_of(
+    prompt_id: int, prompt: Sequence[int], so_far: Sequence[int] = (), *, budget: int, seed: int
+) -> Request:
+    """Return a request for the first sample of a prompt, after the tokens `so_far`."""
+    return Request(
+        sample_id=SampleId(prompt_id, 0),
+        prompt_token_ids=prompt,
+        parts=(so_far,),
+        start=len(so_far),
+        max_tokens=budget - len(so_far),
+        seed=seed,
+    )

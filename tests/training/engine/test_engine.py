@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from small_engine import small_engine
+from small_engine import request_of, small_engine
 from tiny_models import EOS_ID, write_tiny_qwen3
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -67,13 +67,7 @@ def prompt_ids(index: int, length: int = 6) -> tuple[int, ...]:
 
 
 def request(index: int, *, max_tokens: int = BUDGET, length: int = 6) -> Request:
-    return Request(
-        sample_id=SampleId(index, 0),
-        prompt_token_ids=prompt_ids(index, length),
-        start=0,
-        max_tokens=max_tokens,
-        seed=1000 + index,
-    )
+    return request_of(index, prompt_ids(index, length), budget=max_tokens, seed=1000 + index)
 
 
 def finish(engine: VllmEngine, requests: list[Request], *, slots: int = 16) -> list[Completion]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig as PeftConfig
 from peft import PeftModel, get_peft_model
-from small_engine import small_engine
+from small_engine import request_of, small_engine
 from tiny_architectures import tiny_config, tiny_model
 from tiny_models import write_tiny_qwen3, write_tiny_qwen3_moe
 from transformers import AutoModelForCausalLM
@@ -17,7 +17,7 @@ from april_rl.config.lora import LoraConfig
 from april_rl.errors import RunError
 from april_rl.training.engine.vllm_engine import VllmEngine
 from april_rl.training.rollout.requests import Request
-from april_rl.types import Completion, SampleId
+from april_rl.types import Completion
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
@@ -71,14 +71,8 @@ def load(engine: VllmEngine, folder: Path) -> None:
 
 
 def request(prompt_id: int, so_far: Sequence[int] = ()) -> Request:
-    return Request(
-        sample_id=SampleId(prompt_id, 0),
-        prompt_token_ids=tuple(5 + (prompt_id * 31 + i * 7) % 80 for i in range(NUM_PROMPT)),
-        parts=(so_far,),
-        start=len(so_far),
-        max_tokens=BUDGET - len(so_far),
-        seed=1000 + prompt_id,
-    )
+    prompt = tuple(5 + (prompt_id * 31 + i * 7) % 80 for i in range(NUM_PROMPT))
+    return request_of(prompt_id, prompt, so_far, budget=BUDGET, seed=1000 + prompt_id)
 
 
 def whole(engine: VllmEngine) -> list[Completion]:

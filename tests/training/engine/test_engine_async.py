@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from small_engine import small_engine
+from small_engine import request_of, small_engine
 from tiny_models import write_tiny_qwen3
 
 from april_rl.training.engine.vllm_engine import VllmEngine
@@ -61,14 +61,9 @@ def requests(so_far: dict[SampleId, Completion] | None = None) -> list[Request]:
 
 def request(sample_id: SampleId, parked: Completion | None) -> Request:
     tokens: Sequence[int] = () if parked is None else parked.token_ids
-    return Request(
-        sample_id=sample_id,
-        prompt_token_ids=tuple(3 + (sample_id.prompt_id * 13 + j) % 90 for j in range(24)),
-        parts=(tokens,),
-        start=len(tokens),
-        max_tokens=BUDGET - len(tokens),
-        seed=sample_id.prompt_id,
-    )
+    number = sample_id.prompt_id
+    prompt = tuple(3 + (number * 13 + j) % 90 for j in range(PROMPT_TOKENS))
+    return request_of(number, prompt, tokens, budget=BUDGET, seed=number)
 
 
 def test_the_tokens_equal_synchronous_scheduling(engine, expected):

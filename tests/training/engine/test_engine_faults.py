@@ -10,7 +10,7 @@ import torch.distributed as dist
 from fake_outside import CountingScorer
 from rollout_runs import Run, Setup
 from safetensors.torch import load_file
-from small_engine import small_engine
+from small_engine import request_of, small_engine
 from tiny_models import write_tiny_qwen3
 from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -125,13 +125,7 @@ def real_run(engine, folder) -> Iterator[RealRun]:
 
 
 def request(prompt_id: int, *, max_tokens: int = BUDGET) -> Request:
-    return Request(
-        sample_id=SampleId(prompt_id, 0),
-        prompt_token_ids=(5, 6, 7),
-        start=0,
-        max_tokens=max_tokens,
-        seed=prompt_id,
-    )
+    return request_of(prompt_id, (5, 6, 7), budget=max_tokens, seed=prompt_id)
 
 
 @pytest.mark.parametrize("kind", ["nan", "empty", "error"])

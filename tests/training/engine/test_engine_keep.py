@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from small_engine import small_engine
+from small_engine import request_of, small_engine
 from tiny_models import write_tiny_qwen3
 
 from april_rl.config.lora import LoraConfig
@@ -13,7 +13,7 @@ from april_rl.start.planning.model import read_model
 from april_rl.training.engine.vllm_engine import VllmEngine
 from april_rl.training.learner.model.model_sizes import model_sizes
 from april_rl.training.rollout.requests import Request
-from april_rl.types import Completion, SampleId
+from april_rl.types import Completion
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
@@ -61,14 +61,7 @@ def load(engine: VllmEngine, folder: Path) -> None:
 
 def request(prompt_id: int, so_far: Sequence[int] = (), *, length: int = 20) -> Request:
     prompt = tuple(5 + (prompt_id * 31 + i * 7) % 80 for i in range(length))
-    return Request(
-        sample_id=SampleId(prompt_id, 0),
-        prompt_token_ids=prompt,
-        parts=(so_far,),
-        start=len(so_far),
-        max_tokens=BUDGET - len(so_far),
-        seed=1000 + prompt_id,
-    )
+    return request_of(prompt_id, prompt, so_far, budget=BUDGET, seed=1000 + prompt_id)
 
 
 def whole(engine: VllmEngine, requests: list[Request]) -> dict[int, Completion]:
@@ -134,13 +127,7 @@ def test_new_weights_sample_the_rest_and_new_prompts_do_not_read_an_old_cache(en
     # The same prompts with other ids: if they shared old blocks, they would start from an old
     # cache.
     twins = [
-        Request(
-            sample_id=SampleId(900 + i, 0),
-            prompt_token_ids=request(i, length=80).prompt_token_ids,
-            start=0,
-            max_tokens=1,
-            seed=0,
-        )
+        request_of(900 + i, request(i, length=80).prompt_token_ids, budget=1, seed=0)
         for i in range(4)
     ]
     tick = engine.advance(twins, slots=SLOTS, max_steps=1000)

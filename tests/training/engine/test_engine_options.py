@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from composed_config import refusal
-from small_engine import GUESSES, small_engine
+from small_engine import GUESSES, request_of, small_engine
 from tiny_models import write_tiny_qwen3
 from transformers import AutoModelForCausalLM
 
@@ -24,7 +24,6 @@ from april_rl.config.lora import LoraConfig
 from april_rl.training.engine import options
 from april_rl.training.engine.device import AcceleratorDevice
 from april_rl.training.engine.options import engine_args
-from april_rl.training.rollout.requests import Request
 from april_rl.training.rollout.ticks import Tick
 from april_rl.types import Completion, SampleId
 
@@ -152,14 +151,7 @@ def sample_twice(folder: Path, **settings: Any) -> tuple[Tick, Tick]:
         **({"args": {"max_num_batched_tokens": 256}} | settings),
     )
     requests = [
-        Request(
-            sample_id=SampleId(i, 0),
-            prompt_token_ids=prompt_ids(i),
-            start=0,
-            max_tokens=BUDGET,
-            seed=1000 + i,
-        )
-        for i in range(NUM_SAMPLES)
+        request_of(i, prompt_ids(i), budget=BUDGET, seed=1000 + i) for i in range(NUM_SAMPLES)
     ]
     first, second = (engine.advance(requests, slots=NUM_SAMPLES, max_steps=10_000) for _ in "ab")
     assert len(first.finished) == NUM_SAMPLES

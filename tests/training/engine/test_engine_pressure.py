@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from small_engine import small_engine
+from small_engine import request_of, small_engine
 from tiny_models import write_tiny_qwen3
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from april_rl.training.engine import options
 from april_rl.training.rollout.requests import Request
 from april_rl.training.rollout.ticks import Tick
-from april_rl.types import Completion, SampleId
+from april_rl.types import Completion
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
 
@@ -92,11 +92,10 @@ def requests() -> list[Request]:
     """Return requests for responses of very different lengths, each with its own prompt."""
     draw = random.Random(0)
     return [
-        Request(
-            sample_id=SampleId(i, 0),
-            prompt_token_ids=tuple(3 + (i * 13 + j * 7) % 90 for j in range(PROMPT_TOKENS)),
-            start=0,
-            max_tokens=min(LONGEST, int(draw.lognormvariate(4.0, 0.7)) + 1),
+        request_of(
+            i,
+            tuple(3 + (i * 13 + j * 7) % 90 for j in range(PROMPT_TOKENS)),
+            budget=min(LONGEST, int(draw.lognormvariate(4.0, 0.7)) + 1),
             seed=i,
         )
         for i in range(NUM_SAMPLES)

@@ -17,6 +17,7 @@ from learner_setup import (
     plain_model,
     record_gradients,
 )
+from light_samples import following
 from plain_objective import Response
 
 from april_rl.config import TrainConfig
@@ -27,7 +28,7 @@ from april_rl.training.batch.packing import Batch
 from april_rl.training.learner.objective import Objective
 from april_rl.training.learner.row import PackedRow
 from april_rl.training.runtime.worker_parts import build_learner
-from april_rl.types import Completion, FinishReason, Group, Prompt, Sample, SampleId, ScoredGroup
+from april_rl.types import Group, Prompt, Sample, ScoredGroup
 
 pytestmark = pytest.mark.usefixtures("_group")
 
@@ -132,7 +133,7 @@ def ages_of(example: Example) -> list[int]:
     return [2] * half + [1] * (example.num_response - half)
 
 
-def sample_of(example: Example, number: int, reason: FinishReason) -> Sample:
+def sample_of(example: Example, number: int) -> Sample:
     prompt_ids = example.token_ids[: example.num_prompt]
     prompt = Prompt(id=number, token_ids=prompt_ids, text="", answer="", source="")
     sample = Sample(prompt=prompt, index=0)
@@ -142,24 +143,21 @@ def sample_of(example: Example, number: int, reason: FinishReason) -> Sample:
         if not len(places):
             continue
         part = slice(places[0], places[-1] + 1)
-        completion = Completion(
-            sample_id=SampleId(number, 0),
-            start=int(places[0]),
-            policy_version=VERSION - age,
-            context_version=VERSION - age,
-            token_ids=response[part],
-            logprobs=tuple(example.behaviour_logprobs[part].tolist()),
-            finish_reason=reason if age == 1 else None,
+        logprobs = tuple(example.behaviour_logprobs[part].tolist())
+        completion = following(
+            sample,
+            response[part],
+            version=VERSION - age,
+            logprobs=logprobs,
+            finish_reason="stop" if age == 1 else None,
         )
         sample = sample.with_span(completion)
     return sample
 
 
-def batch_of(
-    config: TrainConfig, examples: Sequence[Example], *, reason: FinishReason = "stop"
-) -> Batch:
+def batch_of(config: TrainConfig, examples: Sequence[Example]) -> Batch:
     """Pack each example as a group of one sample with the real packer."""
-    samples = [sample_of(example, number, reason) for number, example in enumerate(examples)]
+    samples = [sample_of(example, number) for number, example in enumerate(examples)]
     groups = [
         ScoredGroup(group=Group(prompt=sample.prompt, samples=(sample,)), rewards=(0.0,))
         for sample in samples
@@ -281,17 +279,3 @@ def test_kl_in_the_reward_is_taken_from_the_advantages_with_its_coefficient(path
     expected = loss(AlgorithmConfig(), row.credits - 0.7 * to_go)
     torch.testing.assert_close(found, expected)
     assert abs(found - loss(AlgorithmConfig(), row.credits)) > 1
-
-
-@pytest.mark.parametrize("reason", ["stop", "length"])
-def test_truncated_responses_are_not_trained_with_mask_truncated(path, reason):
-    """Here all responses are truncated: no weight changes, and nothing is NaN."""
-    config = config_of(path, {"mask_truncated": True, "aggregation": "sequence_mean"})
-    learner, _ = build_learner(config, device="cpu")
-    before = [tensor.clone() for _, tensor in learner.weights()]
-    batch = batch_of(config, make_examples(path, noise=0.3, age=1), reason=reason)
-    metrics = learner.update(batch.of_rank(0)).read()
-    assert (metrics["loss/grad_norm"] > 0) == (reason == "stop")
-    after = [tensor for _, tensor in learner.weights()]
-    are_equal = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert are_equal == (reason == "length")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from learner_setup import make_learner
 from light_samples import make_packer
 from own_process import in_own_process
-from small_engine import GUESSES, small_engine
+from small_engine import GUESSES, request_of, small_engine
 from test_weight_sync import generate
 from tiny_models import write_tiny_qwen3
 
@@ -22,7 +22,7 @@ from april_rl.config.choices import ComputeDtype, Offload
 from april_rl.training.engine.vllm_engine import VllmEngine
 from april_rl.training.learner.learner import Learner
 from april_rl.training.rollout.requests import Request
-from april_rl.types import SampleId, ScoredGroup
+from april_rl.types import ScoredGroup
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,14 +87,8 @@ def mismatch_of_three_steps(folder: Path, settings: dict[str, object]) -> float:
 
 
 def request(prompt_id: int, so_far: Sequence[int] = ()) -> Request:
-    return Request(
-        sample_id=SampleId(prompt_id, 0),
-        prompt_token_ids=(5, 6, 7 + prompt_id % 80),
-        parts=(so_far,),
-        start=len(so_far),
-        max_tokens=60 - len(so_far),
-        seed=1000 + prompt_id,
-    )
+    prompt = (5, 6, 7 + prompt_id % 80)
+    return request_of(prompt_id, prompt, so_far, budget=60, seed=1000 + prompt_id)
 
 
 class Kept(NamedTuple):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from composed_config import load, refusal
+from light_samples import PROMPT, following
 
 from april_rl.config import TrainConfig
 from april_rl.config.choices import ComputeDtype
@@ -15,7 +16,7 @@ from april_rl.start.planning.layout import settle
 from april_rl.start.planning.machine import num_visible
 from april_rl.training.runtime.cluster import Node, WorkerLocation, rank_order, spread
 from april_rl.training.runtime.lockstep import check_lockstep, fingerprint
-from april_rl.types import Completion, SampleId
+from april_rl.types import Completion, Sample
 
 
 def node(number: int, room: int) -> Node:
@@ -23,15 +24,7 @@ def node(number: int, room: int) -> Node:
 
 
 def completion(index: int = 0, *, token_ids: tuple[int, ...] = (5, 6)) -> Completion:
-    return Completion(
-        sample_id=SampleId(7, index),
-        start=3,
-        policy_version=1,
-        context_version=1,
-        token_ids=token_ids,
-        logprobs=(-0.5,) * len(token_ids),
-        finish_reason="stop",
-    )
+    return following(Sample(PROMPT, index), token_ids, version=1)
 
 
 def layout_of(*overrides: str, gpus: int) -> tuple[str, int, int]:
