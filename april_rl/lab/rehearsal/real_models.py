@@ -25,6 +25,7 @@ _CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", "top_k_exper
 
 def real_models(config: TrainConfig, say: Callable[[str], None]) -> tuple[Models, Shape]:
     """Return the sizes of the policy and of the models beside it, and the policy's shape."""
+    is_fused = config.learner.fused is not False
     policy = read_model(config_path(config.model.path, say, key="model.path"))
     beside = Beside()
     if config.teacher.path:
@@ -32,8 +33,8 @@ def real_models(config: TrainConfig, say: Callable[[str], None]) -> tuple[Models
         beside = beside._replace(teacher=model_sizes(read_model(path), LoraConfig()))
     if config.algorithm.advantage == Advantage.gae:
         path = config_path(config.critic.path or config.model.path, say, key="critic.path")
-        beside = beside._replace(critic=critic_sizes(read_model(path)))
-    sizes = model_sizes(policy, config.lora)
+        beside = beside._replace(critic=critic_sizes(read_model(path), is_fused=is_fused))
+    sizes = model_sizes(policy, config.lora, is_fused=is_fused)
     return Models(policy=sizes, beside=beside), shape_of(sizes, policy)
 
 

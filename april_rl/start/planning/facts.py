@@ -89,26 +89,27 @@ class Models:
         return self.policy.num_trained + (critic.num_trained if critic else 0)
 
 
-def count_models(facts: Facts, lora: LoraConfig) -> Models:
+def count_models(facts: Facts, config: TrainConfig) -> Models:
     """Return the sizes of the models; imports torch, and raises UnsupportedModelError."""
     from april_rl.start.planning.model import read_model
     from april_rl.training.learner.model.model_sizes import model_sizes
 
-    teacher, critic = facts.teacher, facts.critic
+    teacher, critic, is_fused = facts.teacher, facts.critic, config.learner.fused is True
     return Models(
-        policy=model_sizes(read_model(facts.policy.path), lora),
+        policy=model_sizes(read_model(facts.policy.path), config.lora, is_fused=is_fused),
         beside=Beside(
             teacher=model_sizes(read_model(teacher.path), LoraConfig()) if teacher else None,
-            critic=critic_sizes(read_model(critic.path)) if critic else None,
+            critic=critic_sizes(read_model(critic.path), is_fused=is_fused) if critic else None,
         ),
     )
 
 
-def critic_sizes(config: PreTrainedConfig) -> ModelSizes:
+def critic_sizes(config: PreTrainedConfig, *, is_fused: bool = False) -> ModelSizes:
     """Return the sizes of a critic: its head has one row, and no weights are tied."""
     from april_rl.training.learner.model.model_sizes import model_sizes
 
-    sizes, text = model_sizes(config, LoraConfig()), config.get_text_config()
+    text = config.get_text_config()
+    sizes = model_sizes(config, LoraConfig(), is_fused=is_fused)
     head = text.vocab_size * text.hidden_size
     num_parameters = sizes.num_parameters - (0 if text.tie_word_embeddings else head)
     return replace(

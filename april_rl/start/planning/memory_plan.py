@@ -27,6 +27,9 @@ GIB = 1 << 30
 _MASTER, _GRADIENT, _MOMENTS = 4, 4, 8  # bytes of a trained parameter, all float32
 CHECKPOINT_BYTES = _MASTER + _MOMENTS  # bytes of a trained parameter in a checkpoint
 _COPIES_IN_SYNC = 3  # copies of the largest tensor: cast, gathered, and in the engine's form
+# FlashAttention-2's backward pass of a layer: float32 gradients of the queries, and a key's and a
+# value's for each query head; 8 bytes where its output has 2.
+_ATTENTION_BACKWARD = 4
 _LOGIT_BLOCKS = 3  # blocks at the peak: logits, their exponentials, and a product of both
 # Published by users, not measured here.
 _NCCL_BYTES = GIB  # buffers of a group of ranks (vllm-project/vllm#51485, four ranks)
@@ -335,6 +338,8 @@ class _Sizes:
         each = model.activation_bytes - saved * num_again / model.num_layers
         if num_again > model.num_layers / 2:  # the last layer is computed again, too
             each += model.layer_bytes
+        if not self._inputs.is_on_cpu:
+            each += _ATTENTION_BACKWARD * model.attention_bytes / model.num_layers
         return self._inputs.learner.max_tokens * each * self._inputs.compute_bytes / 2
 
     def _logits(self) -> float:

@@ -104,7 +104,7 @@ def draft_evaluation(requested: TrainConfig, facts: Facts) -> Draft:
 
 def models_of(draft: Draft, *, trains: bool) -> Models:
     """Count the models of a draft. Raise RunError when learner or engine cannot compute one."""
-    models = count_models(draft.facts, draft.config.lora)
+    models = count_models(draft.facts, draft.config)
     raise_all(failures(MODELS, CountedModels(draft.config, models, trains)))
     return models
 
@@ -148,7 +148,7 @@ def plan_evaluation(draft: Draft, *, num_responses: int) -> Plan:
 def config_of_training(draft: Draft, memory: Sequence[WorkerMemory]) -> TrainConfig:
     """Return a training's settings on these workers, fit or not, from an evaluation's draft."""
     facts = read_facts(draft.config, draft.facts.machine, trains=True)
-    models = count_models(facts, draft.config.lora)
+    models = count_models(facts, draft.config)
     inputs = memory_inputs(draft.config, draft.layout, models.beside)
     return with_resume(draft.config, inputs, model=models.policy, room=least_room(memory))
 

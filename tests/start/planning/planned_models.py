@@ -102,8 +102,8 @@ def config_of(name: str) -> PreTrainedConfig:
 
 @cache
 def sizes_of(name: str, *, rank: int | None = None) -> ModelSizes:
-    """Return the sizes of a model of `HUB` or `MODELS`, with adapters of this rank."""
-    return model_sizes(config_of(name), LoraConfig(rank=rank))
+    """Return the sizes of a model of `HUB` or `MODELS` on a GPU, with adapters of this rank."""
+    return model_sizes(config_of(name), LoraConfig(rank=rank), is_fused=True)
 
 
 def worker(node: str, *, free: float = 79 * GIB, host: float = 500 * GIB) -> WorkerMemory:

@@ -73,6 +73,7 @@ def test_the_overlong_buffer_of_qwen3_4b_dapo_begins_at_16384_tokens() -> None:
 # Keys of the sections that depend on the device: what one device ignores, and what both read.
 # engine.cuda_graphs=false is the normal case on a CPU, so it is not reported.
 IGNORED_ON_CPU = {"engine.sleep", "engine.gpu_memory_utilization", "learner.offload"}
+IGNORED_ON_CPU |= {"learner.flash_attention_4"}
 IGNORED_ON_GPU = {"engine.kv_cache_gib"}
 READ_ON_BOTH = {
     *("engine.dtype", "engine.max_model_len", "engine.max_num_seqs", "engine.args"),
@@ -101,6 +102,7 @@ def test_every_setting_is_listed_with_the_devices_that_read_it() -> None:
         ("engine.gpu_memory_utilization=0.3", "cpu", "where engine.kv_cache_gib is the size"),
         ("engine.gpu_memory_utilization=auto", "cpu", "where engine.kv_cache_gib is the size"),
         ("learner.offload=optimizer", "cpu", "the learner is already in host memory"),
+        ("learner.flash_attention_4=true", "cpu", "no effect on CPU"),
         ("engine.kv_cache_gib=2", "cuda", "what engine.gpu_memory_utilization leaves"),
     ],
 )

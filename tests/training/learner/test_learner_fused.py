@@ -18,8 +18,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from april_rl.training.learner.model import fused
-from april_rl.training.learner.model.fused import CompilerError, check_compiler
+from april_rl.config.lora import LoraConfig
+from april_rl.training.learner.model import fused, model_sizes
+from april_rl.training.learner.model.fused import CompilerError, check_compiler, fuse
 from april_rl.training.learner.policy import Policy
 from april_rl.training.learner.row import PackedRow
 
@@ -148,3 +149,22 @@ def test_the_error_on_a_machine_that_cannot_compile_says_what_to_do(monkeypatch)
         CompilerError, match=r"learner\.fused: .* install one, or set learner.fused"
     ):
         check_compiler(CPU)
+
+
+@pytest.mark.parametrize("kind", [Qwen3Config, Qwen3MoeConfig])
+def test_the_memory_plan_counts_what_compiled_functions_keep(kind):
+    """On a device without kernels, to the byte. Fails when the plan counts the single operations,
+    which keep half as much again, or divides a function in another way than the compiler.
+    """
+    sizes = {"hidden_size": 128, "intermediate_size": 320, "moe_intermediate_size": 96}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = kind(**sizes, head_dim=48, num_experts=8, vocab_size=1000)
+    compiled = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    fuse(compiled.model)
+    expected = model_sizes._Kept(compiled, compiled.model.layers).num_bytes
+    found, single = (
+        model_sizes.model_sizes(config, LoraConfig(), is_fused=is_fused).activation_bytes
+        for is_fused in (True, False)
+    )
+    assert found == expected / 512  # bytes of a token
+    assert single > 1.15 * found

@@ -35,7 +35,17 @@ def compile_function(function: _Function) -> _Function:
     return torch.compile(function, dynamic=True, options={"emulate_precision_casts": True})
 
 
-def fuse(model: nn.Module) -> None:
+@cache
+def partition_function(function: _Function) -> _Function:
+    """Return `function` without kernels, for any device and one number of tokens: its forward pass
+    keeps the tensors that the compiled one keeps.
+    """
+    return torch.compile(function, dynamic=False, backend="aot_eager_decomp_partition")
+
+
+def fuse(
+    model: nn.Module, *, compiled: Callable[[_Function], _Function] = compile_function
+) -> None:
     """Compile the normalisations and MLPs of a Hugging Face model, found by their class names, and
     the rotary embeddings that its attention layers call.
     """
@@ -43,9 +53,10 @@ def fuse(model: nn.Module) -> None:
     for module in model.modules():
         kind, forward = type(module), type(module).forward
         if "RMSNorm" in kind.__name__ or kind.__name__.endswith("MLP"):
-            vars(module)["forward"] = MethodType(compile_function(forward), module)
+            vars(module)["forward"] = MethodType(compiled(forward), module)
         elif isinstance(forward, FunctionType) and _ROTARY in _global_names(forward):
-            vars(module)["forward"] = MethodType(_with_rotary_compiled(forward), module)
+            whole = _with_rotary(forward, compiled)
+            vars(module)["forward"] = MethodType(whole, module)
 
 
 def _global_names(function: FunctionType) -> set[str]:
@@ -53,12 +64,14 @@ def _global_names(function: FunctionType) -> set[str]:
     return set(function.__code__.co_names) & function.__globals__.keys()
 
 
-def _with_rotary_compiled(function: FunctionType) -> FunctionType:
+def _with_rotary(
+    function: FunctionType, compiled: Callable[[_Function], _Function]
+) -> FunctionType:
     """Return a copy of an attention's forward function that calls the compiled rotary embedding,
     where the function itself calls the one that its Python module defines.
     """
     names = function.__globals__
-    names = {**names, _ROTARY: compile_function(names[_ROTARY])}
+    names = {**names, _ROTARY: compiled(names[_ROTARY])}
     copy = FunctionType(
         function.__code__, names, closure=function.__closure__, argdefs=function.__defaults__
     )

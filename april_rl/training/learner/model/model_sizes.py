@@ -6,6 +6,7 @@ are counted, and activations and the KV cache are what a forward pass on the met
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import cast
@@ -24,6 +25,7 @@ from april_rl.training.learner.model.architecture import (
     recompute_activations,
 )
 from april_rl.training.learner.model.attention import Packing
+from april_rl.training.learner.model.fused import fuse, partition_function
 from april_rl.training.learner.model.lora import inject, stacked_experts
 from april_rl.training.learner.model.mixers import has_known_mixers
 from april_rl.training.learner.model.routers import has_known_routers
@@ -33,8 +35,11 @@ _COUNTING = "april_rl_counting"  # name in transformers of an attention that com
 _TOKENS = 512  # length of the row in the forward pass
 
 
-def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
-    """Return the sizes of a model with these adapters; takes about a second at any size.
+def model_sizes(
+    config: PreTrainedConfig, lora: LoraConfig, *, is_fused: bool = False
+) -> ModelSizes:
+    """Return the sizes of a model with these adapters; takes a second at any size, and two with
+    activations as `learner.fused` keeps them.
 
     Raise UnsupportedModelError when the learner cannot compute the model, LoraError when `lora`
     does not fit it.
@@ -44,6 +49,8 @@ def model_sizes(config: PreTrainedConfig, lora: LoraConfig) -> ModelSizes:
         causal_lm = empty_model(config, dtype=torch.bfloat16)
     causal_lm.to("meta")  # type: ignore[arg-type]  # buffers that name their device, too
     causal_lm.tie_weights()
+    if is_fused:
+        fuse(causal_lm.base_model, compiled=partition_function)
     embedding: nn.Module = causal_lm.get_input_embeddings()
     layers = layers_of(causal_lm)
     num_parameters, in_layers = _count(causal_lm), sum(map(_count, layers))
@@ -95,6 +102,7 @@ class _Kept:
         self._pass(layers)
 
     def _pass(self, layers: Sequence[nn.Module]) -> None:
+        device = self._model.device
         ALL_ATTENTION_FUNCTIONS.register(_COUNTING, self._attention)
         self._model.set_attn_implementation(_COUNTING)
         with ExitStack() as hooks:
@@ -102,11 +110,13 @@ class _Kept:
                 hooks.callback(layer.register_forward_pre_hook(self._enter).remove)
                 hooks.callback(layer.register_forward_hook(self._leave).remove)
             hooks.enter_context(saved_tensors_hooks(self._keep, lambda tensor: tensor))
+            hooks.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "The .grad attribute")  # a compiler looks at it
             self._model.base_model(
-                input_ids=torch.zeros(1, _TOKENS, dtype=torch.int64, device="meta"),
-                position_ids=torch.arange(_TOKENS, device="meta")[None],
+                input_ids=torch.zeros(1, _TOKENS, dtype=torch.int64, device=device),
+                position_ids=torch.arange(_TOKENS, device=device)[None],
                 use_cache=False,
-                packing=Packing.of((_TOKENS,), device=torch.device("meta")),
+                packing=Packing.of((_TOKENS,), device=device),
             )
 
     def _keep(self, tensor: Tensor) -> Tensor:
