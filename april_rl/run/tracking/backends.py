@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from april_rl.config.choices import TrackingBackend, WandbMode
-from april_rl.config.tracking import TrackingConfig
+from april_rl.config.schema import TrackingConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Histogram
 from april_rl.run.tracking.figures import ages_text
