@@ -174,7 +174,6 @@ class AlgorithmConfig:
         )
 
     def _check_nothing_is_ignored(self) -> None:
-        """Refuse settings that the chosen loss, correction or estimator does not read."""
         defaults = {entry.name: entry.default for entry in fields(self)}
         for chosen, key in self._unread():
             value = getattr(self, key)

@@ -50,7 +50,6 @@ def _check_values(section: object, prefix: str = "") -> None:
 
 
 def _check_rollout(config: TrainConfig) -> None:
-    """Check the size of groups, how old samples get, and their longest sequence."""
     rollout, algorithm = config.rollout, config.algorithm
     size, factor = rollout.group_size, rollout.over_sampling_factor
     is_own = algorithm.advantage not in Advantage.__members__
@@ -89,7 +88,6 @@ def longest_sequence(config: TrainConfig) -> tuple[int, str]:
 
 
 def _check_environment(config: TrainConfig) -> None:
-    """Check that an environment is used where there is one, and only there."""
     sets = {
         "data": config.data.environment,
         **{f"data.sources.{name}": each.environment for name, each in config.data.sources.items()},
@@ -117,7 +115,6 @@ def _check_environment(config: TrainConfig) -> None:
 
 
 def _check_turns(config: TrainConfig) -> None:
-    """Check that advantages by turn have rewards by turn."""
     is_by_turn = config.algorithm.advantage == Advantage.grpo_by_turn
     require(
         config.environment.is_set or not is_by_turn,
@@ -138,7 +135,6 @@ _ESTIMATES = ("avg_at_k", "pass_at_k", "maj_at_k")
 
 
 def _check_evaluation(config: TrainConfig) -> None:
-    """Check that the metric of the best checkpoints is measured."""
     metric = config.checkpoint.best_metric
     known = [f"eval/{key}/{one}" for key in config.evaluation.sets for one in _ESTIMATES]
     require(
@@ -202,7 +198,6 @@ def check_layout(config: TrainConfig) -> None:
 
 
 def _check_engine(config: TrainConfig) -> None:
-    """Check engine options that depend on other sections."""
     engine, algorithm = config.engine, config.algorithm
     is_corrected = algorithm.correction is not Correction.none or algorithm.ratio is Ratio.behaviour
     require(

@@ -11,14 +11,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from april_rl.config.algorithm import AlgorithmConfig
-from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.config.checks import check_bounds, require, require_function, within
-from april_rl.config.choices import ComputeDtype, Offload, OnStale, Resume, RouterReplay, Schedule
-from april_rl.config.critic import CriticConfig
+from april_rl.config.choices import (
+    ComputeDtype,
+    Offload,
+    OnStale,
+    Resume,
+    RouterReplay,
+    Schedule,
+    TrackingBackend,
+    WandbMode,
+)
 from april_rl.config.engine import EngineConfig
 from april_rl.config.environment import EnvironmentConfig
 from april_rl.config.lora import LoraConfig
-from april_rl.config.profiler import ProfilerConfig
+from april_rl.config.models_beside import CriticConfig, TeacherConfig
 from april_rl.config.runtime import RuntimeConfig, UserCodeConfig
 from april_rl.config.task import (
     DataConfig,
@@ -26,8 +33,6 @@ from april_rl.config.task import (
     ModelConfig,
     RewardConfig,
 )
-from april_rl.config.teacher import TeacherConfig
-from april_rl.config.tracking import TrackingConfig
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,6 +176,60 @@ class LearnerConfig:
         share = self.activation_checkpointing
         assert not isinstance(share, str), "learner.activation_checkpointing=auto is not decided"
         return float(share)
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckpointConfig:
+    """Settings of what a run writes to disk: checkpoints to resume from, exports to use.
+
+    The last step always writes both.
+    """
+
+    every_steps: int | None = within(">= 1", None)  # steps between checkpoints; null: by time only
+    # minutes between checkpoints; null: by steps only
+    every_minutes: float | None = within("> 0", 30.0)
+    keep_last: int = within(">= 1", 2)  # newest checkpoints to keep; older ones are removed
+    # eval/NAME/avg_at_k, pass_at_k or maj_at_k, with NAME of evaluation.sets: the checkpoint with
+    # the highest value is kept, too
+    best_metric: str | None = None
+    # steps between Hugging Face exports; null: only at the end
+    export_every_steps: int | None = within(">= 1", None)
+    # seconds that a run has to write a checkpoint and end after Ctrl-C or another signal
+    stop_deadline_s: float = within("> 0", 120.0)
+
+    def __post_init__(self) -> None:
+        check_bounds("checkpoint", self)
+
+
+@dataclass(slots=True, kw_only=True)
+class TrackingConfig:
+    """Settings of what a run shows and records; metrics.jsonl is always written."""
+
+    # trackers in addition to metrics.jsonl: any of wandb, trackio and tensorboard; []: none
+    backends: list[TrackingBackend] = field(default_factory=lambda: [TrackingBackend.wandb])
+    wandb: WandbMode = WandbMode.offline  # with wandb among the backends
+    project: str = "april_rl"  # project in W&B and trackio
+    # steps between two writes of all samples, to samples/ and as a table to the trackers;
+    # samples of the first and the last step and of evaluations are always written, and every 20
+    # steps a few are shown; null: none at all
+    save_samples_every: int | None = within(">= 1", 10)
+
+    def __post_init__(self) -> None:
+        check_bounds("tracking", self)
+        names = [backend.value for backend in self.backends]
+        require(len(set(names)) == len(names), f"tracking.backends={names} names a tracker twice")
+        require(
+            self.wandb is not WandbMode.online or "wandb" in names,
+            f"tracking.wandb=online has no effect with tracking.backends={names}; add wandb",
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class ProfilerConfig:
+    """Steps to trace; the report makes profile/step_N.trace.json.gz, for ui.perfetto.dev."""
+
+    # steps to trace, such as [5,6]; the first two are slower than others
+    steps: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)

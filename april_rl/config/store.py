@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from april_rl.config.consistency import check_consistency
+from april_rl.config.folders import shipped_folder
 from april_rl.config.schema import TrainConfig
 from april_rl.config.secrets import mask, with_references, without_absent
 from april_rl.config.task import EvaluationSetConfig, RewardFunctionConfig, SourceConfig
@@ -44,22 +45,15 @@ _FOLDER_OPTIONS = ("--config-dir", "-cd")
 _own_folders: list[Path] = []  # folders that `register_folder` was given
 # Why a file could not be registered, by the name that it would have.
 _unusable_files: dict[str, str] = {}
-_PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class ConfigError(RunError):
     """A setting is wrong; the message names its key and the remedy."""
 
 
-def _folder(name: str) -> Path:
-    """Return a folder inside the installed package, or beside the package in a checkout."""
-    installed = _PACKAGE / name
-    return installed if installed.is_dir() else _PACKAGE.parent / name
-
-
 def config_dir() -> str:
     """Return the absolute path of `configs/`, for Hydra's `config_path`."""
-    return str(_folder("configs"))
+    return str(shipped_folder("configs"))
 
 
 def _yaml_files(root: Path) -> dict[str, Path]:
@@ -73,7 +67,7 @@ def _yaml_files(root: Path) -> dict[str, Path]:
 @cache
 def recipes() -> dict[str, Path]:
     """Return the file of every recipe by name, including the recipes of `register_folder`."""
-    return _yaml_files(_folder("recipes"))
+    return _yaml_files(shipped_folder("recipes"))
 
 
 @cache
@@ -107,7 +101,7 @@ def register_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise ConfigError(f"--config-dir {folder} is not a folder")
     _own_folders.append(folder.resolve())
-    shipped = _yaml_files(_folder("configs"))
+    shipped = _yaml_files(shipped_folder("configs"))
     for name, path in _yaml_files(folder).items():
         group, _, recipe = name.partition("/")
         if name in shipped or (group == "recipe" and recipes().get(recipe, path) != path):

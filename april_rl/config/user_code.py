@@ -101,15 +101,11 @@ def check_named(path: str) -> None:
     not define, or defines as a number or a text.
     """
     module, _, name = path.partition(":")
-    source = b"" if module in sys.modules else _source_of(module)
-    if not source:
+    text, body = _source_of(module)
+    if not text:
         return
-    tree = ast.parse(source, str(_spec_of(module).origin))
-    text = source.decode(errors="replace")
     assigned = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets)
+        node.value for node in body if isinstance(node, ast.Assign) and name in _names_defined(node)
     ]
     is_made = re.search(rf"\b(def|class|import|as)\s+{re.escape(name)}\b", text)
     if assigned and isinstance(value := assigned[-1], ast.Constant) and not is_made:
@@ -119,7 +115,7 @@ def check_named(path: str) -> None:
     if re.search(rf"\b{re.escape(name)}\b|{made}", text):
         return
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    raise _no_function(module, name, [each.name for each in tree.body if isinstance(each, kinds)])
+    raise _no_function(module, name, [each.name for each in body if isinstance(each, kinds)])
 
 
 def signature_of(path: str) -> Callable[..., Any] | None:
@@ -127,8 +123,7 @@ def signature_of(path: str) -> Callable[..., Any] | None:
     source without importing it; None for what is not a plain function there.
     """
     module, _, name = path.partition(":")
-    body = [] if module in sys.modules else ast.parse(_source_of(module)).body
-    found = [node for node in body if name in _names_defined(node)]
+    found = [node for node in _source_of(module)[1] if name in _names_defined(node)]
     made = found[-1] if found else None
     if not isinstance(made, ast.FunctionDef | ast.AsyncFunctionDef) or made.decorator_list:
         return None
@@ -148,11 +143,17 @@ def _names_defined(node: ast.stmt) -> list[str]:
     return [*map(ast.unparse, node.targets)] if isinstance(node, ast.Assign) else []
 
 
-def _source_of(module: str) -> bytes:
-    """Return the source of a module, empty if it is not Python; raise ModuleNotFoundError."""
+def _source_of(module: str) -> tuple[str, list[ast.stmt]]:
+    """Return the text of a module and its statements, none if it is imported already or is not
+    Python; raise ModuleNotFoundError or SyntaxError.
+    """
+    if module in sys.modules:
+        return "", []
     spec = _spec_of(module)
-    is_python = spec.has_location and str(spec.origin).endswith(".py")
-    return Path(str(spec.origin)).read_bytes() if is_python else b""
+    if not (spec.has_location and str(spec.origin).endswith(".py")):
+        return "", []
+    source = Path(str(spec.origin)).read_bytes()
+    return source.decode(errors="replace"), ast.parse(source, str(spec.origin)).body
 
 
 def _spec_of(module: str) -> ModuleSpec:

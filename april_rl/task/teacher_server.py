@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from openai import AsyncOpenAI, OpenAIError
 
-from april_rl.config.teacher import TeacherConfig
+from april_rl.config.models_beside import TeacherConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Metrics, Sum
 from april_rl.training.batches import TeacherReply

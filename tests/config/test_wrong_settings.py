@@ -48,9 +48,9 @@ WRONG = [
     ("kl_coef=0.1", "kl_coef is not a setting; slime's --kl-coef is here: "
      "algorithm.kl_coefficient (docs/coming_from.md)"),
     ("num_train_epochs=3", "num_train_epochs is not a setting; TRL's num_train_epochs is here: "
-     "trainer.num_steps, in steps (docs/coming_from.md)"),
+     "trainer.num_steps, in steps, never epochs (docs/coming_from.md)"),
     ("trainer.total_epochs=3", "trainer.total_epochs is not a setting; verl's trainer.total_epochs "
-     "is here: trainer.num_steps, in steps (docs/coming_from.md)"),
+     "is here: trainer.num_steps, in steps, never epochs (docs/coming_from.md)"),
     ("rollout.top_p=0.9", "rollout.top_p is not a setting; verl's rollout.top_p: no top-p or top-k "
      "in training (docs/coming_from.md)"),
     ("evaluation.k=4", "evaluation.k is not a setting; did you mean evaluation.num_samples?"),

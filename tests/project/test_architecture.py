@@ -379,6 +379,6 @@ def test_the_packages_of_setup_cfg_are_the_folders_on_disk() -> None:
     named = set(setup["options"]["packages"].split())
     folders = {path.parent for path in PACKAGE.rglob("__init__.py")}
     on_disk = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
-    assert named == on_disk | {"april_rl.configs", "april_rl.recipes"}
+    assert named == on_disk | {"april_rl.configs", "april_rl.docs", "april_rl.recipes"}
     without = {path.parent for path in package_files()} - folders
     assert without == set()

@@ -60,6 +60,11 @@ def test_every_recipe_and_every_choice_of_configs_is_in_the_wheel(wheel):
         assert {path.relative_to(root) for path in root.rglob("*.yaml")} == in_checkout
 
 
+def test_the_names_of_other_trainers_are_in_the_wheel(wheel):
+    page = Path("docs", "coming_from.md")
+    assert (wheel / "april_rl" / page).read_text() == (ROOT / page).read_text()
+
+
 def test_the_tiny_policy_and_its_problems_are_in_the_wheel(wheel):
     """Fails when the package data lacks a file: the first run would look for it on the hub."""
     for folder in ("task/tiny/policy", "task/tiny/problems"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Device, KvCacheDtype, Offload, RouterReplay, Sleep, WandbMode
 from april_rl.config.engine import EngineConfig
+from april_rl.config.models_beside import TeacherConfig
 from april_rl.config.task import (
     DataConfig,
     EvaluationConfig,
@@ -17,7 +18,6 @@ from april_rl.config.task import (
     RewardFunctionConfig,
     SourceConfig,
 )
-from april_rl.config.teacher import TeacherConfig
 
 _GROUPS, _GROUP_SIZE, _STEPS, _RESPONSE_TOKENS = 4, 4, 2, 48
 _HELD_OUT_PROMPTS, _HELD_OUT_SAMPLES, _HELD_OUT_TOKENS = 2, 2, 16

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from april_rl.config.checkpoint import CheckpointConfig
+from april_rl.config.schema import CheckpointConfig
 from april_rl.metrics import Metrics, Sum
 from april_rl.run.checkpointing.columns import Plain, state_files, write_state
 from april_rl.run.checkpointing.folder import SCORE, begin, commit, latest, prune

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -26,7 +27,7 @@ from april_rl.run.supervision.diagnosis import (
     stopped_error,
 )
 from april_rl.run.supervision.failures import CallFailure, WorkerStalledError, read_failure
-from april_rl.run.supervision.progress import ProgressTimer
+from april_rl.run.supervision.node_monitor import ProcessStatus
 from april_rl.run.supervision.stall_report import report_text
 
 T = TypeVar("T")
@@ -34,6 +35,8 @@ _CHECK_S = 1.0  # pause between two checks of all workers
 _STOPPED_S = 4.0  # a process that a signal has stopped for this long counts as hung
 _SETTLE_S = 1.0  # time after a failed call in which the death that caused it becomes visible
 _STACKS_S = 2.0
+# If the controller was suspended for an hour, its workers were not watched for an hour.
+_MAX_ELAPSED_S = 3.0
 
 
 class _Limit(NamedTuple):
@@ -44,6 +47,42 @@ class _Limit(NamedTuple):
 
 
 _NO_LIMIT = _Limit("", math.inf)
+
+
+@dataclass(slots=True)
+class WorkerProgress:
+    """The progress of one worker."""
+
+    beats: int = -1  # at the last update
+    no_progress_s: float = 0.0  # since its last beat, as long as it was waited for
+    is_stopped: bool = False  # at the last update
+    stopped_s: float = 0.0  # since its process was first found stopped; 0 when it is not
+    peak_rss_bytes: int = 0  # the largest resident memory that was found
+
+
+class ProgressTimer:
+    """Adds up time between the controller's own checks, so that clocks are never compared."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.workers = [WorkerProgress() for _ in range(num_workers)]
+
+    def update(
+        self,
+        statuses: Sequence[ProcessStatus],
+        *,
+        elapsed_s: float,
+        waited_for: Collection[int | None],
+    ) -> None:
+        """Take in each worker's status; time without progress counts for `waited_for` alone."""
+        elapsed_s = min(elapsed_s, _MAX_ELAPSED_S)
+        for rank, (worker, status) in enumerate(zip(self.workers, statuses, strict=True)):
+            beats = status.activity.beats
+            is_idle = beats == worker.beats and rank in waited_for
+            worker.no_progress_s = worker.no_progress_s + elapsed_s if is_idle else 0.0
+            still_stopped = worker.is_stopped and status.is_stopped
+            worker.stopped_s = worker.stopped_s + elapsed_s if still_stopped else 0.0
+            worker.beats, worker.is_stopped = beats, status.is_stopped
+            worker.peak_rss_bytes = max(worker.peak_rss_bytes, status.rss_bytes)
 
 
 class Watchdog:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 
 from april_rl.config.choices import TrackingBackend, WandbMode
-from april_rl.config.tracking import TrackingConfig
+from april_rl.config.schema import TrackingConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Histogram
 from april_rl.run.tracking.figures import ages_text
@@ -55,6 +56,32 @@ class Backend(Protocol):
 
     def finish(self, error: BaseException | None = None) -> None:
         """End the record within seconds, also without a network; `error` ended the run."""
+
+
+class LibraryRun:
+    """A run of a library that makes histograms and tables as W&B does."""
+
+    can_replace = False
+
+    def __init__(
+        self, library: ModuleType, record: Callable[[int, dict[str, object]], object]
+    ) -> None:
+        self._library, self._record = library, record
+
+    def log(
+        self, step: int, values: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        """Record the metrics of a step."""
+        drawn = {
+            key: self._library.Histogram(np_histogram=histogram.pair())
+            for key, histogram in histograms.items()
+        }
+        self._record(step, {**values, **drawn})
+
+    def samples(self, step: int, rows: Sequence[Sequence[object]]) -> None:
+        """Record a table of samples."""
+        table = self._library.Table(columns=list(SAMPLE_COLUMNS), data=[list(row) for row in rows])
+        self._record(step, {"samples": table})
 
 
 @dataclass(slots=True)

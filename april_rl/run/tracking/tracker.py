@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 import yaml
 from rich.console import Console
 
-from april_rl.config.tracking import TrackingConfig
+from april_rl.config.schema import TrackingConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Metrics
 from april_rl.run.tracking import figures

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from urllib.parse import quote
 
 import trackio
 
-from april_rl.metrics import Histogram
 from april_rl.run.tracking import keys
-from april_rl.run.tracking.backends import SAMPLE_COLUMNS, BackendSettings
+from april_rl.run.tracking.backends import BackendSettings, LibraryRun
 from april_rl.run.tracking.labels import versions
 
 _PAGE = "http://127.0.0.1:7860/"  # where `trackio show` serves its page
 
 
-class TrackioRun:
+class TrackioRun(LibraryRun):
     """A run in trackio's folder (TRACKIO_DIR), named by its overrides and its run directory."""
 
     id = ""  # the run is found by its name
-    can_replace = False
 
     def __init__(self, settings: BackendSettings, *, tell: Callable[[str], None]) -> None:
         project = settings.tracking.project
         with redirect_stdout(io.StringIO()):
-            self._run = trackio.init(
+            run = trackio.init(
                 project,
                 name=_name(settings),
                 group=settings.labels.group or None,
@@ -36,25 +34,11 @@ class TrackioRun:
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
+        super().__init__(trackio, lambda step, row: run.log(row, step=step))
         tell(
             f"trackio: look at the run with: trackio show --project {project}, then open "
             f"{first_look(project, settings.config)}"
         )
-
-    def log(
-        self, step: int, values: Mapping[str, float], histograms: Mapping[str, Histogram]
-    ) -> None:
-        """Record the metrics of a step."""
-        drawn = {
-            key: trackio.Histogram(np_histogram=histogram.pair())
-            for key, histogram in histograms.items()
-        }
-        self._run.log({**values, **drawn}, step=step)
-
-    def samples(self, step: int, rows: Sequence[Sequence[object]]) -> None:
-        """Record a table of samples."""
-        table = trackio.Table(columns=list(SAMPLE_COLUMNS), data=[list(row) for row in rows])
-        self._run.log({"samples": table}, step=step)
 
     def finish(self, error: BaseException | None = None) -> None:  # noqa: ARG002
         """Write the remaining records."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import wandb
 
 from april_rl.config.choices import WandbMode
 from april_rl.config.secrets import mask
-from april_rl.metrics import Histogram
-from april_rl.run.tracking.backends import SAMPLE_COLUMNS, BackendSettings
+from april_rl.run.tracking.backends import BackendSettings, LibraryRun
 from april_rl.run.tracking.keys import RUN_TIME, TRAINED_TOKENS
 from april_rl.run.tracking.labels import versions
 
@@ -21,33 +20,17 @@ _FLUSH_S = 1.0  # what an offline run may lose by kill -9; W&B's default is 15
 _FINISHED, _FAILED, _KILLED = 0, 1, 255  # the exit codes that W&B shows as these states
 
 
-class WandbRun:
+class WandbRun(LibraryRun):
     """A run of W&B, whose axes are the step, the trained tokens and the time since it began."""
 
-    can_replace = False
-
     def __init__(self, run: wandb.Run) -> None:
+        super().__init__(wandb, lambda step, row: run.log({"step": step, **row}))
         self._run = run
         self.id: str = run.id
         run.define_metric("step", hidden=True)
         for axis in (TRAINED_TOKENS, RUN_TIME):
             run.define_metric(axis, step_metric="step")
         run.define_metric("*", step_metric="step")
-
-    def log(
-        self, step: int, values: Mapping[str, float], histograms: Mapping[str, Histogram]
-    ) -> None:
-        """Record one history row with `step`, the values and the histograms."""
-        drawn = {
-            key: wandb.Histogram(np_histogram=histogram.pair())
-            for key, histogram in histograms.items()
-        }
-        self._run.log({"step": step, **values, **drawn})
-
-    def samples(self, step: int, rows: Sequence[Sequence[object]]) -> None:
-        """Record a table of samples."""
-        table = wandb.Table(columns=list(SAMPLE_COLUMNS), data=[list(row) for row in rows])
-        self._run.log({"step": step, "samples": table})
 
     def finish(self, error: BaseException | None = None) -> None:
         """End the run; uploads get twenty seconds, files stay in the run directory."""

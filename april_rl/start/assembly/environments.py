@@ -99,7 +99,6 @@ def columns_of_environment(
 
 
 def _prompt_sets(config: TrainConfig) -> dict[str, PromptSetConfig]:
-    """Return the settings of every data set by its name."""
     held_out = config.evaluation.sets.items()
     return training_sets(config.data) | {k: evaluation_set(config.data, s) for k, s in held_out}
 

@@ -115,7 +115,6 @@ def _plain(plain: Mapping[str, object], layout: Layout) -> dict[str, object]:
 def _training_site(
     config: TrainConfig, run_dir: Path, stack: ExitStack, *, lines: Iterable[str]
 ) -> RunSite:
-    """Open the site after checking that the trackers are installed."""
     check_installed([backend.value for backend in config.tracking.backends])
     num_steps, num_groups = config.trainer.num_steps, config.trainer.num_groups
     title = f"{config.name}: {num_steps} steps of {num_groups} groups"

@@ -159,7 +159,6 @@ def run_evaluation(
 
 
 def _show(report: Report, model: str) -> None:
-    """Print how each set was sampled, its estimates with intervals, and reasons to doubt them."""
     table = Table("set", title=model)
     heads = ("prompts", "k", "T", "top-p", "avg@k", "pass@k", "maj@k", "tokens", "cut off")
     for head in (*heads, "errors"):

@@ -227,8 +227,6 @@ def _raise_lines(lines: Sequence[str]) -> None:
 
 
 def _batch(run: PlacedRun) -> None:
-    """The memory of this machine holds the batch of a step."""
-
     needed, machine = TOKEN_BYTES * batch_tokens(run.config), run.machine
     if run.trains and needed > machine.free_bytes:
         raise PreflightError(

@@ -56,7 +56,6 @@ def check_memory(
 
 
 def _host_remedies(inputs: MemoryInputs) -> Iterator[str]:
-    """Yield settings with which a worker on a GPU needs less host memory."""
     offload = inputs.learner.offload
     if offload is not Offload.none:
         less = "optimizer or none" if offload is Offload.all else "none"

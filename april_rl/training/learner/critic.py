@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from april_rl.config.critic import CriticConfig
+from april_rl.config.models_beside import CriticConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.metrics import Mean, Metrics, merge
 from april_rl.training.algorithm.gae import gae, value_loss

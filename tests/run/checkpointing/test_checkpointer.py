@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from clock import Clock
 
-from april_rl.config.checkpoint import CheckpointConfig
+from april_rl.config.schema import CheckpointConfig
 from april_rl.metrics import Metrics
 from april_rl.run.checkpointing import checkpointer
 from april_rl.run.checkpointing.checkpointer import BackgroundWrite, Checkpointer, Written

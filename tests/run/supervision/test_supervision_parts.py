@@ -22,8 +22,7 @@ from april_rl.run.supervision.heartbeat import (
     records_activity,
 )
 from april_rl.run.supervision.node_monitor import NodeMonitor, ProcessStatus
-from april_rl.run.supervision.progress import ProgressTimer
-from april_rl.run.supervision.watchdog import Watchdog
+from april_rl.run.supervision.watchdog import ProgressTimer, Watchdog
 from april_rl.training.rollout.ticks import Tick
 from april_rl.training.runtime.engines import StepTimer
 

@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from pathlib import Path
 
-from april_rl.config.tracking import TrackingConfig
+from april_rl.config.schema import TrackingConfig
 from april_rl.run.tracking.labels import RunLabels
 from april_rl.run.tracking.samples_file import SampleRecord, records_of
 from april_rl.run.tracking.tracker import Tracker, open_view

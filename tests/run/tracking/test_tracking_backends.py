@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb_files import wandb_records
 
 from april_rl.config.choices import TrackingBackend, WandbMode
-from april_rl.config.tracking import TrackingConfig
+from april_rl.config.schema import TrackingConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Histogram, Metrics, Sum
 from april_rl.run.tracking import backends, keys

@@ -12,7 +12,7 @@ from tiny_models import write_tiny_qwen3
 from transformers import AutoConfig
 
 from april_rl.config.choices import Offload
-from april_rl.config.critic import CriticConfig
+from april_rl.config.models_beside import CriticConfig
 from april_rl.errors import PreflightError
 from april_rl.start.planning.facts import critic_sizes, read_facts
 from april_rl.start.planning.machine import this_machine

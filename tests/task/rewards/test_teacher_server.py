@@ -10,7 +10,7 @@ import pytest
 from judge_server import MODEL, serving
 from light_samples import PROMPT, completion, whole_sample
 
-from april_rl.config.teacher import TeacherConfig
+from april_rl.config.models_beside import TeacherConfig
 from april_rl.errors import RunError
 from april_rl.task import teacher_server
 from april_rl.task.teacher_server import TeacherServer

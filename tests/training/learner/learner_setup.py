@@ -21,10 +21,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from april_rl.config.algorithm import AlgorithmConfig
 from april_rl.config.choices import ComputeDtype
-from april_rl.config.critic import CriticConfig
 from april_rl.config.lora import LoraConfig
+from april_rl.config.models_beside import CriticConfig, TeacherConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
-from april_rl.config.teacher import TeacherConfig
 from april_rl.training.algorithm.losses import LossFunction
 from april_rl.training.batch.packing import MicroBatch
 from april_rl.training.learner.critic import ActorCritic, Critic

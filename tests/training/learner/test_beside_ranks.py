@@ -20,7 +20,7 @@ from learner_setup import (
 from test_learner_critic import CRITIC, rewarded
 
 from april_rl.config.choices import Offload
-from april_rl.config.teacher import TeacherConfig
+from april_rl.config.models_beside import TeacherConfig
 from april_rl.metrics import Metrics, merge
 from april_rl.training.batch.packing import MicroBatch
 

@@ -23,7 +23,7 @@ from learner_setup import (
 from torch import Tensor, nn
 
 from april_rl.config.choices import Schedule
-from april_rl.config.critic import CriticConfig
+from april_rl.config.models_beside import CriticConfig
 from april_rl.training.learner.row import PackedRow
 from april_rl.training.learner.update_errors import NonFiniteError
 

@@ -18,7 +18,7 @@ from learner_setup import (
     write_model,
 )
 
-from april_rl.config.teacher import TeacherConfig
+from april_rl.config.models_beside import TeacherConfig
 from april_rl.training.batch.packing import MicroBatch
 
 pytestmark = pytest.mark.usefixtures("_group")

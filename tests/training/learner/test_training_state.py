@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from april_rl.config.choices import Kl, Offload, Schedule
-from april_rl.config.critic import CriticConfig
 from april_rl.config.lora import LoraConfig
+from april_rl.config.models_beside import CriticConfig
 from april_rl.run.checkpointing.columns import write_state
 from april_rl.training.learner.critic import ActorCritic
 from april_rl.training.learner.learner import Learner

@@ -10,7 +10,7 @@ from test_trainer import run, settings
 from trainer_fakes import FakeWorkers, rows_of
 
 from april_rl.config import TrainConfig
-from april_rl.config.checkpoint import CheckpointConfig
+from april_rl.config.schema import CheckpointConfig
 from april_rl.errors import RunError
 from april_rl.run.checkpointing.folder import list_saved
 from april_rl.run.checkpointing.resume import CHECKPOINTS, load

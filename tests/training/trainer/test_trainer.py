@@ -18,9 +18,8 @@ from trainer_fakes import FakeTokenizer, FakeWorkers, NoInterrupts, rows_of
 
 from april_rl.config import TrainConfig
 from april_rl.config.algorithm import AlgorithmConfig
-from april_rl.config.checkpoint import CheckpointConfig
 from april_rl.config.choices import Advantage
-from april_rl.config.schema import RolloutConfig, TrainerConfig
+from april_rl.config.schema import CheckpointConfig, RolloutConfig, TrainerConfig
 from april_rl.config.task import EvaluationConfig
 from april_rl.errors import DataError
 from april_rl.metrics import Mean, Metrics, Sum
