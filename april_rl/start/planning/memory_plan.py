@@ -102,14 +102,20 @@ def plan_memory(
 
 
 def bytes_kept_asleep(inputs: MemoryInputs) -> float:
-    """Return the bytes of CUDA graphs and of NCCL's buffers, which sleep does not free."""
+    """Return the bytes of CUDA graphs and of NCCL's buffers, as far as sleep does not free them."""
+    freed, (graphs, nccl) = inputs.engine.args, _graphs_and_nccl(inputs)
+    graphs = 0.0 if freed.get("sleep_mode_offload_cudagraph") else graphs
+    return graphs + (0.0 if freed.get("enable_nccl_comm_suspend") else nccl)
+
+
+def _graphs_and_nccl(inputs: MemoryInputs) -> tuple[float, float]:
     graphs = inputs.graph_bytes if inputs.engine.cuda_graphs else 0.0
-    return graphs + (_NCCL_BYTES if inputs.layout.tensor_parallel_size > 1 else 0.0)
+    return graphs, _NCCL_BYTES if inputs.layout.tensor_parallel_size > 1 else 0.0
 
 
 def engine_workspace(inputs: MemoryInputs) -> float:
     """Return the bytes of an engine's share that are neither weights nor KV cache."""
-    return bytes_kept_asleep(inputs) + _STEP_BYTES
+    return sum(_graphs_and_nccl(inputs)) + _STEP_BYTES
 
 
 def engine_weights(model: ModelSizes, inputs: MemoryInputs) -> float:
@@ -291,7 +297,7 @@ class _Sizes:
 
     def _resting(self) -> dict[str, float]:
         """Return the engine's items while it computes nothing. A sleeping engine has freed its
-        weights and KV cache, but keeps CUDA graphs and NCCL's buffers.
+        weights and KV cache, but keeps CUDA graphs and NCCL's buffers (`bytes_kept_asleep`).
         """
         if not self._inputs.engine_sleeps:
             return self._awake()

@@ -87,6 +87,9 @@ def test_memory_that_torch_does_not_allocate_is_in_the_plan():
     assert phase(sizes_of("8B"), "backward").items[kept] == 1.5e9
     assert phase(sizes_of("8B"), "backward", tensor_parallel_size=2).items[kept] == 1.5e9 + GIB
     assert phase(sizes_of("8B"), "optimizer", cuda_graphs=False).items[kept] == 0
+    freed = {"sleep_mode_offload_cudagraph": True, "enable_nccl_comm_suspend": True}
+    found = phase(sizes_of("8B"), "backward", tensor_parallel_size=2, args=freed)
+    assert found.items[kept] == 0
     assert kept not in phase(sizes_of("8B"), "backward", sleep=Sleep.never).items
     assert kept not in phase(sizes_of("8B"), "rollout").items, "it is part of the share"
     for name in ("rollout", "backward", "optimizer", "weight sync"):
