@@ -49,7 +49,8 @@ from april_rl.training.trainer import Trainer
 
 Say = Callable[[str], None]
 
-_NUM_ROWS, _ATTACKED_ROWS = {"train": 64, "held_out": 8}, 2
+_NUM_ROWS = {"train": 64, "held_out": 8}
+_ATTACKED_ROWS = 2
 _ATTACKS = ("nothing", "prompt_back", "several", "in_passing", "thoughts_only", "plea")
 
 
