@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from april_rl.lab.report.vega import Spec, age_scale, axis, base, legend
-from april_rl.training.rollout.measures.timeline import Act, Bar, Stay, Timeline
+from april_rl.training.rollout.measures.timeline import Bar, Stay, Timeline
+from april_rl.training.rollout.record import Act
 
 MAX_SLOTS = 192  # drawn at most; with more slots, every k-th one
 _CANVAS_FROM = 1500  # number of bars from which a canvas is used; SVG is slow with more
