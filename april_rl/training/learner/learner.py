@@ -69,7 +69,7 @@ class Learner:
         self._folder = local_folder(model_path)
         self._lora = None if lora.rank is None else lora
         self._policy = self._build_policy(config, site, temperature=temperature, seed=seed)
-        trained = TrainedModel.of(
+        trained = TrainedModel(
             self._policy,
             optimizer,
             num_steps=num_optimizer_steps,
