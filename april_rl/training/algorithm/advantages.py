@@ -65,13 +65,7 @@ def by_group(advantages: GroupAdvantages) -> BatchAdvantages:
     """Return the batch estimator that applies `advantages`, one of the three above, to each group
     alone.
     """
-
-    def of_batch(
-        groups: Sequence[ArrayLike], _num_tokens: Sequence[Sequence[int]]
-    ) -> list[Floats64]:
-        return [advantages(group) for group in groups]
-
-    return of_batch
+    return lambda groups, _num_tokens: [advantages(group) for group in groups]
 
 
 def reinforce_pp(
@@ -273,22 +267,6 @@ def credits_of(choice: str, reward: RewardConfig) -> Credits:
         return [of_group.tolist() for of_group in estimator(rewards, num_tokens)]
 
     return of_groups
-
-
-def penalized_rewards(
-    groups: Sequence[ScoredGroup], *, max_response_tokens: int, buffer_frac: float, penalty: float
-) -> list[Floats64]:
-    """Return the rewards [G] of each group with `soft_overlong_penalty` added."""
-    return [
-        np.array(scored.rewards)
-        + soft_overlong_penalty(
-            [sample.num_tokens for sample in scored.group.samples],
-            max_response_tokens=max_response_tokens,
-            buffer_frac=buffer_frac,
-            penalty=penalty,
-        )
-        for scored in groups
-    ]
 
 
 def soft_overlong_penalty(
