@@ -22,13 +22,12 @@ from april_rl.run.tracking.samples_file import records_of, write_samples, write_
 from april_rl.training.rollout.collector import Collection
 from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
 from april_rl.training.rollout.measures.timeline import (
-    Act,
     Stay,
     Timeline,
     read_timeline,
     timeline_of,
 )
-from april_rl.training.rollout.record import StepRecord
+from april_rl.training.rollout.record import Act, StepRecord
 from april_rl.types import Group, Sample, ScoredGroup
 
 STEPS, GROUPS, SIZE, ENGINES = 3, 4, 4, 2
