@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from april_rl.lab.report.vega import Spec, age_scale, axis, base, legend
@@ -108,7 +109,7 @@ def _acts(timeline: Timeline, y: Spec, *, every: int) -> Spec:
             "sample": f"{act.prompt_id}.{act.sample}",
             "seconds": round(act.ended_s - act.begun_s, 4),
         }
-        for act, row in timeline.act_rows()
+        for act, row in act_rows(timeline.acts)
         if row % every == 0
     ]
     return {
@@ -116,6 +117,16 @@ def _acts(timeline: Timeline, y: Spec, *, every: int) -> Spec:
         "mark": {"type": "rect", "color": _STATES["acting"], "tooltip": {"content": "data"}},
         "encoding": _corners(axis("begin", "seconds"), {**y, "field": "row"}),
     }
+
+
+def act_rows(acts: Sequence[Act]) -> Iterator[tuple[Act, int]]:
+    """Yield every act, in the order they began, with a row, from 0, in which no two overlap."""
+    free: list[tuple[float, int]] = []  # when each row becomes free
+    for act in acts:
+        is_free = bool(free) and free[0][0] <= act.begun_s
+        row = heapq.heappop(free)[1] if is_free else len(free)
+        heapq.heappush(free, (act.ended_s, row))
+        yield act, row
 
 
 def _corners(x: Spec, y: Spec) -> Spec:
@@ -144,7 +155,7 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
             "sent_s": round(stay.sent_s, 4),
         }
         events.append(event)
-    for act, row in timeline.act_rows():
+    for act, row in act_rows(timeline.acts):
         event = _event(act, act.begun_s, cat="acting", pid=outside, tid=row)
         events.append({**event, "args": {"is_finished": act.is_finished}})
     return {"displayTimeUnit": "ms", "traceEvents": events}

@@ -114,15 +114,6 @@ class Timeline:
             heapq.heappush(free[stay.engine], (stay.ended_s, slot))
             yield Bar(stay, slot, begun_s)
 
-    def act_rows(self) -> Iterator[tuple[Act, int]]:
-        """Yield every act with a row, from 0, in which no two overlap."""
-        free: list[tuple[float, int]] = []  # when each row becomes free
-        for act in self.acts:
-            is_free = bool(free) and free[0][0] <= act.begun_s
-            row = heapq.heappop(free)[1] if is_free else len(free)
-            heapq.heappush(free, (act.ended_s, row))
-            yield act, row
-
 
 def timeline_of(record: StepRecord) -> Timeline:
     """Return the timeline of a step that has ended."""
