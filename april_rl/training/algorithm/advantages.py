@@ -230,13 +230,13 @@ ADVANTAGES: dict[Advantage, BatchAdvantages] = {
 
 def credits_of(choice: str, reward: RewardConfig) -> Credits:
     """Return the built-in estimator of that name, for rewards that are made as `reward` says."""
+
+    def weight(scored: ScoredGroup) -> float:
+        return reward.environment_weight(scored.group.prompt.dataset)
+
     if choice == Advantage.grpo_by_turn:
         return lambda groups, rewards: [
-            grpo_by_turn(
-                scored.group.samples,
-                of_group,
-                environment_weight=reward.environment_weight(scored.group.prompt.dataset),
-            )
+            grpo_by_turn(scored.group.samples, of_group, environment_weight=weight(scored))
             for scored, of_group in zip(groups, rewards, strict=True)
         ]
     if choice == Advantage.gdpo:
@@ -247,14 +247,8 @@ def credits_of(choice: str, reward: RewardConfig) -> Credits:
     if choice == Advantage.gae:
         return lambda groups, rewards: [
             [
-                token_rewards(
-                    sample,
-                    reward_of_sample,
-                    environment_weight=reward.environment_weight(scored.group.prompt.dataset),
-                )
-                for sample, reward_of_sample in zip(
-                    scored.group.samples, _check(of_group), strict=True
-                )
+                token_rewards(sample, paid, environment_weight=weight(scored))
+                for sample, paid in zip(scored.group.samples, _check(of_group), strict=True)
             ]
             for scored, of_group in zip(groups, rewards, strict=True)
         ]

@@ -125,11 +125,6 @@ class Attempt:
         del self.token_ids[end:], self.logprobs[end:]
         return True
 
-    @property
-    def has_state(self) -> bool:
-        """Return whether its prefill is done, so that its KV cache is worth keeping."""
-        return bool(self.token_ids) or self.is_continued
-
     def continuation(self) -> Attempt:
         """Return the attempt that continues after these tokens with the same KV cache."""
         start = self.request.start + len(self.token_ids)
