@@ -136,8 +136,8 @@ class LearnerConfig:
     # compile normalisations, MLPs, rotary embeddings and the output layer's passes into few
     # kernels: the same numbers up to rounding, faster on GPUs; needs a C compiler. auto: on GPUs
     fused: bool | str = "auto"
-    # attention by FlashAttention-4, which vLLM's build for CUDA ships, on H100, H200 and B200; no
-    # GPU has compared it with FlashAttention-2 yet: the acceptance script does (docs/gpu.md)
+    # attention by FlashAttention-4, which vLLM's build for CUDA ships, on H100, H200 and B200; not
+    # tried on a GPU yet, which tools/gpu_acceptance.py does
     flash_attention_4: bool = False
     # share of the layers whose activations are computed twice: less memory, slower; true: all,
     # false: none, auto: the smallest share with which the memory plan fits, and the run says why

@@ -12,7 +12,7 @@ import numpy as np
 from april_rl.config import TrainConfig
 from april_rl.config.choices import Advantage
 from april_rl.metrics import Histogram, Metrics
-from april_rl.training.algorithm.advantages import Credits, Floats64, penalized_rewards
+from april_rl.training.algorithm.advantages import Credits, Floats64, soft_overlong_penalty
 from april_rl.training.batch.packing import Batch, Floats32, Packer
 from april_rl.types import Sample, SampleId, ScoredGroup
 
@@ -56,12 +56,16 @@ class Batches:
         while a teacher is asked ends the call.
         """
         algorithm = self._config.algorithm
-        rewards = penalized_rewards(
-            groups,
-            max_response_tokens=self._config.rollout.max_response_tokens,
-            buffer_frac=algorithm.overlong_buffer_frac,
-            penalty=algorithm.overlong_penalty,
-        )
+        rewards = [
+            np.array(scored.rewards)
+            + soft_overlong_penalty(
+                [sample.num_tokens for sample in scored.group.samples],
+                max_response_tokens=self._config.rollout.max_response_tokens,
+                buffer_frac=algorithm.overlong_buffer_frac,
+                penalty=algorithm.overlong_penalty,
+            )
+            for scored in groups
+        ]
         credits_, reply = self._credits_of(groups, rewards), TeacherReply({}, Metrics())
         if self._ask_teacher is not None:
             with phase("teacher"):

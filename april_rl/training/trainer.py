@@ -24,7 +24,7 @@ from april_rl.run.tracking.tracker import RunDirectoryError
 from april_rl.training.parts import RunParts
 from april_rl.training.recorded_steps import RecordedStep, RecordedSteps
 from april_rl.training.rollout.collector import Collection
-from april_rl.training.rollout.measures.reward_metrics import reward_metrics, source_metrics
+from april_rl.training.rollout.measures.reward_metrics import reward_metrics
 from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
 from april_rl.training.rollout.measures.timeline import timeline_of
 from april_rl.training.runtime.step_profiler import StepProfiler
@@ -252,7 +252,6 @@ class Trainer:
             {
                 **reward_metrics(collection.groups),
                 "reward/no_signal_frac": Mean(flat + rejected, len(collection.groups) + rejected),
-                **source_metrics(collection.groups),
                 **counted,
             }
         )

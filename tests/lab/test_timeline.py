@@ -15,6 +15,7 @@ from report_runs import make_run
 from rollout_runs import Run, Setup
 
 from april_rl.lab.report.report import write_report
+from april_rl.lab.report.timeline_chart import act_rows
 from april_rl.lab.simulator.engine_cost import EngineCost
 from april_rl.lab.simulator.length_distributions import Lognormal
 from april_rl.lab.simulator.simulation import Scenario, simulate
@@ -22,13 +23,12 @@ from april_rl.run.tracking.samples_file import records_of, write_samples, write_
 from april_rl.training.rollout.collector import Collection
 from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
 from april_rl.training.rollout.measures.timeline import (
-    Act,
     Stay,
     Timeline,
     read_timeline,
     timeline_of,
 )
-from april_rl.training.rollout.record import StepRecord
+from april_rl.training.rollout.record import Act, StepRecord
 from april_rl.types import Group, Sample, ScoredGroup
 
 STEPS, GROUPS, SIZE, ENGINES = 3, 4, 4, 2
@@ -192,8 +192,7 @@ def test_the_report_draws_acting_samples_above_the_slots(tmp_path: Path) -> None
 def test_the_rows_of_acting_samples_are_as_few_as_act_at_once() -> None:
     begun_ended = [(0, 5), (0, 2), (1, 3), (2, 4), (3, 6), (5, 7)]
     acts = tuple(Act(n, 0, *times, False) for n, times in enumerate(begun_ended))
-    timeline = replace(STEPS_SEEN[0][1], acts=acts)
-    assert [row for _, row in timeline.act_rows()] == [0, 1, 2, 1, 2, 1]
+    assert [row for _, row in act_rows(acts)] == [0, 1, 2, 1, 2, 1]
 
 
 def test_a_timeline_is_read_back_as_it_was_written(tmp_path: Path) -> None:

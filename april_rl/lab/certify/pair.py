@@ -27,7 +27,7 @@ from april_rl.types import Group, Prompt, Sample, ScoredGroup
 
 if TYPE_CHECKING:
     from april_rl.training.engine.vllm_engine import VllmEngine
-    from april_rl.training.runtime.local import LocalWorker
+    from april_rl.training.runtime.workers import LocalWorker
 
 _ALL_STEPS = 1_000_000
 Say = Callable[[str], None]

@@ -28,7 +28,7 @@ from april_rl.types import ScoredGroup
 
 if TYPE_CHECKING:
     from april_rl.training.learner.learner import Learner
-    from april_rl.training.runtime.local import LocalWorker
+    from april_rl.training.runtime.workers import LocalWorker
 
 
 _MASTER = "master."

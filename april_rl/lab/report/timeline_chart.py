@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from april_rl.lab.report.vega import Spec, age_scale, axis, base, legend
-from april_rl.training.rollout.measures.timeline import Act, Bar, Stay, Timeline
+from april_rl.training.rollout.measures.timeline import Bar, Stay, Timeline
+from april_rl.training.rollout.record import Act
 
 MAX_SLOTS = 192  # drawn at most; with more slots, every k-th one
 _CANVAS_FROM = 1500  # number of bars from which a canvas is used; SVG is slow with more
@@ -107,7 +109,7 @@ def _acts(timeline: Timeline, y: Spec, *, every: int) -> Spec:
             "sample": f"{act.prompt_id}.{act.sample}",
             "seconds": round(act.ended_s - act.begun_s, 4),
         }
-        for act, row in timeline.act_rows()
+        for act, row in act_rows(timeline.acts)
         if row % every == 0
     ]
     return {
@@ -115,6 +117,16 @@ def _acts(timeline: Timeline, y: Spec, *, every: int) -> Spec:
         "mark": {"type": "rect", "color": _STATES["acting"], "tooltip": {"content": "data"}},
         "encoding": _corners(axis("begin", "seconds"), {**y, "field": "row"}),
     }
+
+
+def act_rows(acts: Sequence[Act]) -> Iterator[tuple[Act, int]]:
+    """Yield every act, in the order they began, with a row, from 0, in which no two overlap."""
+    free: list[tuple[float, int]] = []  # when each row becomes free
+    for act in acts:
+        is_free = bool(free) and free[0][0] <= act.begun_s
+        row = heapq.heappop(free)[1] if is_free else len(free)
+        heapq.heappush(free, (act.ended_s, row))
+        yield act, row
 
 
 def _corners(x: Spec, y: Spec) -> Spec:
@@ -143,7 +155,7 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
             "sent_s": round(stay.sent_s, 4),
         }
         events.append(event)
-    for act, row in timeline.act_rows():
+    for act, row in act_rows(timeline.acts):
         event = _event(act, act.begun_s, cat="acting", pid=outside, tid=row)
         events.append({**event, "args": {"is_finished": act.is_finished}})
     return {"displayTimeUnit": "ms", "traceEvents": events}

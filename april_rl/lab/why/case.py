@@ -25,7 +25,7 @@ from april_rl.run.checkpointing.resume import CHECKPOINTS
 from april_rl.start.planning.checks import check_settings
 from april_rl.training.learner.update_errors import END_FACTOR, MEAN, NonFiniteError
 from april_rl.training.recorded_steps import RecordedStep, read_recorded
-from april_rl.training.rollout.measures.reward_metrics import reward_metrics, source_metrics
+from april_rl.training.rollout.measures.reward_metrics import reward_metrics
 from april_rl.types import Prompt, Sample, ScoredGroup
 
 _SAMPLED = ("reward/", "source/", "rollout/")  # stages that the samples of a step decide alone
@@ -196,7 +196,6 @@ def _of_samples(recorded: RecordedStep) -> dict[str, float]:
     prompts = [scored.group.prompt.token_ids for scored in recorded.groups]
     return {
         **reward_metrics(recorded.groups).read(),
-        **source_metrics(recorded.groups).read(),
         "rollout/response_tokens_mean": fmean(sample.num_tokens for sample in samples),
         "rollout/prompt_tokens_mean": fmean(map(len, prompts)),
         "rollout/truncated_frac": fmean(sample.finish_reason == "length" for sample in samples),

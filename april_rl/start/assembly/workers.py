@@ -13,9 +13,8 @@ from april_rl.start.planning.sizes import Sizes
 from april_rl.task.data.stop_tokens import stop_token_ids
 from april_rl.training.runtime.cluster import cluster_gpus
 from april_rl.training.runtime.layout import Layout
-from april_rl.training.runtime.local import LocalWorker
 from april_rl.training.runtime.worker_parts import WorkerSettings
-from april_rl.training.runtime.workers import RayWorkers, Workers
+from april_rl.training.runtime.workers import LocalWorker, RayWorkers, Workers
 
 
 def machine_of(config: TrainConfig) -> Machine:

@@ -65,13 +65,7 @@ def by_group(advantages: GroupAdvantages) -> BatchAdvantages:
     """Return the batch estimator that applies `advantages`, one of the three above, to each group
     alone.
     """
-
-    def of_batch(
-        groups: Sequence[ArrayLike], _num_tokens: Sequence[Sequence[int]]
-    ) -> list[Floats64]:
-        return [advantages(group) for group in groups]
-
-    return of_batch
+    return lambda groups, _num_tokens: [advantages(group) for group in groups]
 
 
 def reinforce_pp(
@@ -236,13 +230,13 @@ ADVANTAGES: dict[Advantage, BatchAdvantages] = {
 
 def credits_of(choice: str, reward: RewardConfig) -> Credits:
     """Return the built-in estimator of that name, for rewards that are made as `reward` says."""
+
+    def weight(scored: ScoredGroup) -> float:
+        return reward.environment_weight(scored.group.prompt.dataset)
+
     if choice == Advantage.grpo_by_turn:
         return lambda groups, rewards: [
-            grpo_by_turn(
-                scored.group.samples,
-                of_group,
-                environment_weight=reward.environment_weight(scored.group.prompt.dataset),
-            )
+            grpo_by_turn(scored.group.samples, of_group, environment_weight=weight(scored))
             for scored, of_group in zip(groups, rewards, strict=True)
         ]
     if choice == Advantage.gdpo:
@@ -253,14 +247,8 @@ def credits_of(choice: str, reward: RewardConfig) -> Credits:
     if choice == Advantage.gae:
         return lambda groups, rewards: [
             [
-                token_rewards(
-                    sample,
-                    reward_of_sample,
-                    environment_weight=reward.environment_weight(scored.group.prompt.dataset),
-                )
-                for sample, reward_of_sample in zip(
-                    scored.group.samples, _check(of_group), strict=True
-                )
+                token_rewards(sample, paid, environment_weight=weight(scored))
+                for sample, paid in zip(scored.group.samples, _check(of_group), strict=True)
             ]
             for scored, of_group in zip(groups, rewards, strict=True)
         ]
@@ -273,22 +261,6 @@ def credits_of(choice: str, reward: RewardConfig) -> Credits:
         return [of_group.tolist() for of_group in estimator(rewards, num_tokens)]
 
     return of_groups
-
-
-def penalized_rewards(
-    groups: Sequence[ScoredGroup], *, max_response_tokens: int, buffer_frac: float, penalty: float
-) -> list[Floats64]:
-    """Return the rewards [G] of each group with `soft_overlong_penalty` added."""
-    return [
-        np.array(scored.rewards)
-        + soft_overlong_penalty(
-            [sample.num_tokens for sample in scored.group.samples],
-            max_response_tokens=max_response_tokens,
-            buffer_frac=buffer_frac,
-            penalty=penalty,
-        )
-        for scored in groups
-    ]
 
 
 def soft_overlong_penalty(

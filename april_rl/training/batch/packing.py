@@ -49,9 +49,7 @@ class MicroBatch:
     labels: NDArray[np.int64]  # [T], the next token; 0 where there is no response token to predict
     response_mask: NDArray[np.bool_]  # [T], whether this position predicts a response token
     behaviour_logprobs: NDArray[np.float32]  # [T], nats
-    credits: NDArray[
-        np.float32
-    ]  # [T], what a token is paid: its advantage, or with a critic its reward
+    credits: NDArray[np.float32]  # [T], a token's advantage, or with a critic its reward
     ages: NDArray[np.int32]  # [T], policy versions between sampling and this update; 0 elsewhere
     is_comparable: NDArray[np.bool_]  # [T], whether age is 0 and the KV cache is of this version
     loss_weights: NDArray[np.float32]  # [T], weight of a token in the loss of its minibatch
@@ -165,25 +163,18 @@ class Packer:
             ]
             for chunk in chunks
         ]
-        every = [row for chunk in rows for row in chunk]
         weighed = [self._weigh(chunk) for chunk in rows]
         # The first minibatch is always compared before an optimizer step is made.
         if not any(row.comparable.any() for row in rows[0]):
             for row in (self._row(sample, 0.0, policy_version) for sample in probes):
                 weighed[0].append(_Weighed(row, np.zeros_like(row.age_weights)))
-        num_tokens = sum(len(row.ages) for row in every)
         return Batch(
             minibatches=tuple(self._minibatch(chunk) for chunk in weighed),
-            metrics=Metrics(
-                {
-                    **self._metrics(every),
-                    "throughput/trained_tokens": Sum(num_tokens),
-                }
-            ),
+            metrics=self._metrics([row for chunk in rows for row in chunk]),
         )
 
     def _metrics(self, rows: Sequence[_Row]) -> Metrics:
-        """Return `staleness/*` and the mean age weight over all tokens of all trained samples."""
+        """Return `staleness/*`, the mean age weight and the number of tokens of trained samples."""
         ages = np.concatenate([row.ages for row in rows])
         is_fresh = np.concatenate([row.comparable for row in rows])
         weights = np.concatenate([row.age_weights for row in rows])
@@ -196,6 +187,7 @@ class Packer:
                 "staleness/versions_mean": Mean(
                     float(sum(num_versions(row.sample) for row in rows)), float(len(rows))
                 ),
+                "throughput/trained_tokens": Sum(len(ages)),
             }
         )
 

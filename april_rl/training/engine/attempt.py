@@ -4,18 +4,47 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from numpy.typing import NDArray
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine import FinishReason as EndOfRequest
 
-from april_rl.training.engine.stop_texts import StopTexts
 from april_rl.training.rollout.requests import Request
 from april_rl.types import Completion, Experts, FinishReason
 
 _ENDS: dict[EndOfRequest, FinishReason] = {EndOfRequest.STOP: "stop", EndOfRequest.LENGTH: "length"}
+
+
+class StopTexts:
+    """Finds texts that end a turn; the tokenizer is loaded for the first request that has some.
+
+    vLLM itself does this above the engine core, where it decodes.
+    """
+
+    def __init__(self, model_path: str) -> None:
+        self._model_path = model_path
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        return AutoTokenizer.from_pretrained(self._model_path)
+
+    def end(self, texts: Sequence[str], token_ids: Sequence[int], *, num_new: int) -> int | None:
+        """Return the number of tokens up to the end of the first text that ends within the last
+        `num_new` tokens, or None.
+        """
+        # A token may be only a part of a character.
+        num_read = num_new + max(len(text.encode()) for text in texts)
+        first = max(0, len(token_ids) - num_read)
+        for end in range(len(token_ids) - num_new + 1, len(token_ids) + 1):
+            said = self._tokenizer.decode(list(token_ids[first:end]), skip_special_tokens=True)
+            if any(text in said for text in texts):
+                return end
+        return None
 
 
 @dataclass(slots=True)
@@ -95,11 +124,6 @@ class Attempt:
             return False
         del self.token_ids[end:], self.logprobs[end:]
         return True
-
-    @property
-    def has_state(self) -> bool:
-        """Return whether its prefill is done, so that its KV cache is worth keeping."""
-        return bool(self.token_ids) or self.is_continued
 
     def continuation(self) -> Attempt:
         """Return the attempt that continues after these tokens with the same KV cache."""

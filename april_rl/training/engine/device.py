@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from vllm import SamplingParams
 from vllm.platforms import current_platform
@@ -19,31 +19,10 @@ from april_rl.training.engine.cpu.sampler import SAMPLING, SEED, install_counter
 from april_rl.training.rollout.requests import Request
 
 
-class EngineDevice(Protocol):
-    """The device-dependent part of `VllmEngine`."""
-
-    keeps_kv_cache: bool  # whether the KV cache survives `sleep`
-
-    def engine_args(self) -> dict[str, Any]:
-        """Return keyword arguments of `vllm.EngineArgs`; called before vLLM builds anything."""
-
-    def attach(self, core: InprocClient, *, temperature: float) -> None:
-        """Finish a core that was just built."""
-
-    def with_seed(self, params: SamplingParams, request: Request) -> SamplingParams:
-        """Return `params` with everything that random draws depend on, such as the seed."""
-
-    def sleep(self, core: InprocClient) -> None:
-        """Free the memory that the device can free."""
-
-    def wake(self, core: InprocClient, tag: str) -> None:
-        """Allocate the memory of `tag` again, which is weights or kv_cache."""
-
-
 class CpuDevice:
     """The CPU: nothing sleeps; vLLM's linear layers, experts, norms and samplers are replaced."""
 
-    keeps_kv_cache = True
+    keeps_kv_cache = True  # whether the KV cache survives `sleep`
 
     def __init__(self, config: EngineConfig) -> None:
         self._kv_cache_bytes = int(config.kv_cache_gib * 2**30)
@@ -120,6 +99,9 @@ class AcceleratorDevice:
         """Allocate only the memory of `tag`: weights are loaded before the KV cache needs room."""
         if self._sleeps:
             core.wake_up([tag])
+
+
+EngineDevice = CpuDevice | AcceleratorDevice
 
 
 def this_device(config: EngineConfig, *, sleeps: bool) -> EngineDevice:

@@ -55,7 +55,8 @@ class Parked:
         for request_id, attempt in running.items():
             held = self._scheduler.requests.get(request_id)
             is_running = held is not None and held.status == RequestStatus.RUNNING
-            if is_running and attempt.has_state:
+            is_prefilled = attempt.token_ids or attempt.is_continued
+            if is_running and is_prefilled:
                 self._idle[attempt.request.sample_id] = (request_id, attempt.continuation())
                 kept.add(request_id)
         self._scheduler.running = [r for r in self._scheduler.running if r.request_id not in kept]

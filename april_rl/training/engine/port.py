@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from april_rl.training.rollout.requests import Request
-from april_rl.training.rollout.ticks import Completions, Tick
+from april_rl.training.rollout.in_process import SingleEngine
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Engine(Protocol):
+class Engine(SingleEngine, Protocol):
     """One rank of an inference engine, in the worker's process; `VllmEngine` is one.
 
     Ranks of one engine make the same calls with the same arguments and return the same results.
@@ -30,16 +29,6 @@ class Engine(Protocol):
     @property
     def kv_cache_tokens(self) -> int:
         """Return how many tokens fit the KV cache."""
-
-    def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
-        """Queue `submit` and compute at most `max_steps` steps with at most `slots` requests
-        together; return what finished. Every request is returned once, here or by `abort`.
-        """
-
-    def abort(self) -> Completions:
-        """Return one completion for every request not yet returned, and empty the engine. Some may
-        have finished in a step that was under way.
-        """
 
     def sleep(self) -> None:
         """Free memory for the learner, if it can; only while the engine is empty."""

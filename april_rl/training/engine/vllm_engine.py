@@ -16,13 +16,12 @@ from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 
 from april_rl.config.engine import EngineConfig
 from april_rl.config.lora import LoraConfig
-from april_rl.training.engine.attempt import Attempt, fits
+from april_rl.training.engine.attempt import Attempt, StopTexts, fits
 from april_rl.training.engine.core import add_adapter, drain, start_core
 from april_rl.training.engine.device import this_device
 from april_rl.training.engine.options import engine_args
 from april_rl.training.engine.parked import Parked
 from april_rl.training.engine.scheduler import CountingScheduler
-from april_rl.training.engine.stop_texts import StopTexts
 from april_rl.training.rollout.requests import Request
 from april_rl.training.rollout.ticks import Completions, Tick, TickCounts
 from april_rl.types import ENGINE_FAULTS, Completion, SampleId
@@ -93,12 +92,7 @@ class VllmEngine:
         self._running: dict[str, Attempt] = {}  # by vLLM's request id, in the order of submission
         self._num_attempts = 0
         self._failures: Counter[SampleId] = Counter()  # consecutive failed attempts
-        self._policy_version = 0
-
-    @property
-    def policy_version(self) -> int:
-        """Return the version of the weights in use; 0 before the first `load_weights`."""
-        return self._policy_version
+        self.policy_version = 0  # of the weights in use; 0 before the first `load_weights`
 
     @property
     def keeps_weights(self) -> bool:
@@ -129,7 +123,7 @@ class VllmEngine:
         self._submitted.update(request.sample_id for request in fitting)
         counts = self._scheduler.counts = TickCounts()
         finished: list[Completion] = [
-            self._attempt(request).completion(self._policy_version, "engine_error")
+            self._attempt(request).completion(self.policy_version, "engine_error")
             for request in submit
             if not fits(request, max_model_len=self._max_model_len)
         ]
@@ -166,7 +160,7 @@ class VllmEngine:
             self._core.abort_requests(list(self._running))
         self._running.clear()
         self._queue.clear()
-        unfinished = (attempt.completion(self._policy_version, None) for attempt in attempts)
+        unfinished = (attempt.completion(self.policy_version, None) for attempt in attempts)
         return Completions([*finished, *unfinished])
 
     def release_parked(self) -> None:
@@ -182,7 +176,7 @@ class VllmEngine:
         self._assert_empty()
         with torch.no_grad():
             self._core.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-        self._policy_version = policy_version
+        self.policy_version = policy_version
 
     def load_adapter(self, folder: Path, *, policy_version: int) -> None:
         """Sample with the adapter in `folder` from now on; only while the engine is empty. Parked
@@ -192,7 +186,7 @@ class VllmEngine:
         name, number = "policy", 1
         add_adapter(self._core, LoRARequest(name, number, str(folder), load_inplace=True))
         self._adapter = LoRARequest(name, number, str(folder))
-        self._policy_version = policy_version
+        self.policy_version = policy_version
 
     def sleep(self) -> None:
         """Free weights and KV cache if the device sleeps; only while the engine is empty."""
@@ -247,10 +241,10 @@ class VllmEngine:
         """
         failures = self._failures[sample_id]
         attempt = f", attempt {1 + failures} of {sample_id}" if failures else ""
-        return f"policy {self._policy_version}{attempt}"
+        return f"policy {self.policy_version}{attempt}"
 
     def _attempt(self, request: Request) -> Attempt:
-        return Attempt(request, self._stop_texts, context_version=self._policy_version)
+        return Attempt(request, self._stop_texts, context_version=self.policy_version)
 
     def _sampling_params(self, request: Request) -> SamplingParams:
         own = request.sampling
@@ -289,7 +283,7 @@ class VllmEngine:
                 if self._try_again(attempt.request):
                     continue
             del self._failures[attempt.request.sample_id]
-            yield attempt.completion(self._policy_version, reason)
+            yield attempt.completion(self.policy_version, reason)
 
     def _try_again(self, request: Request) -> bool:
         """Queue a request whose attempt has failed; return False if it has failed too often."""

@@ -76,7 +76,7 @@ class Critic:
             keep_attention=learner.keep_attention is True,
             temperature=1.0,
         )
-        self.trained = TrainedModel.of(
+        self.trained = TrainedModel(
             self._model,
             replace(optimizer, lr=config.lr),
             num_steps=num_optimizer_steps,

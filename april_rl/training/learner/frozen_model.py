@@ -89,9 +89,6 @@ class OwnReference:
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[PackedRow]]) -> list[list[Tensor]]:
-        """Return reference log-probabilities [N] of every row; nats, at the sampling temperature.
-
-        `rows` has one sequence per minibatch. A collective; all ranks have the same number of rows.
-        """
+        """Return what `FrozenModel.logprobs` does."""
         with without_adapters(self._policy):
             return [[self._policy(row)[0] for row in part] for part in rows]

@@ -22,7 +22,6 @@ from april_rl.config.lora import LoraConfig
 from april_rl.config.schema import LearnerConfig, OptimizerConfig
 from april_rl.metrics import Metrics, merge
 from april_rl.training.batch.packing import MicroBatch
-from april_rl.training.learner.anchors import Anchor, Anchors
 from april_rl.training.learner.frozen_model import FrozenModel, MovingReference, OwnReference
 from april_rl.training.learner.mesh import Site
 from april_rl.training.learner.mismatch import Mismatch
@@ -33,7 +32,7 @@ from april_rl.training.learner.model.offload import return_cached_memory
 from april_rl.training.learner.model.routers import Routers
 from april_rl.training.learner.objective import Objective
 from april_rl.training.learner.policy import Policy
-from april_rl.training.learner.row import PackedRow
+from april_rl.training.learner.row import Anchor, PackedRow
 from april_rl.training.learner.statistics import TokenStatistics
 from april_rl.training.learner.trained_model import TrainedModel
 from april_rl.training.learner.training_state import Snapshot, TrainingState
@@ -70,7 +69,7 @@ class Learner:
         self._folder = local_folder(model_path)
         self._lora = None if lora.rank is None else lora
         self._policy = self._build_policy(config, site, temperature=temperature, seed=seed)
-        trained = TrainedModel.of(
+        trained = TrainedModel(
             self._policy,
             optimizer,
             num_steps=num_optimizer_steps,
@@ -86,15 +85,8 @@ class Learner:
         if every := objective.reference_every:
             self._moving = MovingReference(self._folder, site, temperature=temperature, every=every)
         self._reference = self._moving or self._build_reference(frozen)
+        self._teacher = frozen(local_folder(teacher_path)) if teacher_path else None
         self._routers = Routers(self._policy if config.router_replay.is_on else None)
-        self._anchors = Anchors(
-            self._policy,
-            routers=self._routers,
-            reference=self._reference,
-            teacher=frozen(local_folder(teacher_path)) if teacher_path else None,
-            needs_proximal=objective.needs_proximal,
-            num_passes=num_passes,
-        )
         self._state = TrainingState(
             self._models,
             mesh=site.mesh,
@@ -143,7 +135,7 @@ class Learner:
         """Take the optimizer steps of an update; `advantages` are [N] of each row."""
         mismatch = Mismatch(device=self._device)
         statistics = TokenStatistics(device=self._device)
-        anchors = self._anchors.of(rows, advantages, mismatch)
+        anchors = self._anchors(rows, advantages, mismatch)
         steps: list[Metrics] = []
         try:
             for part, part_anchors in self._num_passes * [*zip(rows, anchors, strict=True)]:
@@ -246,6 +238,43 @@ class Learner:
             return OwnReference(self._policy)
         return frozen(self._folder)
 
+    def _anchors(
+        self,
+        rows: Sequence[Sequence[PackedRow]],
+        advantages: Sequence[Sequence[Tensor]],
+        mismatch: Mismatch,
+    ) -> list[list[Anchor]]:
+        """Return the anchor of every row of each minibatch; add log-probabilities to `mismatch`.
+
+        The first minibatch gets its proximal log-probabilities from its own forward pass in the
+        update, unless there is a second pass over the rows.
+        """
+        anchors = [[Anchor(each) for each in part] for part in advantages]
+        first = 0 if self._num_passes > 1 else 1
+        for number in range(first, len(rows)) if self._objective.needs_proximal else ():
+            anchors[number] = [
+                self._with_proximal(anchor, row, mismatch)
+                for anchor, row in zip(anchors[number], rows[number], strict=True)
+            ]
+        by_model = [_logprobs(model, rows) for model in (self._reference, self._teacher)]
+        return [
+            [
+                anchor._replace(
+                    reference=reference,
+                    teacher=row.teacher_logprobs if teacher is None else teacher,
+                )
+                for row, anchor, reference, teacher in zip(*part, strict=True)
+            ]
+            for part in zip(rows, anchors, *by_model, strict=True)
+        ]
+
+    @torch.no_grad()
+    def _with_proximal(self, anchor: Anchor, row: PackedRow, mismatch: Mismatch) -> Anchor:
+        with self._routers.repeating(self._routers.of_engine(row.experts)):
+            logprobs = self._policy(row)[0]
+        mismatch.add(row, logprobs)
+        return anchor._replace(proximal=logprobs, choices=self._routers.last_choices())
+
     def _accumulate(
         self,
         rows: Sequence[PackedRow],
@@ -264,27 +293,13 @@ class Learner:
             choices = anchor.choices or self._routers.of_engine(row.experts)
             with self._routers.repeating(choices):
                 logprobs, entropy = self._policy(row)
-                loss = self._objective.of(
-                    row,
-                    logprobs,
-                    advantages=anchor.advantages,
-                    proximal=anchor.proximal,
-                    reference=anchor.reference,
-                    teacher=anchor.teacher,
-                )
+                loss = self._objective.of(row, logprobs, anchor)
                 # FSDP averages gradients over ranks; the loss is a sum over them.
                 torch.autograd.backward(loss.total * dist.get_world_size())
             losses.append(loss.total.detach())
             if compared is not None and anchor.proximal is None:
                 compared.add(row, logprobs.detach())
-            statistics.add(
-                row,
-                logprobs=logprobs.detach(),
-                entropy=entropy,
-                row_loss=loss,
-                reference=anchor.reference,
-                teacher=anchor.teacher,
-            )
+            statistics.add(row, anchor, loss, logprobs=logprobs.detach(), entropy=entropy)
         return torch.stack(losses).sum()
 
     def _adapt_entropy_bonus(self, statistics: TokenStatistics) -> Metrics:
@@ -314,3 +329,10 @@ class Learner:
         return Metrics(
             {"loss/total": total.item(), "loss/grad_norm": report.grad_norm, "loss/lr": report.lr}
         )
+
+
+def _logprobs(
+    model: FrozenModel | OwnReference | None, rows: Sequence[Sequence[PackedRow]]
+) -> Sequence[Sequence[Tensor | None]]:
+    """Return the log-probabilities of every row by a frozen model; None if there is none."""
+    return [[None] * len(part) for part in rows] if model is None else model.logprobs(rows)

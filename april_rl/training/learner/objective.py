@@ -21,7 +21,7 @@ from april_rl.config.user_code import OwnFunctionError
 from april_rl.training.algorithm import off_policy
 from april_rl.training.algorithm.kl import estimator, k1_to_go, sampled_negative_entropy
 from april_rl.training.algorithm.losses import LossFunction, LossInputs, TokenLoss, loss_function
-from april_rl.training.learner.row import PackedRow
+from april_rl.training.learner.row import Anchor, PackedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,28 +129,15 @@ class Objective:
         self.needs_reference = config.kl is not Kl.none
         self.reference_every = config.reference_every
 
-    def of(
-        self,
-        row: PackedRow,
-        logprobs: Tensor,
-        *,
-        advantages: Tensor,
-        proximal: Tensor | None,
-        reference: Tensor | None,
-        teacher: Tensor | None = None,
-    ) -> RowLoss:
-        """Return the loss of a row.
-
-        `advantages` and log-probabilities are [N]; only `logprobs` has a gradient.
-        `proximal` None means the values of `logprobs`; `reference` None means no divergence term,
-        `teacher` None no teacher.
-        """
-        learner = logprobs.detach() if proximal is None else proximal
+    def of(self, row: PackedRow, logprobs: Tensor, anchor: Anchor) -> RowLoss:
+        """Return the loss of a row, whose `logprobs` [N] have a gradient."""
+        learner = logprobs.detach() if anchor.proximal is None else anchor.proximal
         behaviour, responses = row.behaviour_logprobs, row.responses
-        if teacher is not None:
-            advantages = advantages + self._teacher_weight * (teacher - learner)
-        if self._is_kl_in_reward and reference is not None:
-            kl = k1_to_go(learner, reference, responses)
+        advantages = anchor.advantages
+        if anchor.teacher is not None:
+            advantages = advantages + self._teacher_weight * (anchor.teacher - learner)
+        if self._is_kl_in_reward and anchor.reference is not None:
+            kl = k1_to_go(learner, anchor.reference, responses)
             advantages = advantages - self._kl_coefficient * kl
         inputs = LossInputs(
             logprobs=logprobs,
@@ -166,7 +153,7 @@ class Objective:
             masks = masks * mask(learner, behaviour, responses)
         if self._opsm_threshold is not None:
             masks = masks * off_policy.negative_mask(inputs, threshold=self._opsm_threshold)
-        values = token_loss.loss + self._penalties(logprobs, reference)
+        values = token_loss.loss + self._penalties(logprobs, anchor.reference)
         row_loss = RowLoss(
             total=(row.loss_weights * weights * masks * values).sum(),
             clipped=token_loss.clipped,

@@ -76,7 +76,8 @@ class Optimizer:
         applies to matrices only, not to norms and biases, as is usual. `lr_key` is the setting of
         the learning rate, for messages.
         """
-        self._config, self._num_run_steps, self._num_steps = config, num_steps, 0
+        self._config, self._num_run_steps = config, num_steps
+        self.num_steps = 0  # taken so far
         self._lr_key = lr_key
         self._parameters = list(chain.from_iterable(units))
         pieces = units if is_offloaded else [self._parameters]
@@ -90,14 +91,6 @@ class Optimizer:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def moments(self) -> Iterator[Tensor]:
-        """Yield the optimizer state of every parameter: AdamW's two moments and a step count.
-
-        Yields nothing before the first step, and the same tensors from then on.
-        """
-        for piece in self._pieces:
-            yield from piece.tensors()
-
     def offload(self) -> None:
         """Move the optimizer state to the host, if this optimizer offloads it."""
         for piece in self._pieces:
@@ -108,17 +101,13 @@ class Optimizer:
         for piece in self._pieces:
             piece.state.reload()
 
-    @property
-    def num_steps(self) -> int:
-        return self._num_steps
-
     def host_copy(self, parameter: nn.Parameter) -> Moments | None:
         """Return a host copy of a parameter's local moments, or None before the first step."""
         return self._piece_of[parameter].host_copy(parameter)
 
     def continue_after(self, num_steps: int, fill: Fill) -> None:
         """Continue after `num_steps` steps; `fill` writes the moments of each parameter."""
-        self._num_steps = num_steps
+        self.num_steps = num_steps
         for piece in self._pieces if num_steps else ():
             piece.continue_after(num_steps, fill)
 
@@ -135,14 +124,14 @@ class Optimizer:
                 "learner.compute_dtype=float32 to see whether precision is the cause"
             )
         lr = self._config.lr * lr_factor(
-            self._num_steps,
+            self.num_steps,
             warmup_steps=self._config.warmup_steps,
             num_steps=self._num_run_steps,
             schedule=self._config.schedule,
         )
         for piece in self._pieces:
             piece.step(lr)
-        self._num_steps += 1
+        self.num_steps += 1
         return StepReport(grad_norm=norm, lr=lr)
 
 
@@ -175,6 +164,9 @@ class _Piece:
         self.state = Offloadable(self.tensors if is_offloaded else tuple, device=device)
 
     def tensors(self) -> Iterator[Tensor]:
+        """Yield AdamW's two moments and a step count of every parameter: nothing before the first
+        step, and the same tensors from then on.
+        """
         for of_parameter in self._adamw.state.values():
             yield from of_parameter.values()
 

@@ -7,7 +7,7 @@ output layer never sees a prompt position.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from april_rl.training.algorithm.responses import Responses
 from april_rl.training.batch.packing import MicroBatch
 from april_rl.training.learner.model.attention import Packing
+from april_rl.training.learner.model.routers import Choices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,16 @@ class PackedRow:
             teacher_logprobs=None if teacher is None else select(teacher),
             experts=_experts(micro_batch),
         )
+
+
+class Anchor(NamedTuple):
+    """Values of a row that stay fixed during an update."""
+
+    advantages: Tensor  # [N]
+    proximal: Tensor | None = None  # log-probabilities [N]; None: taken from the row's own pass
+    reference: Tensor | None = None  # log-probabilities [N]; None: the loss needs none
+    teacher: Tensor | None = None  # log-probabilities [N]; None: there is no teacher
+    choices: Choices | None = None  # experts chosen in the pass of `proximal`; None: no pass
 
 
 def _experts(micro_batch: MicroBatch) -> Tensor | None:

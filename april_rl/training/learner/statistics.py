@@ -10,7 +10,7 @@ from april_rl.metrics import Histogram, Max, Mean, Metrics
 from april_rl.training.algorithm.kl import k3
 from april_rl.training.algorithm.ratio import ratio_of
 from april_rl.training.learner.objective import RowLoss
-from april_rl.training.learner.row import PackedRow
+from april_rl.training.learner.row import Anchor, PackedRow
 
 _MEANS = (
     "loss/clip_frac",
@@ -41,12 +41,11 @@ class TokenStatistics:
     def add(
         self,
         row: PackedRow,
+        anchor: Anchor,
+        row_loss: RowLoss,
         *,
         logprobs: Tensor,
         entropy: Tensor,
-        row_loss: RowLoss,
-        reference: Tensor | None,
-        teacher: Tensor | None = None,
     ) -> None:
         """Add a row's tokens; every tensor is [N].
 
@@ -56,7 +55,7 @@ class TokenStatistics:
         """
         held, behaviour = logprobs.detach(), row.behaviour_logprobs
         ratio = ratio_of(held - behaviour)
-        frozen = {"loss/reference_kl": reference, "loss/teacher_kl": teacher}
+        frozen = {"loss/reference_kl": anchor.reference, "loss/teacher_kl": anchor.teacher}
         self._absent -= {key for key, logprobs in frozen.items() if logprobs is not None}
         values = torch.stack(
             [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from april_rl.config.choices import Offload
@@ -13,16 +11,11 @@ from april_rl.training.learner.optimizer import Optimizer
 from april_rl.training.learner.policy import Policy
 
 
-class TrainedModel(NamedTuple):
+class TrainedModel:
     """A model and its optimizer, which are saved, offloaded and loaded again together."""
 
-    model: Policy
-    optimizer: Optimizer
-    masters: Offloadable  # its weights, which are offloaded with learner.offload=all only
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: Policy,
         config: OptimizerConfig,
         *,
@@ -30,11 +23,12 @@ class TrainedModel(NamedTuple):
         offload: Offload,
         device: torch.device,
         lr_key: str = "optimizer.lr",
-    ) -> TrainedModel:
-        """Return the model with a new optimizer, for a run of `num_steps` optimizer steps;
-        `lr_key` is the setting of its learning rate.
+    ) -> None:
+        """Make an optimizer for a run of `num_steps` optimizer steps; `lr_key` is the setting of
+        its learning rate. Weights are offloaded with learner.offload=all only.
         """
-        optimizer = Optimizer(
+        self.model = model
+        self.optimizer = Optimizer(
             config,
             model.trained_units(),
             num_steps=num_steps,
@@ -43,7 +37,7 @@ class TrainedModel(NamedTuple):
             lr_key=lr_key,
         )
         weights = model.parameters if offload is Offload.all else tuple
-        return cls(model, optimizer, Offloadable(weights, device=device))
+        self.masters = Offloadable(weights, device=device)
 
     def offload(self) -> None:
         """Move what `learner.offload` chooses to the host."""

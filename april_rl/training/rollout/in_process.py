@@ -15,10 +15,14 @@ class SingleEngine(Protocol):
     """Protocol of one engine: `VllmEngine`, a simulated engine, or a fake of a test."""
 
     def advance(self, submit: Sequence[Request], *, slots: int, max_steps: int) -> Tick:
-        """Queue `submit` and run at most `max_steps` steps with at most `slots` requests."""
+        """Queue `submit` and compute at most `max_steps` steps with at most `slots` requests
+        together; return what finished. Every request is returned once, here or by `abort`.
+        """
 
     def abort(self) -> Completions:
-        """Return one completion for every request not yet returned, and empty the engine."""
+        """Return one completion for every request not yet returned, and empty the engine. Some may
+        have finished in a step that was under way.
+        """
 
 
 class SerialEngines:

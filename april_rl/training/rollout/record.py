@@ -76,12 +76,13 @@ class Returned(NamedTuple):
         return reason is not None and reason not in ENGINE_FAULTS and not self.is_acting
 
 
-class Acted(NamedTuple):
-    """A time in which a sample waited for its environment, as far as it lies in the step."""
+class Act(NamedTuple):
+    """A time in which a sample waited for its environment, without a slot."""
 
-    sample_id: SampleId
-    begun_s: float
-    ended_s: float
+    prompt_id: int
+    sample: int  # index in the group
+    begun_s: float  # when it began; 0: before the step
+    ended_s: float  # when it ended; at the end of the rollout if it still waits
     is_finished: bool  # whether the reply finished it: no turn follows, without a failure
 
 
@@ -95,7 +96,7 @@ class StepRecord:
     sent: list[Sent] = field(default_factory=list)
     ticks: list[tuple[int, Tick]] = field(default_factory=list)  # each with its engine
     returned: list[Returned] = field(default_factory=list)
-    acted: list[Acted] = field(default_factory=list)
+    acts: list[Act] = field(default_factory=list)
     # Seconds in which the controller had nothing to do, by what it waited for.
     waited_s: defaultdict[Awaited, float] = field(default_factory=lambda: defaultdict(float))
     stop_s: float = 0.0  # from the end of generation until everything unfinished is parked
@@ -158,13 +159,16 @@ class StepRecord:
         """Record that the environment of a sample has replied."""
         sample_id, said = reply.sample_id, reply.observation
         is_finished = said.is_final and not said.failure
-        self.acted.append(Acted(sample_id, self._asked_s.pop(sample_id), self.now_s, is_finished))
+        self.acts.append(Act(*sample_id, self._asked_s.pop(sample_id), self.now_s, is_finished))
 
     def end(self, groups: GroupEvents) -> None:
         """Record the events of groups, and that the rollout ends now."""
         self.groups = groups
         self.time_s = self.now_s
-        self.acted += [Acted(*each, self.time_s, False) for each in self._asked_s.items()]
+        self.acts += [
+            Act(*sample_id, asked_s, self.time_s, False)
+            for sample_id, asked_s in self._asked_s.items()
+        ]
 
     @property
     def controller_s(self) -> float:
@@ -179,7 +183,7 @@ class StepRecord:
     @property
     def finished_samples(self) -> int:
         in_one_turn = sum(each.is_finished for each in self.returned)
-        return in_one_turn + sum(each.is_finished for each in self.acted)
+        return in_one_turn + sum(each.is_finished for each in self.acts)
 
     @property
     def reprefill_tokens(self) -> int:

@@ -29,9 +29,6 @@ class Slots:
     def in_flight(self, engine: int) -> int:
         return self._in_flight[engine]
 
-    def outstanding_tokens(self, engine: int) -> float:
-        return self._outstanding_tokens[engine]
-
     @property
     def room(self) -> int:
         """Return how many requests the engines on offer have room for."""

@@ -77,26 +77,22 @@ def start_ray(*, num_workers: int, address: str | None, batch_tokens: int = 0) -
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     try:
         with block_signals():
-            _init_here(num_workers=num_workers, batch_tokens=batch_tokens)
+            ray.init(
+                address="local",  # otherwise Ray would join RAY_ADDRESS and refuse the rest
+                num_cpus=max(num_workers, os.cpu_count() or 1),
+                include_dashboard=False,
+                object_store_memory=object_store_bytes(
+                    batch_tokens, available=psutil.disk_usage(_SHARED_MEMORY).free
+                ),
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                ignore_reinit_error=True,
+            )
     except Exception as error:  # Ray raises only this type when its processes start too slowly
         reason = " ".join(str(error).split())
         raise RunError(
             f"Ray did not start on this machine ({reason}). {start_advice(reason)}"
         ) from error
-
-
-def _init_here(*, num_workers: int, batch_tokens: int) -> None:
-    ray.init(
-        address="local",  # otherwise Ray would join RAY_ADDRESS and refuse the other arguments
-        num_cpus=max(num_workers, os.cpu_count() or 1),
-        include_dashboard=False,
-        object_store_memory=object_store_bytes(
-            batch_tokens, available=psutil.disk_usage(_SHARED_MEMORY).free
-        ),
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        ignore_reinit_error=True,
-    )
 
 
 def join(address: str) -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from april_rl.config.choices import LoraSync
-from april_rl.config.lora import LoraConfig
 from april_rl.run.supervision.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
@@ -16,10 +14,6 @@ if TYPE_CHECKING:
 
     from april_rl.training.engine.port import Engine
     from april_rl.training.learner.learner import Learner
-
-
-def sends_adapter(lora: LoraConfig) -> bool:
-    return lora.rank is not None and lora.sync is LoraSync.adapter
 
 
 def send_weights(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import ray
 
+from april_rl.config.choices import LoraSync
 from april_rl.config.engine import EngineConfig
 from april_rl.config.schema import LearnerConfig
 from april_rl.errors import ExportError
@@ -30,7 +31,7 @@ from april_rl.training.runtime.cluster import WorkerLocation
 from april_rl.training.runtime.lockstep import Fingerprint, fingerprint
 from april_rl.training.runtime.parked_tokens import ParkedTokens
 from april_rl.training.runtime.process_setup import end_with_parent, unlink_shared_memory
-from april_rl.training.runtime.weight_sync import send_adapter, send_weights, sends_adapter
+from april_rl.training.runtime.weight_sync import send_adapter, send_weights
 from april_rl.training.runtime.worker_parts import WorkerSettings, build_engine, build_learner
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Worker:
             device=self._settings.device,
             on_forward=self.heartbeat.beat,
         )
-        if sends_adapter(self._settings.config.lora):
+        if self._settings.config.lora.sync is LoraSync.adapter:
             self._first_adapter = TemporaryDirectory(prefix="april_rl_adapter_")
             self.learner.write_adapter(Path(self._first_adapter.name))
         self.learner.offload()
@@ -245,7 +246,7 @@ class Worker:
 
     def _send_weights(self, policy_version: int) -> int:
         self.engine.wake_weights()
-        send = send_adapter if sends_adapter(self._settings.config.lora) else send_weights
+        send = send_adapter if self._settings.config.lora.sync is LoraSync.adapter else send_weights
         num_bytes = send(self.learner, self.engine, self.heartbeat, version=policy_version)
         self.learner.offload()
         self.engine.wake_kv_cache()

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from april_rl.config import TrainConfig
-from april_rl.config.choices import Advantage, RouterReplay
+from april_rl.config.choices import Advantage, LoraSync, RouterReplay
 from april_rl.config.engine import EngineConfig
 from april_rl.metrics import Metrics
 from april_rl.training.rollout.garbage_collection import imports_frozen
-from april_rl.training.runtime.weight_sync import sends_adapter
 
 if TYPE_CHECKING:
     from april_rl.training.batch.packing import MicroBatch
@@ -117,6 +116,6 @@ def build_engine(
         keeps_parked=keeps_parked,
         sleeps=sleeps,
         stop_tokens=settings.stop_tokens,
-        lora=config.lora if sends_adapter(config.lora) else None,
+        lora=config.lora if config.lora.sync is LoraSync.adapter else None,
         reports_experts=config.learner.router_replay is RouterReplay.engine,
     )

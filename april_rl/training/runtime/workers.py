@@ -1,7 +1,10 @@
-"""All workers together: how they start as Ray actors, and how the controller calls them."""
+"""All workers together: how they start, as Ray actors or in this process, and how the controller
+calls them.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -11,18 +14,19 @@ from typing import Any
 import ray
 
 from april_rl.config import TrainConfig
+from april_rl.config.choices import LoraSync
 from april_rl.metrics import Metrics, merge
 from april_rl.run.checkpointing.checkpointer import Written
 from april_rl.run.supervision.host_memory import WorkerMemory, allocator_environment
 from april_rl.run.supervision.watchdog import Watchdog
 from april_rl.training.batch.packing import Batch
+from april_rl.training.rollout.in_process import SerialEngines
 from april_rl.training.rollout.ports import Engines
 from april_rl.training.runtime.cluster import Placement, rank_order, start_ray, stop_ray
 from april_rl.training.runtime.engines import RayEngines
 from april_rl.training.runtime.layout import Layout
 from april_rl.training.runtime.process_setup import thread_environment
-from april_rl.training.runtime.weight_sync import sends_adapter
-from april_rl.training.runtime.worker import WorkerActor
+from april_rl.training.runtime.worker import Worker, WorkerActor
 from april_rl.training.runtime.worker_parts import WorkerSettings
 
 
@@ -44,7 +48,7 @@ class Workers:
         on_stage("starting vLLM")
         keeps_parked = config.rollout.resume.keeps_caches
         self._all("build_engine", config.engine, sleeps=sleeps, keeps_parked=keeps_parked)
-        if sends_adapter(config.lora):
+        if config.lora.sync is LoraSync.adapter:
             self._all("load_first_adapter")
 
     def start_engines(self) -> None:
@@ -219,6 +223,43 @@ class RayWorkers(Workers):
             for rank, actor in enumerate(self.actors)
         ]
         return list(self.watchdog.results(calls, reports_beats=True))
+
+
+class LocalWorker(Workers):
+    """The only worker of a run in one process (runtime.ray=false): its methods are called directly.
+
+    For a debugger, a notebook and a first look. No watchdog ends a call that hangs.
+    """
+
+    def __init__(self, layout: Layout, *, settings: WorkerSettings) -> None:
+        assert layout.num_workers == 1, layout
+        if layout.device == "cuda":  # as a worker on Ray; torch reads it at the first allocation
+            os.environ.update(allocator_environment(os.environ))
+        super().__init__(layout, settings)
+        self.worker = Worker(settings)
+
+    def engines(self, *, deterministic: bool) -> SerialEngines:  # noqa: ARG002 (one always is)
+        """Return the engine as the collector drives it, with the samples of a run with Ray."""
+        return SerialEngines([self.worker.engine], computes_launched=True)
+
+    def poll_save(self) -> Written | None:
+        return self.worker.poll_save()
+
+    def close(self) -> None:
+        """Free the model and leave the process group, so that another run can follow."""
+        self.worker.close()
+        gc.collect()
+
+    def _join(self) -> None:
+        address = self.worker.listen(1)
+        timeout_s = self._settings.config.runtime.stall_timeout_s
+        self.worker.join(address, rank=0, world_size=1, timeout_s=timeout_s)
+
+    def _all(self, method: str, *args: object, **keywords: object) -> list[Any]:
+        return [getattr(self.worker, method)(*args, **keywords)]
+
+    def _each(self, method: str, argument_of: Callable[[int], object]) -> list[Any]:
+        return self._all(method, argument_of(0))
 
 
 def _own_folders() -> list[str]:

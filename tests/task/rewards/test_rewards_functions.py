@@ -259,6 +259,12 @@ def test_metrics_are_by_function_and_by_source():
         "source/b/reward/f/mean": 5.0,
         "reward/g/mean": 1.0,
         "source/a/reward/g/mean": 1.0,
+        "source/a/reward_mean": 2.0,
+        "source/a/groups": 1,
+        "source/a/no_signal_frac": 0.0,
+        "source/b/reward_mean": 5.0,
+        "source/b/groups": 1,
+        "source/b/no_signal_frac": 1.0,
     }
 
 

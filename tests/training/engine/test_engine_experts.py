@@ -120,8 +120,7 @@ def attempt_with(folder: Path, *, num_rows: int) -> "Attempt":
     """Return an attempt that continues two tokens and has sampled `abc` up to its stop text `b`,
     with experts of `num_rows` tokens.
     """
-    from april_rl.training.engine.attempt import Attempt
-    from april_rl.training.engine.stop_texts import StopTexts
+    from april_rl.training.engine.attempt import Attempt, StopTexts
 
     tokenizer = hf_byte_tokenizer()
     tokenizer.save_pretrained(folder)

@@ -8,7 +8,7 @@ from small_engine import small_engine
 
 import april_rl.task.tiny
 from april_rl.task.data.tokenizer import load_tokenizer
-from april_rl.training.engine.stop_texts import StopTexts
+from april_rl.training.engine.attempt import StopTexts
 from april_rl.training.rollout.requests import Request
 from april_rl.types import SampleId
 

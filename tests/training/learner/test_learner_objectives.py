@@ -26,7 +26,7 @@ from april_rl.config.choices import Kl
 from april_rl.start.assembly.packer import build_packer
 from april_rl.training.batch.packing import Batch
 from april_rl.training.learner.objective import Objective
-from april_rl.training.learner.row import PackedRow
+from april_rl.training.learner.row import Anchor, PackedRow
 from april_rl.training.runtime.worker_parts import build_learner
 from april_rl.types import Group, Prompt, Sample, ScoredGroup
 
@@ -248,13 +248,8 @@ def test_opsm_uses_the_current_weights_and_not_the_proximal_ones(path, current, 
     """
     row = PackedRow.of(pack(make_examples(path, noise=0.3, age=1), total=1), device=CPU)
     objective = Objective(AlgorithmConfig(opsm_threshold=0.5))
-    row_loss = objective.of(
-        row,
-        row.behaviour_logprobs + current,
-        advantages=row.credits,
-        proximal=row.behaviour_logprobs - 1.0 - current,
-        reference=None,
-    )
+    anchor = Anchor(row.credits, proximal=row.behaviour_logprobs - 1.0 - current)
+    row_loss = objective.of(row, row.behaviour_logprobs + current, anchor)
     is_bad = row.credits < 0
     assert 0 < is_bad.double().mean() < 1
     assert row_loss.is_masked.tolist() == (is_bad & is_masking).tolist()
@@ -269,8 +264,8 @@ def test_kl_in_the_reward_is_taken_from_the_advantages_with_its_coefficient(path
 
     def loss(config: AlgorithmConfig, advantages: torch.Tensor) -> torch.Tensor:
         behaviour = row.behaviour_logprobs
-        fixed = {"advantages": advantages, "proximal": behaviour, "reference": reference}
-        return Objective(config).of(row, behaviour, **fixed).total
+        anchor = Anchor(advantages, proximal=behaviour, reference=reference)
+        return Objective(config).of(row, behaviour, anchor).total
 
     found = loss(AlgorithmConfig(kl=Kl.k1, kl_coefficient=0.7), row.credits)
     lengths = row.responses.lengths.tolist()

@@ -41,7 +41,7 @@ def masters(learner: Learner) -> list[Tensor]:
 
 
 def moments(learner: Learner) -> list[Tensor]:
-    return list(learner._optimizer.moments())
+    return [tensor for piece in learner._optimizer._pieces for tensor in piece.tensors()]
 
 
 def floats_alive() -> dict[int, int]:

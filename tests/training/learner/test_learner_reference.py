@@ -73,7 +73,7 @@ def test_a_reference_gives_the_numbers_of_the_policy_in_half_precision_too(path)
 
 def test_without_a_divergence_or_a_teacher_no_second_model_is_loaded(path):
     learner = make_learner(path)
-    assert learner._reference is learner._anchors._teacher is None
+    assert learner._reference is learner._teacher is None
 
 
 def test_every_forward_pass_counts_as_progress(path):

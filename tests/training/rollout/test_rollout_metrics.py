@@ -8,7 +8,7 @@ from rollout_runs import Run, Setup
 from sent_samples import record
 
 from april_rl.training.rollout.measures.rollout_metrics import rollout_metrics
-from april_rl.training.rollout.record import Acted, Returned, Sent
+from april_rl.training.rollout.record import Act, Returned, Sent
 from april_rl.training.rollout.slots import Slots
 from april_rl.types import SampleId
 
@@ -122,11 +122,11 @@ def test_slots_that_are_empty_while_samples_act_are_a_share_of_all_slots():
     finished = back._replace(at_s=8.0, is_acting=False)
     step.returned = [back, back._replace(sample_id=ids[1])]
     step.returned += [finished._replace(sample_id=each) for each in ids[2:4]]
-    step.acted = [Acted(ids[0], 2.0, 5.0, False), Acted(ids[1], 2.0, 10.0, False)]
+    step.acts = [Act(*ids[0], 2.0, 5.0, False), Act(*ids[1], 2.0, 10.0, False)]
     step.time_s = 10.0
     read = rollout_metrics(step, num_needed=4).read()
     assert read["environment/empty_slots_frac"] == pytest.approx(5 / 40)
-    step.acted = []
+    step.acts = []
     assert "environment/empty_slots_frac" not in rollout_metrics(step, num_needed=4).read()
 
 

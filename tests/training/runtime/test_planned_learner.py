@@ -14,9 +14,8 @@ from april_rl.start.planning.plan import Plan
 from april_rl.start.planning.sizes import Sizes
 from april_rl.training.runtime import worker as worker_module
 from april_rl.training.runtime.layout import Layout
-from april_rl.training.runtime.local import LocalWorker
 from april_rl.training.runtime.worker_parts import WorkerSettings
-from april_rl.training.runtime.workers import RayWorkers
+from april_rl.training.runtime.workers import LocalWorker, RayWorkers
 
 LAYOUT = Layout(device="cpu", num_workers=1, tensor_parallel_size=1)
 

@@ -23,7 +23,7 @@ from april_rl.training.engine.vllm_engine import VllmEngine
 from april_rl.training.learner.learner import Learner
 from april_rl.training.learner.update_errors import MismatchError
 from april_rl.training.rollout.requests import Request
-from april_rl.training.runtime.weight_sync import send_adapter, send_weights, sends_adapter
+from april_rl.training.runtime.weight_sync import send_adapter, send_weights
 from april_rl.types import Group, Prompt, Sample, SampleId, ScoredGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine]
@@ -72,7 +72,7 @@ def build(
         max_num_seqs=32,
         temperature=0.8,
         dtype=dtype,
-        lora=lora if sends_adapter(lora) else None,
+        lora=lora if lora.sync is LoraSync.adapter else None,
     )
     return learner, engine
 

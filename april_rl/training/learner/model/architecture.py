@@ -79,18 +79,6 @@ def recompute_activations(module: nn.Module, *, share: float = 1.0) -> None:
         layers[index].training = True
 
 
-def _check(causal_lm: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError if the learner cannot compute this model exactly.
-
-    The parameters may be on the meta device.
-    """
-    reason = next(_objections(causal_lm), None)
-    if reason is not None:
-        raise UnsupportedModelError(
-            f"model.path: model_type {causal_lm.config.model_type}{NOT_SUPPORTED}{reason}"
-        )
-
-
 def _objections(causal_lm: PreTrainedModel) -> Iterator[str]:
     """Yield the reasons why a model is not supported, each completing NOT_SUPPORTED."""
     config = causal_lm.config
@@ -116,11 +104,6 @@ def _objections(causal_lm: PreTrainedModel) -> Iterator[str]:
             f"it applies its sliding window (sliding_window={window}) only through an attention "
             "mask, and packed attention takes no mask"
         )
-    yield from _objections_to_names(causal_lm)
-
-
-def _objections_to_names(causal_lm: PreTrainedModel) -> Iterator[str]:
-    """Yield the reasons that lie in the model's module names or in its checkpoint's tensors."""
     parts = dict(causal_lm.named_children())
     head = parts.get("lm_head")
     if "model" not in parts or not isinstance(head, nn.Linear):
@@ -181,35 +164,31 @@ def empty_model(config: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
     learner cannot compute this model exactly.
     """
     attention.register()
-    config = _text_config(config)
-    silence(config)
+    text: PreTrainedConfig = config.get_text_config()
+    if text is not config:  # whether its output layer is tied stands in the whole model's config
+        text.tie_word_embeddings = config.tie_word_embeddings
+    silence(text)
     try:
         with init_empty_weights(include_buffers=False):
             causal_lm: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, dtype=dtype, attn_implementation=attention.NAME
+                text, dtype=dtype, attn_implementation=attention.NAME
             )
     except (ImportError, KeyError, ValueError) as error:
         raise UnsupportedModelError(
-            f"model.path: model_type {config.model_type}{NOT_SUPPORTED}transformers cannot build "
+            f"model.path: model_type {text.model_type}{NOT_SUPPORTED}transformers cannot build "
             f"it as a causal language model with packed attention ({type(error).__name__})"
         ) from error
-    _check(causal_lm)
+    reason = next(_objections(causal_lm), None)
+    if reason is not None:
+        raise UnsupportedModelError(
+            f"model.path: model_type {causal_lm.config.model_type}{NOT_SUPPORTED}{reason}"
+        )
     separate_sequences(layers_of(causal_lm))
     for name in frozen_tensors(causal_lm):
         buffer = causal_lm.get_buffer(name)
         if buffer.is_floating_point():  # as published, also where parameters are bfloat16
             buffer.data = buffer.float()
     return causal_lm
-
-
-def _text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the configuration of the text model; whether its output layer is tied is read from the
-    whole model's configuration.
-    """
-    text: PreTrainedConfig = config.get_text_config()
-    if text is not config:
-        text.tie_word_embeddings = config.tie_word_embeddings
-    return text
 
 
 def layers_of(causal_lm: PreTrainedModel) -> list[nn.Module]:

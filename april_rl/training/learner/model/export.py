@@ -69,8 +69,7 @@ def export(
     left, failure = iter(weights), ""
     if dist.get_rank() == 0:
         try:
-            _write(left, files=files, source=source, partial=partial)
-            _describe(partial, source=source, dtype=dtype)
+            _write(left, dtype=dtype, files=files, source=source, partial=partial)
             if also is not None:
                 also(partial)
             _put(partial, target)
@@ -85,9 +84,14 @@ def export(
 
 
 def _write(
-    weights: Iterable[tuple[str, Tensor]], *, files: Sequence[int], source: Path, partial: Path
+    weights: Iterable[tuple[str, Tensor]],
+    *,
+    dtype: torch.dtype,
+    files: Sequence[int],
+    source: Path,
+    partial: Path,
 ) -> None:
-    """Write all files but `config.json` into the folder `partial`, which is emptied first."""
+    """Write all files into the folder `partial`, which is emptied first."""
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     _write_tensors(weights, files=files, folder=partial)
@@ -96,6 +100,9 @@ def _write(
             copy = partial / file.relative_to(source)
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(file, copy)
+    config = AutoConfig.from_pretrained(source)
+    config.dtype = dtype
+    config.save_pretrained(partial)
 
 
 def _put(partial: Path, target: Path) -> None:
@@ -106,13 +113,6 @@ def _put(partial: Path, target: Path) -> None:
         os.rename(target, replaced)
     os.rename(partial, target)
     shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _describe(folder: Path, *, source: Path, dtype: torch.dtype) -> None:
-    """Write the `config.json` of the source, with the dtype of the weights."""
-    config = AutoConfig.from_pretrained(source)
-    config.dtype = dtype
-    config.save_pretrained(folder)
 
 
 def _write_tensors(

@@ -87,13 +87,13 @@ def _of_episodes(groups: Sequence[ScoredGroup]) -> dict[str, Metric | float]:
 
 def _empty_slots(record: StepRecord) -> dict[str, Metric | float]:
     """Return the share of slots that are empty while as many samples wait for an environment."""
-    if not record.acted:
+    if not record.acts:
         return {}
     changes = [
         *((each.at_s, -len(each.sample_ids), 0) for each in record.sent),
         *((each.at_s, 1, 0) for each in record.returned),
-        *((each.begun_s, 0, 1) for each in record.acted),
-        *((each.ended_s, 0, -1) for each in record.acted),
+        *((each.begun_s, 0, 1) for each in record.acts),
+        *((each.ended_s, 0, -1) for each in record.acts),
     ]
     empty, acting, slot_s, since_s = record.num_slots, 0, 0.0, 0.0
     for at_s, emptied, began in sorted(changes):

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
-from april_rl.training.rollout.record import Returned, StepRecord
+from april_rl.training.rollout.record import Act, Returned, StepRecord
 from april_rl.training.rollout.ticks import TickWork
 from april_rl.types import SampleId
 
@@ -35,16 +35,6 @@ class Stay(NamedTuple):
     age: int  # steps since the sample's first token
     outcome: Literal["finished", "acting", "parked"]  # acting: its environment is to reply
     is_resumed: bool  # whether the request continues in the middle of a turn
-
-
-class Act(NamedTuple):
-    """A time in which a sample waited for its environment, without a slot."""
-
-    prompt_id: int
-    sample: int  # index in the group
-    begun_s: float  # when it began; 0: before the step
-    ended_s: float  # when it ended; at the end of the rollout if it still waits
-    is_finished: bool  # whether the reply finished the sample
 
 
 class GroupLengths(NamedTuple):
@@ -124,15 +114,6 @@ class Timeline:
             heapq.heappush(free[stay.engine], (stay.ended_s, slot))
             yield Bar(stay, slot, begun_s)
 
-    def act_rows(self) -> Iterator[tuple[Act, int]]:
-        """Yield every act with a row, from 0, in which no two overlap."""
-        free: list[tuple[float, int]] = []  # when each row becomes free
-        for act in self.acts:
-            is_free = bool(free) and free[0][0] <= act.begun_s
-            row = heapq.heappop(free)[1] if is_free else len(free)
-            heapq.heappush(free, (act.ended_s, row))
-            yield act, row
-
 
 def timeline_of(record: StepRecord) -> Timeline:
     """Return the timeline of a step that has ended."""
@@ -165,10 +146,7 @@ def timeline_of(record: StepRecord) -> Timeline:
         stop_s=record.stop_s,
         slots={sent.engine: sent.slots for sent in record.sent},
         stays=tuple(stays),
-        acts=tuple(
-            Act(*each.sample_id, each.begun_s, each.ended_s, each.is_finished)
-            for each in sorted(record.acted, key=lambda each: each.begun_s)
-        ),
+        acts=tuple(sorted(record.acts, key=lambda act: act.begun_s)),
         ticks=tuple(ticks[:: -(-len(ticks) // _MAX_TICKS) or 1]),
         opened=tuple(record.groups.opened),
         settled=tuple(
