@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib import import_module
 from typing import Any
@@ -118,33 +118,29 @@ def _library(where: str) -> Any:  # noqa: ANN401  # the module
 
 
 def _draw(opened: Any, *, where: str, split: str, size: int) -> list[dict[str, Any]]:  # noqa: ANN401
+    """Return the questions of a split, as the reward will see them: after a trip through JSON."""
     entries: list[dict[str, Any]] = []
-    for entry in _within_limit(opened, where=where, wanted=len(opened)):
+    started, num = time.monotonic(), len(opened)
+    for index in range(num):
+        drawn = opened[index]
+        kept = {name: drawn[name] for name in ("question", "answer", "metadata")}
+        entry = json.loads(json.dumps(kept, default=str))
         is_test = xxhash.xxh3_64_intdigest(entry["question"].encode()) % _TEST_SHARE == 0
         if is_test == (split == "test"):
             entries.append(entry)
         if len(entries) == size:
             break
+        if time.monotonic() - started > _LIMIT_S:
+            raise DataError(
+                f"{where}: drawing {index + 1} of {num} questions took {_LIMIT_S:.0f} s; give "
+                "fewer with args.size"
+            )
     if not entries:
         raise DataError(
-            f"{where}: {len(opened)} draws gave no question for the split {split}: the task has "
+            f"{where}: {num} draws gave no question for the split {split}: the task has "
             "too few different questions with these settings"
         )
     return entries
-
-
-def _within_limit(drawn: Any, *, where: str, wanted: int) -> Iterator[dict[str, Any]]:  # noqa: ANN401
-    """Yield each entry after a round trip through JSON, as the reward will see it."""
-    started = time.monotonic()
-    for index in range(wanted):
-        entry = drawn[index]
-        kept = {name: entry[name] for name in ("question", "answer", "metadata")}
-        yield json.loads(json.dumps(kept, default=str))
-        if time.monotonic() - started > _LIMIT_S:
-            raise DataError(
-                f"{where}: drawing {index + 1} of {wanted} questions took {_LIMIT_S:.0f} s; give "
-                "fewer with args.size"
-            )
 
 
 def _wrong_answers(gold: object) -> list[str]:
