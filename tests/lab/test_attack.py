@@ -14,6 +14,7 @@ from test_rewards_model import write_classifier
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from april_rl.__main__ import main
+from april_rl.config.task import PromptSetConfig
 from april_rl.lab.attack.attack import attack_set
 from april_rl.lab.attack.attacks import ATTACKS, PROGRAMS
 from april_rl.lab.attack.samples import suspicious
@@ -199,8 +200,8 @@ def test_a_judge_is_asked_about_every_attack_and_an_obedient_one_is_red():
 def test_reasoning_gym_pays_for_nothing_on_rows_of_its_tasks(task):
     """But the verifier of puzzle24 takes the answers of other rows, and is named as blind."""
     pytest.importorskip("reasoning_gym")
-    path = f"reasoning_gym:{task}"
-    rows = draw_rows(path, key="data.path", split="train", args={"size": 3}, seed=0)
+    drawn = PromptSetConfig(path=f"reasoning_gym:{task}", args={"size": 3})
+    rows = draw_rows(drawn, key="data.path", seed=0)
     chosen = [
         replace(prompt, text=text, answer=answer, columns={"entry": entry})
         for prompt, text, answer, entry in zip(prompts(), *rows.values(), strict=True)

@@ -138,6 +138,7 @@ def _training_prompts(
         functions = reward_functions(config.reward)
         found[name or _ALL] = HeldOut(
             name=name or _ALL,
+            path=table.path,
             prompts=prompts,
             sampling=SetSampling(
                 num_samples=config.rollout.group_size,

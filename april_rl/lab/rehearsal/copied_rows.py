@@ -9,10 +9,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from april_rl.config.task import PromptSetConfig
+from april_rl.config.task import TASK_PREFIX, PromptSetConfig
 from april_rl.errors import DataError
 from april_rl.task.data.json_rows import to_public_types
-from april_rl.task.data.procedural import PREFIX
 from april_rl.task.data.sources import open_source, quiet
 
 
@@ -53,7 +52,7 @@ def write_sampled_rows(
     Return None for a procedural task, whose rows are drawn, not read. Raise DataError, which names
     the setting `key`.
     """
-    if chosen.path.startswith(PREFIX):
+    if chosen.path.startswith(TASK_PREFIX):
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as work:

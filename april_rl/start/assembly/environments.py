@@ -118,6 +118,7 @@ def episode_rules(
     stop_ids = frozenset(stop_token_ids(config.model.path, is_chat=is_chat))
     return {
         name: EpisodeRules(
+            config=config.environment,
             dialogue=Dialogue(
                 tokenizer=tokenizer,
                 is_chat=each.is_chat,

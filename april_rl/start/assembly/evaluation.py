@@ -43,6 +43,7 @@ def held_out_sets(config: TrainConfig, load: Load) -> dict[str, HeldOut]:
         function = next(each for each in reward_functions(config.reward) if each.scores(name))
         found[name] = HeldOut(
             name=name,
+            path=chosen.path,
             prompts=prompts,
             sampling=sampling,
             function=function.name,

@@ -27,7 +27,7 @@ from april_rl.start.planning.plan import (
 from april_rl.task.data.sets import PromptSets
 from april_rl.task.evaluation.evaluate import EvaluatedSet, evaluate
 from april_rl.task.evaluation.held_out import HeldOut
-from april_rl.task.evaluation.report import SetReport, set_report
+from april_rl.task.evaluation.report import SetReport
 from april_rl.training.rollout.ticks import TickWork
 from april_rl.training.runtime.cluster import stop_ray
 
@@ -89,11 +89,7 @@ class EvaluationRun:
 
     def run(self) -> dict[str, SetReport]:
         """Return the report of every set, and write its samples to samples/eval_NAME.jsonl."""
-        sets = self._draft.config.evaluation.sets
-        return {
-            name: set_report(evaluated.held_out, evaluated.figures, path=sets[name].path)
-            for name, evaluated in self.evaluate_sets()
-        }
+        return {name: evaluated.report for name, evaluated in self.evaluate_sets()}
 
     def evaluate_sets(self) -> Iterator[tuple[str, EvaluatedSet]]:
         """Evaluate the sets in order; write the samples of each to samples/eval_NAME.jsonl."""
@@ -108,7 +104,7 @@ class EvaluationRun:
             with writes_output(self._folder):
                 path = self._folder / "samples" / f"eval_{name}.jsonl"
                 write_evaluation(path, evaluated.records)
-            self._view.evaluation(num_completed, evaluated.figures.metrics(name).read())
+            self._view.evaluation(num_completed, evaluated.report.metrics(name).read())
             yield name, evaluated
         self._evaluator.end()
 

@@ -65,7 +65,7 @@ def _check(chosen: PromptSetConfig, *, key: str, of_reward: Collection[str]) -> 
     if path.startswith(TASK_PREFIX):
         from april_rl.task.data.procedural import open_task  # --cfg job does without its xxhash
 
-        open_task(path, key=key, split=chosen.split, args=chosen.args)
+        open_task(chosen, key=key)
     if Path(path).is_dir() and not _has_data(Path(path)):
         raise DataError(
             f"{where} is a folder without data files: give a file that ends in {', '.join(FORMATS)}"

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
 import xxhash
 
-from april_rl.config.task import TASK_PREFIX
+from april_rl.config.task import TASK_PREFIX, PromptSetConfig
 from april_rl.errors import DataError
 
-PREFIX = TASK_PREFIX
 _NUM_ROWS = {"train": 2000, "test": 200}  # used unless `args` has a size
 _MIXTURE = "composite"  # the library's task that mixes others
 _TEST_SHARE = 5  # one question in five goes to the split `test`
@@ -27,9 +26,10 @@ _WRONG = ("this is not an answer", "", "0")
 Scorer = Callable[[str, Mapping[str, Any]], float]  # (answer, entry) to score
 
 
-def open_task(path: str, *, key: str, split: str, args: Mapping[str, Any], seed: int = 0) -> Any:  # noqa: ANN401
+def open_task(chosen: PromptSetConfig, *, key: str, seed: int = 0) -> Any:  # noqa: ANN401
     """Return the library's task, a question by index; raises DataError if it rejects a setting."""
-    where, task = f"{key}={path}", path.removeprefix(PREFIX)
+    where, task = f"{key}={chosen.path}", chosen.path.removeprefix(TASK_PREFIX)
+    split, args = chosen.split, chosen.args
     if split not in _NUM_ROWS:
         raise DataError(
             f"{where}: procedural tasks have the splits train and test, got split={split}"
@@ -61,19 +61,19 @@ def open_task(path: str, *, key: str, split: str, args: Mapping[str, Any], seed:
         raise DataError(f"{where}: the task rejects args={args}: {error}; change them") from error
 
 
-def draw_rows(
-    path: str, *, key: str, split: str, args: Mapping[str, Any], seed: int
-) -> dict[str, list[str]]:
+def draw_rows(chosen: PromptSetConfig, *, key: str, seed: int) -> dict[str, list[str]]:
     """Return the columns `prompt`, `answer` and `entry` of `reasoning_gym:NAME`.
 
     `entry` is JSON with task, question, answer and metadata; the reward `reasoning_gym` needs it to
-    score a response. `args` are the task's own settings (`size` is the number of rows); `seed`
-    draws the training rows. The hash of a question decides its split, so no question is in both.
+    score a response. `chosen.args` are the task's own settings (`size` is the number of rows);
+    `seed` draws the training rows. The hash of a question decides its split, so no question is in
+    both.
     Raises DataError as `open_task` does, and if the task takes too long or its verifier is wrong.
     """
-    where, task = f"{key}={path}", path.removeprefix(PREFIX)
-    opened = open_task(path, key=key, split=split, args=args, seed=seed)
-    entries = _draw(opened, where=where, split=split, size=args.get("size", _NUM_ROWS[split]))
+    where, task = f"{key}={chosen.path}", chosen.path.removeprefix(TASK_PREFIX)
+    opened = open_task(chosen, key=key, seed=seed)
+    size = chosen.args.get("size", _NUM_ROWS[chosen.split])
+    entries = _draw(opened, where=where, split=chosen.split, size=size)
     names = [e["metadata"]["source_dataset"] if task == _MIXTURE else task for e in entries]
     for name in dict.fromkeys(names):
         own = [entry for entry, of in zip(entries, names, strict=True) if of == name]
@@ -118,33 +118,29 @@ def _library(where: str) -> Any:  # noqa: ANN401  # the module
 
 
 def _draw(opened: Any, *, where: str, split: str, size: int) -> list[dict[str, Any]]:  # noqa: ANN401
+    """Return the questions of a split, as the reward will see them: after a trip through JSON."""
     entries: list[dict[str, Any]] = []
-    for entry in _within_limit(opened, where=where, wanted=len(opened)):
+    started, num = time.monotonic(), len(opened)
+    for index in range(num):
+        drawn = opened[index]
+        kept = {name: drawn[name] for name in ("question", "answer", "metadata")}
+        entry = json.loads(json.dumps(kept, default=str))
         is_test = xxhash.xxh3_64_intdigest(entry["question"].encode()) % _TEST_SHARE == 0
         if is_test == (split == "test"):
             entries.append(entry)
         if len(entries) == size:
             break
+        if time.monotonic() - started > _LIMIT_S:
+            raise DataError(
+                f"{where}: drawing {index + 1} of {num} questions took {_LIMIT_S:.0f} s; give "
+                "fewer with args.size"
+            )
     if not entries:
         raise DataError(
-            f"{where}: {len(opened)} draws gave no question for the split {split}: the task has "
+            f"{where}: {num} draws gave no question for the split {split}: the task has "
             "too few different questions with these settings"
         )
     return entries
-
-
-def _within_limit(drawn: Any, *, where: str, wanted: int) -> Iterator[dict[str, Any]]:  # noqa: ANN401
-    """Yield each entry after a round trip through JSON, as the reward will see it."""
-    started = time.monotonic()
-    for index in range(wanted):
-        entry = drawn[index]
-        kept = {name: entry[name] for name in ("question", "answer", "metadata")}
-        yield json.loads(json.dumps(kept, default=str))
-        if time.monotonic() - started > _LIMIT_S:
-            raise DataError(
-                f"{where}: drawing {index + 1} of {wanted} questions took {_LIMIT_S:.0f} s; give "
-                "fewer with args.size"
-            )
 
 
 def _wrong_answers(gold: object) -> list[str]:

@@ -10,9 +10,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from april_rl.config.task import PromptSetConfig
+from april_rl.config.task import TASK_PREFIX, PromptSetConfig
 from april_rl.errors import DataError
-from april_rl.task.data.procedural import PREFIX
 from april_rl.task.data.rendering import EXTRA
 from april_rl.task.data.tokenized import TableMaker, TokenizedTable
 from april_rl.task.data.tokenizer import Tokenizer
@@ -121,7 +120,7 @@ def load_prompts(
                 "messages itself: remove it"
             )
         chosen = replace(chosen, template="plain", chat_template_kwargs={})
-    is_procedural = chosen.path.startswith(PREFIX)
+    is_procedural = chosen.path.startswith(TASK_PREFIX)
     tokenized = TableMaker(
         chosen=chosen,
         tokenizer=tokenizer,

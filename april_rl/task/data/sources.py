@@ -14,12 +14,12 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from april_rl.config.task import PromptSetConfig
+from april_rl.config.task import TASK_PREFIX, PromptSetConfig
 from april_rl.errors import DataError
-from april_rl.task.data import procedural
 from april_rl.task.data.files import FORMATS, check_file, is_file
 from april_rl.task.data.json_faults import json_fault
 from april_rl.task.data.json_rows import read_json
+from april_rl.task.data.procedural import draw_rows
 
 # The error of `datasets` when a set has several configurations and none was named.
 _SEVERAL = re.compile(r"Config name is missing.*available configs: (\[.*?\])", re.DOTALL)
@@ -58,11 +58,8 @@ def open_source(chosen: PromptSetConfig, *, key: str, seed: int, folder: Path) -
     path = chosen.path
     if is_file(path):
         table = _load_file(path, where=f"{key}={path}", cache=folder)
-    elif path.startswith(procedural.PREFIX):
-        columns = procedural.draw_rows(
-            path, key=key, split=chosen.split, args=chosen.args, seed=seed
-        )
-        table = datasets.Dataset.from_dict(columns)
+    elif path.startswith(TASK_PREFIX):
+        table = datasets.Dataset.from_dict(draw_rows(chosen, key=key, seed=seed))
     else:
         table = load_id(path, key=key, split=chosen.split)
     if not len(table):

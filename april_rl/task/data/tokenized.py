@@ -22,10 +22,9 @@ import xxhash
 from datasets import Features, List, Value
 from numpy.typing import NDArray
 
-from april_rl.config.task import PromptSetConfig
+from april_rl.config.task import TASK_PREFIX, PromptSetConfig
 from april_rl.errors import DataError
 from april_rl.task.data.files import is_file
-from april_rl.task.data.procedural import PREFIX
 from april_rl.task.data.rendering import EXTRA, BatchTokenizer, Renderer
 from april_rl.task.data.rows import RowReader, check_rows
 from april_rl.task.data.sources import (
@@ -137,7 +136,7 @@ class TableMaker:
             if not file.is_file() or file.stat().st_size < KEEP_FROM_BYTES:
                 return None
             return f"{file.suffix} {_file_digest(file)}"
-        if path.startswith(PREFIX):
+        if path.startswith(TASK_PREFIX):
             return None
         table = load_id(path, key=self.key, split=self.chosen.split)
         return table._fingerprint if table.data.nbytes >= KEEP_FROM_BYTES else None

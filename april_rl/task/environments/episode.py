@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from april_rl.config.environment import EnvironmentConfig
 from april_rl.config.user_code import Caught
 from april_rl.task.environments import door
 from april_rl.task.environments.agent.agent import Agent
@@ -60,12 +61,11 @@ class Episode:
     """An environment, once it is built, and its record of calls."""
 
     def __init__(
-        self, build: Callable[[], Environment], calls: Calls, *, limit_s: float, max_tokens: int
+        self, build: Callable[[], Environment], calls: Calls, config: EnvironmentConfig
     ) -> None:
-        """`limit_s` limits one call or `build`; `max_tokens` is the limit of observations."""
-        self._build, self._calls = build, calls
+        """Build nothing yet: the first request does, within the time limit of a call."""
+        self._build, self._calls, self._config = build, calls, config
         self._environment: Environment | None = None
-        self._limit_s, self._max_tokens = limit_s, max_tokens
 
     def close(self) -> None:
         """End the episode; parts of it that are still running cannot make calls any more."""
@@ -76,7 +76,8 @@ class Episode:
     async def reply_to(self, request: EpisodeRequest) -> EpisodeReply:
         """Begin if asked to, take the turns, and return all results, even after a failure."""
         results: list[StepResult] = []
-        outcome: Outcome = "returned"
+        max_tokens = self._config.max_observation_tokens
+        outcome: Outcome = "error"
         began_s = time.monotonic()
         with Caught() as caught:
             try:
@@ -88,18 +89,18 @@ class Episode:
                     returned = await self._call_in_time(
                         self._environment.reset, request.row, request.seed
                     )
-                    results.append(door.opening(returned, max_tokens=self._max_tokens))
+                    results.append(door.opening(returned, max_tokens=max_tokens))
                 for turn in request.turns:
                     began_s = time.monotonic()
                     returned = await self._call_in_time(self._environment.step, turn)
-                    results.append(door.result(returned, max_tokens=self._max_tokens))
+                    results.append(door.result(returned, max_tokens=max_tokens))
+                outcome = "returned"
             except _TooSlowError:
                 outcome = "timeout"
                 raise
         elapsed_s = time.monotonic() - began_s
-        if caught.message:
+        if outcome != "returned":
             self.close()
-            outcome = "timeout" if outcome == "timeout" else "error"
         num_calls, num_repeated = self._calls.take_counts()
         return EpisodeReply(
             number=request.number,
@@ -114,11 +115,12 @@ class Episode:
 
     async def _call_in_time(self, method: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401
         """Call a method, in a thread unless it is a coroutine; raise _TooSlowError if it hangs."""
+        limit_s = self._config.step_timeout_s
         try:
-            async with time_limit(self._limit_s) as limit:
+            async with time_limit(limit_s) as limit:
                 return await call(method, *args)
         except TimeoutError:
             # The time limit has not passed: the user's code raised the error.
             if not limit.expired():
                 raise
-        raise _TooSlowError(f"no answer within environment.step_timeout_s = {self._limit_s:g}")
+        raise _TooSlowError(f"no answer within environment.step_timeout_s = {limit_s:g}")

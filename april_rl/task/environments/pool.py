@@ -310,7 +310,7 @@ class EnvironmentPool:
         self.notes.keep(sample.id)
         self._counts["replays"] += bool(sample.completions) and not is_begun
         rules = self.rules[sample.prompt.dataset]
-        turns = turns_of(sample, rules, config.max_turns, last_alone=is_begun)
+        turns = turns_of(sample, rules, last_alone=is_begun)
         num_calls = 1 if is_begun else 2 + len(turns)
         question.limit_s = self._limits.start_timeout_s + num_calls * config.step_timeout_s
         return EpisodeRequest(
@@ -346,13 +346,13 @@ class EnvironmentPool:
     def _observation(self, sample: Sample, results: Sequence[StepResult]) -> Observation:
         rules = self.rules[sample.prompt.dataset]
         try:
-            observation = observation_of(results, sample, rules, config=self._config)
+            observation = observation_of(results, sample, rules)
         except TokenizerError as error:
             observation = failure(str(error))
         except RunError:
             raise
         except Exception as error:  # a template may raise anything; it ends one sample
             observation = failure(f"{type(error).__name__}: {error}")
-        is_expected = results[-1].is_final or is_last_turn(sample, rules, self._config.max_turns)
+        is_expected = results[-1].is_final or is_last_turn(sample, rules)
         self._counts["out_of_room"] += observation.is_final and not is_expected
         return observation

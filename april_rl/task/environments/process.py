@@ -117,9 +117,4 @@ class _Episodes:
             calls.start_over()
         is_replay = bool(request.turns)
         context = Context(sample_id=request.sample_id, is_replay=is_replay, once=calls.once)
-        return Episode(
-            partial(self._new, context),
-            calls,
-            limit_s=self._config.step_timeout_s,
-            max_tokens=self._config.max_observation_tokens,
-        )
+        return Episode(partial(self._new, context), calls, self._config)

@@ -18,13 +18,12 @@ from april_rl.types import Completion, Observation, Prompt, Sample
 class EpisodeRules:
     """Limits of the episodes of a data set, and the form of their text."""
 
+    config: EnvironmentConfig
     dialogue: Dialogue
     max_response_tokens: int
 
 
-def turns_of(
-    sample: Sample, rules: EpisodeRules, max_turns: int, *, last_alone: bool
-) -> tuple[Turn, ...]:
+def turns_of(sample: Sample, rules: EpisodeRules, *, last_alone: bool) -> tuple[Turn, ...]:
     """Return the turns of a sample as text, or only the last one."""
     # Each with its parts, the number of tokens before it, and the key of the answered request.
     turns: list[tuple[list[Completion], int, str]] = []
@@ -42,7 +41,7 @@ def turns_of(
         if span.finish_reason is not None:
             turns.append((parts, num_context, request_key))
             parts, num_context = [], num_read
-    is_over = is_last_turn(sample, rules, max_turns)
+    is_over = is_last_turn(sample, rules)
     return tuple(
         rules.dialogue.turn(
             [token_id for part in parts for token_id in part.token_ids],
@@ -56,14 +55,14 @@ def turns_of(
     )
 
 
-def is_last_turn(sample: Sample, rules: EpisodeRules, max_turns: int) -> bool:
+def is_last_turn(sample: Sample, rules: EpisodeRules) -> bool:
     """Return whether the last turn of a sample has to be its last."""
     ends = [span.finish_reason for span in sample.completions if span.finish_reason is not None]
     limits = [span.max_turn_tokens for span in sample.spans if isinstance(span, Observation)]
     # The turn ended because the budget did, not its own limit.
     is_cut = ends[-1:] == ["length"] and not any(limits[-1:])
     is_used_up = sample.num_tokens >= rules.max_response_tokens
-    return len(ends) >= max_turns or is_cut or is_used_up
+    return len(ends) >= rules.config.max_turns or is_cut or is_used_up
 
 
 def row_of(prompt: Prompt) -> dict[str, object]:
@@ -83,11 +82,7 @@ def failure(message: str) -> Observation:
 
 
 def observation_of(
-    results: Sequence[StepResult],
-    sample: Sample,
-    rules: EpisodeRules,
-    *,
-    config: EnvironmentConfig,
+    results: Sequence[StepResult], sample: Sample, rules: EpisodeRules
 ) -> Observation:
     """Return the observation of the last result; the results before it are repeated and must equal
     what the sample has. Raise TokenizerError for messages that cannot be written as tokens.
@@ -109,20 +104,19 @@ def observation_of(
                 "groups again"
             )
     result, is_opening = results[-1], not before
-    if result.is_final or is_last_turn(sample, rules, config.max_turns):
+    if result.is_final or is_last_turn(sample, rules):
         return Observation((), is_final=True, reward=result.reward)
     observation = _observe(rules.dialogue, result, ends)
     is_first = is_opening and not sample.prompt.token_ids
     if not observation.token_ids and (is_first or result.begins_context):
         return failure("the first messages of a conversation have no tokens")
-    if len(observation.token_ids) <= config.max_observation_tokens - (
-        sample.end - sample.num_tokens
-    ):
+    most = rules.config.max_observation_tokens
+    if len(observation.token_ids) <= most - (sample.end - sample.num_tokens):
         return observation
     if is_opening:
         return failure(
             f"its first messages have {len(observation.token_ids)} tokens, more than "
-            f"environment.max_observation_tokens={config.max_observation_tokens}"
+            f"environment.max_observation_tokens={most}"
         )
     return Observation((), is_final=True, reward=result.reward)
 

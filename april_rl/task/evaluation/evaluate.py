@@ -13,16 +13,17 @@ from april_rl.run.tracking.samples_file import EvaluationRecord
 from april_rl.run.tracking.terminal import ProgressPhase
 from april_rl.run.tracking.tracker import Tracker
 from april_rl.task.evaluation.evaluator import Evaluator
-from april_rl.task.evaluation.figures import Figures, figures
+from april_rl.task.evaluation.figures import set_report
 from april_rl.task.evaluation.held_out import HeldOut, ScoredSet
+from april_rl.task.evaluation.report import SetReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedSet:
-    """An evaluated set: its figures, and a record of every sample."""
+    """An evaluated set: its report, and a record of every sample."""
 
     held_out: HeldOut
-    figures: Figures
+    report: SetReport
     records: tuple[EvaluationRecord, ...]  # [P · k]
 
 
@@ -46,7 +47,7 @@ def evaluate(
     answers = None if read is None else list(map(read, prompts, responses))
     return EvaluatedSet(
         held_out=held_out,
-        figures=figures(outcome, answers),
+        report=set_report(outcome, answers),
         records=tuple(_records(outcome, responses, answers)),
     )
 
@@ -73,7 +74,7 @@ def evaluate_all(
                 held_out, evaluator, decode=decode, on_progress=partial(show, phase)
             )
         tracker.evaluation(policy_version, name, evaluated.records)
-        values |= evaluated.figures.metrics(name)
+        values |= evaluated.report.metrics(name)
     evaluator.end()
     return Metrics({**values, "time/evaluation_s": Sum(time.perf_counter() - started)})
 

@@ -24,6 +24,7 @@ class HeldOut:
     """Held-out prompts and how to sample responses to them."""
 
     name: str
+    path: str  # the file or id of the prompts
     prompts: Sequence[Prompt]  # [P]
     sampling: SetSampling
     function: str  # name of the reward function that decides whether a sample is right

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from april_rl.task.evaluation.figures import Figures
-from april_rl.task.evaluation.held_out import EvaluationError, HeldOut
+from april_rl.metrics import Metrics
+from april_rl.task.evaluation.held_out import EvaluationError
 from april_rl.task.evaluation.intervals import Estimate, paired_difference
 from april_rl.task.evaluation.settings import SetSampling
 
@@ -31,9 +31,9 @@ class PromptValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetReport:
-    """An evaluated set."""
+    """The figures of an evaluated set."""
 
-    path: str
+    path: str  # the file or id of its prompts
     sampling: SetSampling
     num_prompts: int
     estimates: Mapping[str, Estimate]
@@ -42,6 +42,19 @@ class SetReport:
     errors: int  # samples without a reward
     left_out_prompts: int  # prompts without a reward for each sample
     prompts: tuple[PromptValues, ...]  # prompts with a reward for each sample
+
+    def metrics(self, name: str) -> Metrics:
+        """Return `eval/<name>/*`, each estimate with the ends of its interval."""
+        found: dict[str, float] = {}
+        for key, (value, low, high) in self.estimates.items():
+            found |= {key: value, f"{key}_low": low, f"{key}_high": high}
+        found |= {
+            "response_tokens_mean": self.response_tokens_mean,
+            "truncated_frac": self.truncated_frac,
+            "errors": float(self.errors),
+            "left_out_prompts": float(self.left_out_prompts),
+        }
+        return Metrics({f"eval/{name}/{key}": value for key, value in found.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,30 +71,6 @@ class Difference(NamedTuple):
     num_prompts: int
     changes: Mapping[str, Estimate]  # avg_at_k and, if k is the same, the others
     notes: tuple[str, ...]  # which sampling settings differ
-
-
-def set_report(held_out: HeldOut, figures: Figures, *, path: str) -> SetReport:
-    """Return the report of a set; `path` is the file or id of its prompts."""
-    values = figures.values()
-    prompts = [held_out.prompts[place] for place in figures.scored]
-    return SetReport(
-        path=path,
-        sampling=held_out.sampling,
-        num_prompts=figures.num_prompts,
-        estimates=figures.estimates(),
-        response_tokens_mean=figures.response_tokens_mean,
-        truncated_frac=figures.truncated_frac,
-        errors=figures.errors,
-        left_out_prompts=figures.num_left_out,
-        prompts=tuple(
-            PromptValues(
-                source=prompt.source,
-                answer=prompt.answer,
-                values={key: float(of_key[place]) for key, of_key in values.items()},
-            )
-            for place, prompt in enumerate(prompts)
-        ),
-    )
 
 
 def write_report(report: Report, folder: Path) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from april_rl.answers.extraction import gold_answer
 from april_rl.config.choices import Extract
@@ -14,6 +14,7 @@ from april_rl.types import Prompt
 
 # Rows of each set that are tried with their tests, at the start of a run and in a rehearsal.
 NUM_ROWS_TRIED = 16
+_NUM_SHOWN = 3  # rows that a message names
 
 
 def check_reward(
@@ -52,7 +53,12 @@ def check_tests(pool: RewardPool, prompts: Sequence[Prompt], *, most: int | None
         return
     num = len(prompts) if most is None else min(most, len(prompts))
     tried = [prompts[place * len(prompts) // num] for place in range(num)]
-    faults = [*_faults(pool, tried)]
+    responses = [f"```python\n{program}\n```" for program in IDLE_PROGRAMS]
+    scored = pool.try_on_each(tried, responses, function="code")
+    faults = []
+    for prompt, scores in zip(tried, scored, strict=True):
+        failed = [score.message for of_one in scores for score in of_one if score.value is None]
+        faults += [f"{prompt.source}: {message}" for message in failed[:1]]
     if faults:
         shown = "\n".join(faults[:_NUM_SHOWN])
         raise RewardError(
@@ -66,16 +72,6 @@ def reads_answers(pool: RewardPool, dataset: str) -> bool:
     return any(f.scores(dataset) and f.may_read_answer for f in pool.functions)
 
 
-def _faults(pool: RewardPool, prompts: Sequence[Prompt]) -> Iterator[str]:
-    responses = [f"```python\n{program}\n```" for program in IDLE_PROGRAMS]
-    for prompt, scores in zip(
-        prompts, pool.try_on_each(prompts, responses, function="code"), strict=True
-    ):
-        failed = [score.message for of_one in scores for score in of_one if score.value is None]
-        if failed:
-            yield f"{prompt.source}: {failed[0]}"
-
-
 def gold_response(answer: str, how: Extract) -> str:
     """Return a response that states the data set's answer in the form that `how` reads."""
     answer = gold_answer(answer)
@@ -84,6 +80,3 @@ def gold_response(answer: str, how: Extract) -> str:
     if how is Extract.last_number:
         return f"It is {answer}."
     return f"It is \\boxed{{{answer}}}."
-
-
-_NUM_SHOWN = 3

@@ -56,10 +56,21 @@ def prepare_process(
         num_processes=reward.num_processes,
         folder=folder,
     )
-    try:
-        loaded = load(functions, context, decoder=decoder, states=states)
-    except RewardError as error:
-        loaded = str(error)
+    found: list[tuple[RewardFunction, Reward]] = []
+    for function in functions:
+        with Caught() as caught:
+            state = states.get(function.name)
+            found.append((function, load_reward(function, context, state=state)))
+        if caught.message:
+            loaded = f"{function} cannot be loaded: {caught.message}"
+            return
+    with Caught() as caught:
+        loaded = Loaded(rewards=tuple(found), decode=pickle.loads(decoder))
+    if caught.message:
+        # A library that does not fit into memory may raise an error that does not mention memory.
+        memory = f"user_code.memory_gib = {memory_gib():g}"
+        message = f"the tokenizer cannot be loaded with {memory}: {caught.message}"
+        loaded = str(_decoding_error(functions, message))
 
 
 def score(job: Job) -> Result:
@@ -102,30 +113,6 @@ def about_rewards() -> dict[str, About]:
         function.name: About(reward.columns, reward.note)
         for function, reward in _get_loaded().rewards
     }
-
-
-def load(
-    functions: tuple[RewardFunction, ...],
-    context: RewardContext,
-    *,
-    decoder: bytes,
-    states: Mapping[str, str],
-) -> Loaded:
-    """Return the functions and the decoder; raise RewardError when one cannot be loaded."""
-    found: list[tuple[RewardFunction, Reward]] = []
-    for function in functions:
-        with Caught() as caught:
-            state = states.get(function.name)
-            found.append((function, load_reward(function, context, state=state)))
-        if caught.message:
-            raise RewardError(f"{function} cannot be loaded: {caught.message}")
-    with Caught() as caught:
-        return Loaded(rewards=tuple(found), decode=pickle.loads(decoder))
-    # A library that does not fit into memory may raise an error that does not mention memory.
-    memory = f"user_code.memory_gib = {memory_gib():g}"
-    raise _decoding_error(
-        functions, f"the tokenizer cannot be loaded with {memory}: {caught.message}"
-    )
 
 
 def _get_loaded() -> Loaded:

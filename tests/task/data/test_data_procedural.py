@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
+from april_rl.config.task import PromptSetConfig
 from april_rl.errors import DataError
 from april_rl.task.data.procedural import check_verifier, draw_rows
 
 
 def draw(task, *, split="train", run_seed=3, **args):
-    return draw_rows(
-        f"reasoning_gym:{task}", key="data.path", split=split, args=args, seed=run_seed
-    )
+    chosen = PromptSetConfig(path=f"reasoning_gym:{task}", split=split, args=args)
+    return draw_rows(chosen, key="data.path", seed=run_seed)
 
 
 def test_rows_have_question_answer_and_the_entry_for_the_verifier():

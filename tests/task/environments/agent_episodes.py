@@ -47,8 +47,8 @@ def agents(
         has_tools=has_tools,
         has_agent=True,
     )
-    rules = EpisodeRules(dialogue=dialogue, max_response_tokens=9999)
     config = EnvironmentConfig(**settings)  # type: ignore[arg-type]
+    rules = EpisodeRules(config=config, dialogue=dialogue, max_response_tokens=9999)
     return environment_pool(config, rules, limits, folder=folder)
 
 

@@ -56,7 +56,7 @@ def pool(
     """Return the environments of a class of `environment_classes`."""
     settings = {"num_processes": 1, "step_timeout_s": 20.0, "max_turns": 9} | changes
     config = EnvironmentConfig(function=f"environment_classes:{name}", **settings)  # type: ignore[arg-type]
-    rules = EpisodeRules(dialogue=plain(), max_response_tokens=budget)
+    rules = EpisodeRules(config=config, dialogue=plain(), max_response_tokens=budget)
     return environment_pool(config, rules, limits, folder=folder, num_saves=num_saves)
 
 

@@ -40,7 +40,7 @@ def config_of(name, **args):
 
 def pool(config, tmp_path):
     asks = dialogue(describe(config, LIMITS).tools)
-    rules = EpisodeRules(dialogue=asks, max_response_tokens=9999)
+    rules = EpisodeRules(config=config, dialogue=asks, max_response_tokens=9999)
     return environment_pool(config, rules, folder=tmp_path)
 
 

@@ -20,7 +20,7 @@ from april_rl.task.environments.turns import EpisodeRules, observation_of
 from april_rl.types import Observation
 
 CONFIG = EnvironmentConfig(function="m:f")
-RULES = EpisodeRules(dialogue=plain(), max_response_tokens=1000)
+RULES = EpisodeRules(config=CONFIG, dialogue=plain(), max_response_tokens=1000)
 
 
 class Unshowable:
@@ -61,12 +61,12 @@ def through_the_door(returned):
     begun = heard_of(door.opening("begin", max_tokens=64))
     result = pickle.loads(pickle.dumps(door.result(returned, max_tokens=64)))
     json.dumps(result, ensure_ascii=False).encode()
-    return observation_of([result], say(begun, "a"), RULES, config=CONFIG)
+    return observation_of([result], say(begun, "a"), RULES)
 
 
 def heard_of(result):
     sample = fresh()
-    return sample.with_span(observation_of([result], sample, RULES, config=CONFIG))
+    return sample.with_span(observation_of([result], sample, RULES))
 
 
 @given(FIELDS)

@@ -26,7 +26,7 @@ from april_rl.start.assembly.evaluation import held_out_sets
 from april_rl.start.planning.sizes import context_length
 from april_rl.task.evaluation.evaluate import evaluate
 from april_rl.task.evaluation.evaluator import Evaluator
-from april_rl.task.evaluation.figures import figures
+from april_rl.task.evaluation.figures import set_report
 from april_rl.task.evaluation.held_out import EvaluationError, HeldOut, ScoredSet
 from april_rl.task.evaluation.settings import SetSampling, longest_response, set_sampling
 from april_rl.training.rollout.requests import Sampling, request_seed
@@ -37,6 +37,7 @@ BUDGET, NUM_PROMPTS, K = 40, 4, 3
 LENGTH_OF = lognormal(9, 0.9)
 HELD_OUT = HeldOut(
     name="sums",
+    path="sums",
     prompts=[
         Prompt(id=i, token_ids=(i,) * (1 + i), text=f"p{i}", answer=f"a{i}", source=f"sums:{i}")
         for i in range(NUM_PROMPTS)
@@ -155,7 +156,7 @@ def test_a_missing_sample_is_an_error_and_not_a_zero() -> None:
 def test_the_metrics_match_the_records() -> None:
     found = run()
     rewards = np.array([record.reward for record in found.records]).reshape(NUM_PROMPTS, K)
-    values = found.figures.metrics("sums").read()
+    values = found.report.metrics("sums").read()
     assert values["eval/sums/avg_at_k"] == pytest.approx(rewards.mean())
     assert values["eval/sums/avg_at_k_low"] < rewards.mean() < values["eval/sums/avg_at_k_high"]
     assert values["eval/sums/pass_at_k"] == (rewards > 0.5).any(axis=1).mean()
@@ -181,10 +182,10 @@ def test_a_failed_reward_excludes_its_prompt_and_does_not_count_as_zero() -> Non
     """
     found = run(CountingScorer(failing={-2}))
     kept = [reward(sample_id) for sample_id in IDS if sample_id.prompt_id != -2]
-    values = found.figures.metrics("sums").read()
+    values = found.report.metrics("sums").read()
     assert values["eval/sums/avg_at_k"] == pytest.approx(np.mean(kept))
     assert (values["eval/sums/errors"], values["eval/sums/left_out_prompts"]) == (1, 1)
-    assert found.figures.scored == (0, 2, 3)
+    assert [prompt.source for prompt in found.report.prompts] == ["sums:0", "sums:2", "sums:3"]
     assert [record.reward for record in found.records].count(None) == 1
 
 
@@ -199,7 +200,7 @@ def test_an_evaluation_quotes_the_error_of_a_failed_environment() -> None:
     rewards = np.full((1, 1), np.nan)
     outcome = ScoredSet(held_out=HELD_OUT, samples=samples, rewards=rewards)
     with pytest.raises(EvaluationError, match=r"1 samples failed.*KeyError: 'a column'"):
-        figures(outcome, None)
+        set_report(outcome, None)
 
 
 def test_evaluation_function_selects_the_reward_function_that_decides() -> None:

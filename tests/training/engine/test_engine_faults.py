@@ -183,6 +183,7 @@ def test_a_held_out_sample_that_the_engine_fails_does_not_count_as_wrong(engine,
     ]
     held_out = HeldOut(
         name="held_out",
+        path="held_out",
         prompts=prompts,
         sampling=SetSampling(
             num_samples=1, temperature=1.0, top_p=1.0, max_response_tokens=BUDGET, max_prompts=None

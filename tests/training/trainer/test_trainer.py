@@ -49,6 +49,7 @@ BUDGET = 40
 PROMPT = Prompt(id=0, token_ids=(1, 2), text="", answer="", source="held out")
 HELD_OUT = HeldOut(
     name="held_out",
+    path="held_out",
     prompts=[replace(PROMPT, id=i) for i in range(3)],
     sampling=SetSampling(
         num_samples=1, temperature=1.0, top_p=1.0, max_response_tokens=BUDGET, max_prompts=None
