@@ -30,6 +30,7 @@ LONGEST = (
     *("test_learner_families.py", "test_learner_lora.py", "test_rewards_sandbox.py"),
 )
 OFFLINE = os.environ.get("HF_HUB_OFFLINE"), hub.HF_HUB_OFFLINE  # as set before any test
+FREEZE, UNFREEZE = gc.freeze, gc.unfreeze  # Python's own
 SLOW_S = 2.0  # CPU time: a test that takes more needs the marker `slow`
 
 # On a busy machine any example may be slow once; tests that are always slow appear in the
@@ -72,9 +73,23 @@ def only_the_recipes_of_the_package() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Turn the garbage collector on again, without searching the imports."""
+    """Turn the garbage collector on again, and leave the imports out of its searches for good.
+
+    vLLM asks for three full searches when an engine ends, after it has brought all objects back
+    (`gc.unfreeze`), as every rollout does. With the imports, each takes half a second.
+    """
     gc.freeze()
+    gc.freeze = gc.unfreeze = lambda: None
     gc.enable()
+
+
+@pytest.fixture
+def _imports_may_be_searched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a test freeze and unfreeze objects; leave the imports out of searches again after it."""
+    monkeypatch.setattr(gc, "freeze", FREEZE)
+    monkeypatch.setattr(gc, "unfreeze", UNFREEZE)
+    yield
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -126,15 +141,6 @@ def _signals_as_before() -> Iterator[None]:
     sys.unraisablehook = hook
     for which, handler in before.items():
         signal.signal(which, handler)
-
-
-@pytest.fixture(autouse=True)
-def _imports_frozen() -> Iterator[None]:
-    """Leave the imports out of the garbage collector's searches again after a run or an engine has
-    brought them back (`gc.unfreeze`): a search of all objects takes more than a second.
-    """
-    yield
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

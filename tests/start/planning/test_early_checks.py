@@ -22,13 +22,17 @@ from april_rl.start.planning.model_folder import check_model_folder
 from april_rl.start.planning.versions import check_installed, check_versions
 from april_rl.task.data.files import check_files
 
-# Runs each command that it reads in a fork of itself, so that all of them import Hydra once.
+# Runs each command that it reads in a fork of itself, so that Hydra and what the commands import
+# before their checks are imported once. A heavy package among these would appear in every output.
 SERVER = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
 from april_rl.__main__ import main
 from april_rl.config.store import compose_overrides
-import april_rl.start.command_line
+import april_rl.lab.commands.data, april_rl.lab.commands.profile, april_rl.lab.commands.rehearse
+import april_rl.run.tracking.backends, april_rl.start.command_line, april_rl.start.commands.evaluate
+import april_rl.start.planning.checks, april_rl.task.data.files, april_rl.task.rewards.loading
 compose_overrides(["+recipe=tiny_cpu"])
+gc.freeze()
 for line in sys.stdin:
     if os.fork():
         print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)

@@ -149,6 +149,7 @@ def test_garbage_collection_is_on_again_after_a_step_even_a_failed_one():
         gc.enable()
 
 
+@pytest.mark.usefixtures("_imports_may_be_searched")
 def test_garbage_of_a_rollout_is_not_collected_at_once():
     """Fails when the first object made after a step makes Python search all objects of the step,
     or no search finds them any more. To list the oldest generation would take seconds: it has
@@ -164,6 +165,7 @@ def test_garbage_of_a_rollout_is_not_collected_at_once():
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.usefixtures("_imports_may_be_searched")
 def test_what_an_import_made_is_left_out_of_searches():
     with imports_frozen():
         made = [[number] for number in range(2000)]
