@@ -119,6 +119,7 @@ def test_an_episode_that_fails_twice_is_given_up_with_the_reason(turn, tmp_path)
         assert re.search(message, observation.failure), observation.failure
         found = counts(environments)
         assert (found["errors"], found["retries"]) == (1, 1)
+        assert found.get("timeouts", 0) == (2 if turn.startswith("sleep") else 0)
         # The turns before it were repeated in a new instance, and the other samples did not change.
         calls = [line.split()[0] for line in notes.read_text().splitlines()]
         assert calls == ["reset", turn.split()[0]] * 2

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from april_rl.training.learner.model import fused, logprobs
+from april_rl.training.learner.model import logprobs
 from april_rl.training.learner.model.fused import fuse
 from april_rl.training.learner.model.logprobs import LogprobHead
 
@@ -49,15 +49,14 @@ def update_bytes(name: str, *, is_fused: bool, monkeypatch: pytest.MonkeyPatch) 
     ALL_ATTENTION_FUNCTIONS.register("counted", attention)
     config = Qwen3Config(num_hidden_layers=1, **widths, **HEADS)
     traffic = MemoryTraffic()
-    for module in (fused, logprobs):
-        monkeypatch.setattr(module, "compile_function", traffic.compile_function)
+    monkeypatch.setattr(logprobs, "compile_function", traffic.compile_function)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16, attn_implementation="counted"
         )
         layer, head = model.model.layers[0], LogprobHead(model.lm_head.weight, temperature=1.0)
         if is_fused:
-            fuse(model)
+            fuse(model, compiled=traffic.compile_function)
             head.fuse()
         hidden = torch.empty(
             1, NUM_TOKENS, config.hidden_size, dtype=torch.bfloat16, requires_grad=True

@@ -15,15 +15,9 @@ from april_rl.types import Completion, SampleId
 
 
 def requests_of(samples: dict[SampleId, Parts]) -> Requests:
-    num_samples = len(samples)
-    return Requests(
-        0,
-        prompt_ids=[sample_id.prompt_id for sample_id in samples],
-        indices=[sample_id.index for sample_id in samples],
-        prompt_token_ids=[(1, 2)] * num_samples,
-        max_tokens=[9] * num_samples,
-        parts=list(samples.values()),
-    )
+    prompt_ids, indices = ([each[place] for each in samples] for place in (0, 1))
+    same = [[each] * len(samples) for each in ((1, 2), 9)]  # prompt, budget
+    return Requests(0, prompt_ids, indices, *same, parts=list(samples.values()))
 
 
 def completion(sample_id: SampleId, parts: Parts, tokens: array, *, ends: bool) -> Completion:
