@@ -62,7 +62,8 @@ def is_last_turn(sample: Sample, rules: EpisodeRules) -> bool:
     # The turn ended because the budget did, not its own limit.
     is_cut = ends[-1:] == ["length"] and not any(limits[-1:])
     is_used_up = sample.num_tokens >= rules.max_response_tokens
-    return len(ends) >= rules.config.max_turns or is_cut or is_used_up
+    config: EnvironmentConfig = rules.config
+    return len(ends) >= config.max_turns or is_cut or is_used_up
 
 
 def row_of(prompt: Prompt) -> dict[str, object]:
