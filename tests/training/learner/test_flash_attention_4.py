@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import (
-    _fa4,
-    current_flash_attention_impl,
-    restore_flash_attention_impl,
-)
+from torch.nn.attention import _fa4, current_flash_attention_impl, restore_flash_attention_impl
 
 from april_rl.errors import RunError
 from april_rl.training.learner.model.attention import use_flash_attention_4

@@ -2,7 +2,6 @@
 
 import pickle
 from array import array
-from typing import NamedTuple
 
 import numpy as np
 from hypothesis import given
@@ -67,23 +66,13 @@ class Engine:
         return arrived
 
 
-class Event(NamedTuple):
-    engine: int
-    samples: list[int]
-    num_new: int
-    ends: bool
-    is_late: bool
-    observes: bool
-
-
-EVENTS = st.builds(
-    Event,
-    engine=st.integers(0, 1),
-    samples=st.lists(st.integers(0, 5), unique=True, max_size=4),
-    num_new=st.integers(0, 2),
-    ends=st.sampled_from([False, False, False, True]),
-    is_late=st.sampled_from([False, False, False, True]),
-    observes=st.booleans(),
+EVENTS = st.tuples(
+    st.integers(0, 1),  # engine
+    st.lists(st.integers(0, 5), unique=True, max_size=4),  # samples
+    st.integers(0, 2),  # new tokens of each
+    st.sampled_from([False, False, False, True]),  # whether they end
+    st.sampled_from([False, False, False, True]),  # whether the engine answers too late
+    st.booleans(),  # whether an observation follows
 )
 
 
@@ -93,14 +82,14 @@ def test_every_sample_arrives_with_all_its_tokens(events):
     Fails when tokens are left out that the worker does not have, or has otherwise.
     """
     engines, spans = [Engine(), Engine()], {SampleId(i // 2, i % 2): () for i in range(6)}
-    for step, event in enumerate(events):
-        engine, ids = engines[event.engine], [SampleId(i // 2, i % 2) for i in event.samples]
+    for step, (number, samples, num_new, ends, is_late, observes) in enumerate(events):
+        engine, ids = engines[number], [SampleId(i // 2, i % 2) for i in samples]
         engine.launch({sample_id: spans[sample_id] for sample_id in ids})
-        new = array("i", [step] * event.num_new)
-        for each in engine.abort(new, ends=event.ends, is_late=event.is_late):
+        new = array("i", [step] * num_new)
+        for each in engine.abort(new, ends=ends, is_late=is_late):
             if each.token_ids:
                 spans[each.sample_id] += (each.token_ids,)
-            if event.observes:
+            if observes:
                 spans[each.sample_id] += (array("i", [-step]),)
 
 

@@ -5,16 +5,20 @@ The run is the one of test_trainer.py, with updates that fail.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_trainer import run, settings
 from trainer_fakes import FakeWorkers, rows_of
 
+from april_rl.config.schema import LearnerConfig
 from april_rl.errors import RunError
 from april_rl.metrics import Mean, Metrics
 from april_rl.run.checkpointing.resume import AUTO, load
+from april_rl.training.batch.packing import Batch
 from april_rl.training.learner.update_errors import MismatchError, NonFiniteError
+from april_rl.training.updates import Updates
 
 
 def updates_that_raise(monkeypatch, errors: dict[int, RunError]) -> None:
@@ -102,3 +106,12 @@ def test_a_mismatch_whose_next_step_compares_nothing_still_counts(
     updates_that_raise(monkeypatch, {2: MismatchError("they disagree"), 4: MismatchError("still")})
     with pytest.raises(MismatchError, match="did not help"):
         run(settings(num_steps=6), tmp_path)
+
+
+def test_the_terminal_says_that_the_first_update_compiles(tmp_path):
+    config = replace(settings(num_steps=2), learner=LearnerConfig(fused=True))
+    updates = Updates(FakeWorkers(None, tmp_path), config, tmp_path, tell=print)
+    batch = Batch(minibatches=(), metrics=Metrics({"throughput/trained_tokens": 1.0}))
+    assert updates.phase == "compiling the learner and updating"
+    updates.make(batch, step=1, records=list)
+    assert updates.phase == "update"
