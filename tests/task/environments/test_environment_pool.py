@@ -187,7 +187,7 @@ def test_processes_that_end_as_episodes_begin_end_the_run():
 
 def test_processes_that_end_after_a_turn_do_not_end_the_run():
     """Other episodes that begin meanwhile, each alone in its process, are not at fault."""
-    with pool(num_processes=MAX_ORIGINS + 1) as environments:
+    with pool(num_processes=MAX_ORIGINS + 1, step_timeout_s=600.0) as environments:
         pids = [
             int(text_of(answer(environments, say(hear(environments, fresh(n)), "pid"))))
             for n in range(MAX_ORIGINS + 1)
