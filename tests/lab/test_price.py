@@ -56,7 +56,7 @@ def published(
 
 
 def test_a_step_reads_the_experts_that_its_tokens_choose():
-    """Of 128 experts a token chooses 8: one token reads a 16th, and 256 tokens all of them."""
+    """A token chooses 8 of 128 experts: one token reads a 16th of them, and 256 tokens read all."""
     shape = shape_by_name("Qwen/Qwen3-30B-A3B")
     assert shape.chosen_share == 8 / 128
     assert shape.num_multiplied == pytest.approx(3.04e9, rel=0.01)

@@ -14,7 +14,7 @@ from torch.nn.attention import _fa4, current_flash_attention_impl, restore_flash
 from april_rl.errors import RunError
 from april_rl.training.learner.model.attention import use_flash_attention_4
 
-# Parameters that torch gives, among those of vLLM 0.32's vllm_flash_attn/cute/interface.py.
+# Parameters of vLLM 0.32's vllm_flash_attn/cute/interface.py; torch passes most of them by name.
 FORWARD = """q k v qv cu_seqlens_q cu_seqlens_k seqused_q seqused_k max_seqlen_q max_seqlen_k
     min_seqlen_k page_table softmax_scale causal dynamic_causal softcap window_size_left
     window_size_right num_splits return_lse out lse"""
